@@ -1,0 +1,55 @@
+# Everything a person or CI runs. `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CHECKED := balance_service tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test check format lock java clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: java $(READY) ## Create .venv, install what is locked, resolve the jars
+
+java:
+	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
+	  echo "Java 17 or newer is needed and none was found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
+
+$(READY): pyproject.toml requirements.lock deploy/ivy.xml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Name another with make PYTHON=…"; exit 2; }
+	@echo "setting up $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/python -c 'from balance_service.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
+	@touch $@
+
+run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C
+	@exec $(BIN)/balance-service local --instances 2 --sample-events
+
+demo: setup ## The whole story in a minute, each step checked
+	@exec $(BIN)/balance-service demo
+
+test: check ## Every check and every test
+	@$(BIN)/pytest
+
+check: setup ## Format, lint, types, import contracts
+	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"
+	@$(BIN)/ruff check --quiet $(CHECKED) && echo "lint     ok"
+	@$(BIN)/mypy --no-error-summary && echo "types    ok"
+	@$(BIN)/lint-imports --no-cache >/tmp/balance-imports.$$$$ || { cat /tmp/balance-imports.$$$$; exit 1; }; rm -f /tmp/balance-imports.$$$$; echo "imports  ok"
+
+format: setup ## Format, and fix what can be fixed
+	@$(BIN)/ruff format $(CHECKED)
+	@$(BIN)/ruff check --fix $(CHECKED)
+
+lock: setup ## Resolve the dependencies anew into requirements.lock
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade --quiet -o requirements.lock
+
+clean: ## Remove the environment, caches and local data
+	rm -rf $(VENV) local-data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

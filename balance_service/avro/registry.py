@@ -1,0 +1,102 @@
+"""The schema registry: ids for the schemas we write, writer schemas for the ids we read.
+
+Any thread may call; the client underneath caches what it was told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka.schema_registry import Schema as RegistrySchema
+from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+
+from balance_service.avro.schemas import full_name
+from balance_service.errors import ConfigurationError, RetriableError
+
+if TYPE_CHECKING:
+    from balance_service.avro.schemas import Schema
+    from balance_service.settings import Settings
+
+_SCHEMA_NOT_FOUND = 40403
+_CLIENT_ERRORS = range(400, 500)
+_TRY_AGAIN = {408, 429}
+
+
+@dataclass(frozen=True)
+class WriterSchema:
+    """A schema as its writer registered it; `record` is its full name, empty if it is no named type."""
+
+    schema_id: int
+    record: str
+    text: str
+
+
+class SchemaRegistry:
+    """A Confluent-compatible schema registry."""
+
+    def __init__(self, url: str, *, user: str | None = None, password: str | None = None) -> None:
+        self.url = url
+        config: dict[str, object] = {"url": url, "timeout": 5, "max.retries": 1}
+        if user is not None:
+            config["basic.auth.user.info"] = f"{user}:{password}"
+        self.client = SchemaRegistryClient(config)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> SchemaRegistry:
+        """The registry that an instance is configured to use."""
+        password = settings.schema_registry_password
+        return cls(
+            settings.schema_registry_url,
+            user=settings.schema_registry_user,
+            password=password.get_secret_value() if password else None,
+        )
+
+    def register(self, subject: str, schema: Schema) -> int:
+        """Register a schema, if it is not there yet, and return its id.
+
+        Raises:
+            RetriableError: the registry cannot be reached.
+            ConfigurationError: the registry refuses the schema or our credentials.
+        """
+        try:
+            return int(self.client.register_schema(subject, RegistrySchema(json.dumps(schema), "AVRO")))
+        except SchemaRegistryError as error:
+            if self._is_refusal(error):
+                raise ConfigurationError(
+                    f"the schema registry at {self.url} refuses the schema of subject {subject}: {error}"
+                ) from error
+            raise self._unavailable(error) from error
+        except Exception as error:  # transport errors of whichever HTTP library the client uses
+            raise self._unavailable(error) from error
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        """The schema behind an id; None if a registry that is up does not know it.
+
+        Raises:
+            RetriableError: the registry cannot be reached, or refuses to say.
+        """
+        try:
+            registered = self.client.get_schema(schema_id)
+        except SchemaRegistryError as error:
+            # Not any 404: a wrong path, or a proxy in between, must not turn events into dead letters.
+            if error.error_code == _SCHEMA_NOT_FOUND:
+                return None
+            raise self._unavailable(error) from error
+        except Exception as error:  # transport errors of whichever HTTP library the client uses
+            raise self._unavailable(error) from error
+        text = registered.schema_str or ""
+        try:
+            record = full_name(json.loads(text)) if registered.schema_type == "AVRO" else ""
+        except ValueError:
+            record = ""
+        return WriterSchema(schema_id, record, text)
+
+    @staticmethod
+    def _is_refusal(error: SchemaRegistryError) -> bool:
+        return error.http_status_code in _CLIENT_ERRORS and error.http_status_code not in _TRY_AGAIN
+
+    def _unavailable(self, error: Exception) -> RetriableError:
+        reason = str(error) or type(error).__name__
+        return RetriableError(f"the schema registry at {self.url} does not answer: {reason}")

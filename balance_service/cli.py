@@ -1,0 +1,258 @@
+"""The command line: `balance-service …`. Commands for people; `--json` for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import httpx
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from balance_service import __version__
+from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.logs import configure_logging
+from balance_service.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_FAILED, _CONFIGURATION = 1, 2
+_ANSWER_SECONDS = 30.0
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Balances folded from a Kafka topic, answered over HTTP by any instance.
+
+    Settings come from BALANCE_* environment variables; `serve --print-config` shows them.
+    """
+
+
+@cli.command()
+@click.option("--print-config", is_flag=True, help="Print every setting, secrets hidden, and exit.")
+def serve(*, print_config: bool) -> None:
+    """Run one instance until SIGTERM or Ctrl-C."""
+    settings = load_settings()
+    if print_config:
+        for name, value in settings.printable().items():
+            click.echo(f"{name}={value}")
+        return
+    configure_logging(settings.log_level)
+    from balance_service.instance import Instance  # importing Spark is slow
+
+    async def run() -> None:
+        await Instance(settings).run()
+
+    asyncio.run(run())
+
+
+@cli.command()
+@click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="How many to run.")
+@click.option("--kafka-port", default=9092, show_default=True, help="Broker's port; 0 picks a free one.")
+@click.option("--registry-port", default=8081, show_default=True, help="Registry's port; 0 picks a free one.")
+@click.option("--http-port", default=5051, show_default=True, help="First instance's port; 0 picks free ones.")
+@click.option(
+    "--data-dir", default="local-data", show_default=True, type=click.Path(path_type=Path), help="Where all is kept."
+)
+@click.option("--sample-events", is_flag=True, help="Add some funds, and print queries to try.")
+def local(
+    *, instances: int, kafka_port: int, registry_port: int, http_port: int, data_dir: Path, sample_events: bool
+) -> None:
+    """Run broker, registry and instances here, as children, until Ctrl-C."""
+    from balance_service.local.run import run_local
+
+    run_local(instances, kafka_port, registry_port, http_port, data_dir, sample_events=sample_events)
+
+
+@cli.command()
+def demo() -> None:
+    """Play the whole story on a stack of its own; exits non-zero if any step is not as it should be."""
+    from balance_service.local.demo import play
+
+    play()
+
+
+@cli.group()
+def topics() -> None:
+    """Topics of the service."""
+
+
+@topics.command("create")
+def topics_create() -> None:
+    """Create every topic that is missing, and check those that are there."""
+    from balance_service.kafka.topics import Topics
+
+    settings = load_settings(create_topics=True)
+    source = Topics(settings).prepare()
+    click.echo(f"topic {source.name} with {source.partitions} partitions, and the internal topics, are there")
+
+
+@cli.command("add-funds")
+@click.argument("customer")
+@click.argument("amount")
+@as_json
+def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
+    """Append one FundsAdded event straight to the topic."""
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.commands.publisher import FundsAddedPublisher
+    from balance_service.http.parameters import amount_of, checked_customer_id
+    from balance_service.http.problems import Problem
+    from balance_service.kafka.clients import producer_config
+
+    settings = load_settings()
+    try:
+        key, funds = checked_customer_id(customer), amount_of(amount)
+    except Problem as problem:
+        raise click.UsageError(problem.detail) from None
+    publisher = FundsAddedPublisher(
+        producer_config(settings), SchemaRegistry.from_settings(settings), settings.topic, settings.read_timeout_seconds
+    )
+    try:
+        partition, offset = publisher.publish_and_wait(key, funds)
+    finally:
+        publisher.close()
+    position = f"{partition}:{offset + 1}"
+    click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
+
+
+@cli.command("get-balance")
+@click.argument("customer")
+@click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
+@as_json
+def get_balance(customer: str, min_position: str | None, *, as_json: bool) -> None:
+    """Ask the instance at BALANCE_APPLICATION_SERVER for a balance."""
+    parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
+    answer = _ask("/api/customers.getBalance", parameters)
+    if as_json:
+        click.echo(answer.text)
+    else:
+        where = answer.headers.get("Balance-Application-Server", "?")
+        click.echo(f"{json.loads(answer.text, parse_float=str)['amount']}  (from {where})")
+
+
+@cli.command()
+@as_json
+def status(*, as_json: bool) -> None:
+    """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
+    answer = _ask("/api/status", {})
+    if as_json:
+        click.echo(answer.text)
+        return
+    known = answer.json()
+    click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
+    for server in known["applicationServers"]:
+        click.echo(f"  {server['applicationServer']}{' (suspect)' if server['suspect'] else ''}")
+        for task in server["tasks"]:
+            click.echo(
+                f"    {task['task']}  {task['role']} {task['state']}  "
+                f"epoch {task['epoch']}  position {task['position']}"
+            )
+
+
+@cli.command()
+@click.option("--events", required=True, type=click.IntRange(1), help="How many events.")
+@click.option("--customers", required=True, type=click.IntRange(1), help="Of how many customers.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Events per second; as fast as possible.")
+def load(events: int, customers: int, rate: float | None) -> None:
+    """Append many random FundsAdded events."""
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.kafka.clients import producer_config
+    from balance_service.kafka.topics import Topics
+    from balance_service.load import produce_load
+
+    settings = load_settings()
+    Topics(settings).prepare()
+    with _progress("producing", events) as (bar, task):
+        total = produce_load(
+            producer_config(settings),
+            SchemaRegistry.from_settings(settings),
+            settings.topic,
+            events,
+            customers,
+            rate,
+            lambda n: bar.advance(task, n),
+        )
+        seconds = bar.tasks[task].elapsed or 0.0
+    click.echo(f"{events} events of {total} in all acknowledged, {events / max(seconds, 1e-9):,.0f} a second")
+
+
+@cli.command()
+def rebuild() -> None:
+    """Drop the read model and replay the topic; only while no instance runs."""
+    from balance_service.read_models.balance import Balance
+    from balance_service.rebuild import rebuild as run_rebuild
+
+    settings = load_settings()
+    configure_logging("WARNING")
+    with _progress("replaying", None) as (bar, task):
+        done = run_rebuild(settings, Balance(), lambda at, of: bar.update(task, completed=at, total=of))
+    records = done.applied + done.ignored + done.dead_lettered
+    click.echo(
+        f"rebuilt: {done.applied} events applied, {done.ignored} records of other types ignored, "
+        f"{done.dead_lettered} dead-lettered, {records / max(done.seconds, 1e-9):,.0f} records a second"
+    )
+
+
+class _RateColumn(ProgressColumn):
+    """Records per second, lately."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield bar, bar.add_task(what, total=total)
+
+
+def _ask(path: str, parameters: dict[str, str]) -> httpx.Response:
+    address = load_settings().application_server
+    try:
+        answer = httpx.get(f"http://{address}{path}", params=parameters, timeout=_ANSWER_SECONDS)
+    except httpx.HTTPError as error:
+        raise RetriableError(
+            f"the instance at {address} does not answer ({error}); start it, or correct BALANCE_APPLICATION_SERVER"
+        ) from error
+    if answer.is_error:
+        raise BalanceServiceError(answer.json().get("detail", answer.text))
+    return answer
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong configuration or usage."""
+    try:
+        cli()
+    except ConfigurationError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(_CONFIGURATION)
+    except BalanceServiceError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(_FAILED)

@@ -1,0 +1,1 @@
+"""The write side: a command appends an event to the source, and nothing else."""

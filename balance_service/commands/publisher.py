@@ -1,0 +1,134 @@
+"""Appends `FundsAdded` to the source, and says where it landed.
+
+One thread serves delivery reports; any event loop or thread may publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.schema_registry import topic_record_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from balance_service.avro.schemas import load_schema
+from balance_service.errors import RetriableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from decimal import Decimal
+
+    from confluent_kafka import Message
+
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.kafka.clients import ClientConfig
+
+_POLL_SECONDS = 0.1
+_CERTAINLY_NOT_WRITTEN = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._PURGE_QUEUE,
+}
+
+Delivered = tuple[int, int]
+"""Partition and offset of a record."""
+
+
+class FundsAddedSerializer:
+    """`FundsAdded` as a frame, its schema registered under the topic and the record's name."""
+
+    def __init__(self, registry: SchemaRegistry, topic: str) -> None:
+        schema = load_schema("FundsAdded")
+        # Beforehand, so that an unreachable registry shows as one of our errors, once.
+        registry.register(f"{topic}-{schema['namespace']}.{schema['name']}", schema)
+        self._serialize = AvroSerializer(
+            registry.client, json.dumps(schema), conf={"subject.name.strategy": topic_record_subject_name_strategy}
+        )
+        self._context = SerializationContext(topic, MessageField.VALUE)
+
+    def __call__(self, customer_id: str, amount: Decimal) -> bytes:
+        """The frame of a new event; the amount has at most 16 digits before the point and 2 after."""
+        event = {
+            "id": str(uuid.uuid4()),
+            "occurredOn": datetime.now(UTC),
+            "customerId": customer_id,
+            "amount": amount,
+        }
+        frame: bytes = self._serialize(event, self._context)
+        return frame
+
+
+class FundsAddedPublisher:
+    """Publishes one event at a time. Owns its producer."""
+
+    def __init__(
+        self, config: ClientConfig, registry: SchemaRegistry, topic: str, timeout_seconds: float
+    ) -> None:
+        """Raises RetriableError while the registry cannot be reached."""
+        self._topic = topic
+        self._serialize = FundsAddedSerializer(registry, topic)
+        self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
+        self._thread.start()
+
+    async def publish(self, customer_id: str, amount: Decimal) -> Delivered:
+        """Append one event and wait until all in-sync replicas have it.
+
+        Raises:
+            RetriableError: it was not acknowledged; the message says whether it may have been written.
+        """
+        loop = asyncio.get_running_loop()
+        delivered: asyncio.Future[Delivered | KafkaError] = loop.create_future()
+
+        def settle(outcome: Delivered | KafkaError) -> None:
+            if not delivered.done():
+                delivered.set_result(outcome)
+
+        self._produce(customer_id, amount, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+        outcome = await delivered
+        if isinstance(outcome, KafkaError):
+            raise _failure(outcome)
+        return outcome
+
+    def publish_and_wait(self, customer_id: str, amount: Decimal) -> Delivered:
+        """The same, for a caller without an event loop."""
+        return asyncio.run(self.publish(customer_id, amount))
+
+    def close(self) -> None:
+        """Wait, within a bound, for what is under way."""
+        self._producer.flush(2.0)
+        self._stopping.set()
+        self._thread.join(1.0)
+
+    def _produce(self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            report(error if error is not None else (message.partition(), message.offset()))
+
+        try:
+            frame = self._serialize(customer_id, amount)
+            self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery)
+        except BufferError as error:
+            raise RetriableError("too many events are under way; this one was certainly not written") from error
+        except KafkaException as error:
+            raise RetriableError(f"the event was certainly not written: {error.args[0].str()}") from error
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(_POLL_SECONDS)
+
+
+def _failure(error: KafkaError) -> RetriableError:
+    certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
+    return RetriableError(f"the event {certainty}: {error.str()}")

@@ -1,0 +1,49 @@
+"""Every error of the service, grouped by what to do about it.
+
+BalanceServiceError
+├── RetriableError          try again, after a back-off
+├── PoisonRecordError       write the record to the dead letters and go on
+├── TaskMigratedError       drop the task: another instance owns its partition now
+├── StoreCorruptedError     wipe the local store and restore it from the changelog
+├── TaskHaltedError         stop this task alone and tell the person: its topic is not what it was
+├── ConfigurationError      tell the person which setting is wrong; exit code 2
+└── FatalError              stop the process, loudly
+"""
+
+from __future__ import annotations
+
+
+class BalanceServiceError(Exception):
+    """Base of all errors raised on purpose; the message is one sentence for a person."""
+
+
+class RetriableError(BalanceServiceError):
+    """Something outside is unavailable for now: a broker, the registry, a peer."""
+
+
+class PoisonRecordError(BalanceServiceError):
+    """A record that can never be applied; `cause` is the dead letter's machine-readable cause."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class TaskMigratedError(BalanceServiceError):
+    """The task was fenced, or its partition taken away, while it worked."""
+
+
+class StoreCorruptedError(BalanceServiceError):
+    """The local store cannot be trusted; the changelog can."""
+
+
+class TaskHaltedError(BalanceServiceError):
+    """Going on would skip or misplace events, so the task waits for a person."""
+
+
+class ConfigurationError(BalanceServiceError):
+    """A setting, or what it names, is wrong; the message names it and the way out."""
+
+
+class FatalError(BalanceServiceError):
+    """An invariant does not hold."""

@@ -1,0 +1,1 @@
+"""What comes in: the source topic, decoded on Spark, in micro-batches."""

@@ -1,0 +1,73 @@
+"""The Spark session, and the source as a streaming DataFrame."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from balance_service.jars import resolve_jars
+from balance_service.java import java_executable
+from balance_service.kafka.clients import jvm_properties
+from balance_service.resources import resource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from balance_service.settings import Settings
+
+
+def start_spark(settings: Settings) -> SparkSession:
+    """Start the JVM and the session.
+
+    Raises:
+        ConfigurationError: no suitable Java, or the connector jars cannot be had.
+    """
+    os.environ["JAVA_HOME"] = str(java_executable().resolve().parent.parent)
+    jars = settings.spark_jars or ",".join(str(jar) for jar in resolve_jars("spark"))
+    log4j = resource("deploy/log4j2.properties").as_uri()
+    builder = (
+        SparkSession.builder.appName(settings.application_id)
+        .master(settings.spark_master)
+        .config("spark.jars", jars)
+        .config("spark.driver.memory", settings.spark_driver_memory)
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.maxResultSize", "0")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.pollingDelay", f"{settings.polling_delay_ms}ms")
+        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "1")
+        .config("spark.sql.streaming.minBatchesToRetain", "2")
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+    )
+    return builder.getOrCreate()
+
+
+def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int, int]) -> DataFrame:
+    """The source topic from these positions on, only these partitions, only what is committed."""
+    topic = settings.topic
+    reader = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", settings.bootstrap_servers)
+        .option("kafka.isolation.level", "read_committed")
+        # The connector prefetches behind a batch's end; the default wait of 500 ms would hold up the next batch.
+        .option("kafka.fetch.max.wait.ms", "10")
+        .option("kafka.max.partition.fetch.bytes", str(4 << 20))
+        .option("assign", json.dumps({topic: sorted(positions)}))
+        .option("startingOffsets", json.dumps({topic: {str(p): o for p, o in positions.items()}}))
+        .option("maxOffsetsPerTrigger", str(settings.max_records_per_batch))
+        .option("failOnDataLoss", "true")
+    )
+    for name, value in jvm_properties(settings.kafka_config).items():
+        reader = reader.option(f"kafka.{name}", value)
+    return reader.load()

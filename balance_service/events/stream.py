@@ -1,0 +1,157 @@
+"""Keeps one streaming query over exactly the tasks that are running.
+
+A change of the set of tasks ends the query; the next one starts from the tasks' own positions. Threads: the stream's
+own thread starts, watches and stops queries; Spark calls each batch on another, under the batch lock; changes are
+told by any thread, as an event.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from balance_service.errors import RetriableError
+from balance_service.events.micro_batch import MicroBatches
+from balance_service.events.spark import read_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from balance_service.events.decode import Decoder
+    from balance_service.kafka.topics import Topics
+    from balance_service.metrics import Metrics
+    from balance_service.read_models.read_model import ReadModel
+    from balance_service.settings import Settings
+    from balance_service.state.task import Task
+    from balance_service.state.tasks import Tasks
+
+log = structlog.get_logger(__name__)
+
+_LOOK_EVERY_SECONDS = 0.5
+_BACK_OFF_SECONDS = 1.0
+_MAX_COMMITTERS = 32
+
+
+class Stream:
+    """The micro-batch processor of one read model in one instance."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        read_model: ReadModel,
+        decoder: Decoder,
+        topics: Topics,
+        tasks: Tasks,
+        metrics: Metrics,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._read_model = read_model
+        self._decoder = decoder
+        self._topics = topics
+        self._tasks = tasks
+        self._metrics = metrics
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._batch_lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_MAX_COMMITTERS, thread_name_prefix="commit")
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self.problem = ""
+        """Why nothing is folded now; empty while all is well."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def changed(self) -> None:
+        """The set of running tasks may have changed."""
+        self._changed.set()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """End the query, within the bound."""
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join(timeout_seconds)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.wait()
+            self._changed.clear()
+            try:
+                self._run_query()
+            except Exception as error:
+                # Spark and py4j raise many things. The tasks' positions are the truth, so starting anew is safe.
+                if self._stopping.is_set():
+                    return
+                self.problem = _first_line(error)
+                log.warning("the stream cannot go on for now", error=self.problem)
+                self._stopping.wait(_BACK_OFF_SECONDS)
+                self._changed.set()
+
+    def _run_query(self) -> None:
+        tasks = self._intact_tasks()
+        if not tasks or self._stopping.is_set():
+            return
+        with tempfile.TemporaryDirectory(prefix="balance-checkpoint-", ignore_cleanup_errors=True) as folder:
+            checkpoint = Path(folder)
+            # Under the lock no batch of an earlier query can still move a position.
+            with self._batch_lock:
+                batches = MicroBatches(
+                    self._read_model, self._decoder, self._tasks, tasks, self._metrics, self._pool, checkpoint
+                )
+            query = self._start(batches, checkpoint)
+            log.info("query started", positions=batches.starts)
+            try:
+                self._watch(query, tasks, batches)
+            finally:
+                query.stop()
+
+    def _intact_tasks(self) -> dict[int, Task]:
+        """The running tasks whose source is still the log they were folding."""
+        tasks = self._tasks.running()
+        if not tasks:
+            return tasks
+        name = self._settings.topic
+        topic = self._topics.find(name)
+        exists = topic is not None and topic.partitions > max(tasks)
+        start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
+        end = self._topics.offsets(name, tasks) if exists else {}
+        for partition, task in tasks.items():
+            task.check_log(topic, start.get(partition, 0), end.get(partition, 0))
+        return self._tasks.running()
+
+    def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
+        def process(records: DataFrame, batch_id: int) -> None:
+            with self._batch_lock:
+                batches.process(records, batch_id)
+            self.problem = ""
+
+        source = read_source(self._spark, self._settings, batches.starts)
+        writer = source.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
+        return writer.start()
+
+    def _watch(self, query: StreamingQuery, tasks: Mapping[int, Task], batches: MicroBatches) -> None:
+        while not self._stopping.is_set():
+            self._changed.wait(_LOOK_EVERY_SECONDS)
+            self._changed.clear()
+            if batches.incomplete or self._tasks.running() != tasks:
+                self._changed.set()
+                return
+            if not query.isActive:
+                failure = query.exception()
+                raise RetriableError(_first_line(failure) if failure else "the query ended by itself")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

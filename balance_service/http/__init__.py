@@ -1,0 +1,1 @@
+"""What is asked: queries, commands and operations over HTTP."""

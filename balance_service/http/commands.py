@@ -1,0 +1,32 @@
+"""`POST /api/balance.addFunds`: appends one event to the source, nothing more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from balance_service.errors import RetriableError
+from balance_service.http.parameters import add_funds
+from balance_service.http.problems import unavailable
+
+if TYPE_CHECKING:
+    from balance_service.events.publish import FundsAddedPublisher
+
+PATH = "/api/balance.addFunds"
+
+
+class Commands:
+    """Takes commands."""
+
+    def __init__(self, publisher: FundsAddedPublisher) -> None:
+        self._publisher = publisher
+
+    async def add_funds(self, request: web.Request) -> web.Response:
+        """Append `FundsAdded`, and answer with the position at which it will be visible."""
+        command = add_funds(await request.read())
+        try:
+            partition, offset = await self._publisher.publish(command.customer_id, command.amount)
+        except RetriableError as error:
+            raise unavailable(str(error)) from error
+        return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})

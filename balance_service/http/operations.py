@@ -1,0 +1,70 @@
+"""Health, metrics and status: what people and orchestrators ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from balance_service import __version__
+from balance_service.http.problems import RETRY_AFTER_SECONDS, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OPENAPI_FILE = Path(__file__).with_name("openapi.json")
+
+
+class Operable(Protocol):
+    """What an instance tells about itself. Called on the event loop's thread; answers without waiting."""
+
+    def unready(self) -> Sequence[str]:
+        """Why it should get no queries now; empty if it should."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Its view of itself and of the others, as JSON."""
+
+    def metrics(self) -> bytes:
+        """Prometheus' text format."""
+
+
+class Operations:
+    """Answers operators."""
+
+    def __init__(self, instance: Operable) -> None:
+        self._instance = instance
+        self._openapi = _openapi_of_this_version()
+
+    async def live(self, _request: web.Request) -> web.Response:
+        """200 while the process answers at all."""
+        return web.json_response({"status": "live"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """200 when queries are welcome, else 503 with the reasons."""
+        reasons = list(self._instance.unready())
+        if not reasons:
+            return web.json_response({"status": "ready"})
+        raise Problem(503, "; ".join(reasons), retry_after=RETRY_AFTER_SECONDS)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Metrics for Prometheus."""
+        return web.Response(
+            body=self._instance.metrics(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """Instances, partitions, roles, epochs, positions, lags, states."""
+        return web.json_response(self._instance.status())
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """The OpenAPI 3.1 description of all this."""
+        return web.Response(text=self._openapi, content_type="application/json")
+
+
+def _openapi_of_this_version() -> str:
+    document = json.loads(OPENAPI_FILE.read_bytes())
+    document["info"]["version"] = __version__
+    return json.dumps(document, ensure_ascii=False)

@@ -1,0 +1,66 @@
+"""Errors over HTTP. Source: RFC 9457, Problem Details for HTTP APIs."""
+
+from __future__ import annotations
+
+import http
+import json
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+log = structlog.get_logger(__name__)
+
+PROBLEM_JSON = "application/problem+json"
+RETRY_AFTER_SECONDS = 1
+
+
+class Problem(Exception):
+    """An answer that is an error. `detail` is one sentence for whoever asked."""
+
+    def __init__(self, status: int, detail: str, *, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.retry_after = retry_after
+
+
+def unavailable(detail: str) -> Problem:
+    """503: nobody can answer now; ask again."""
+    return Problem(503, detail, retry_after=RETRY_AFTER_SECONDS)
+
+
+def response(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    """The problem as an HTTP response."""
+    extra = dict(headers or {})
+    if problem.retry_after is not None:
+        extra["Retry-After"] = str(problem.retry_after)
+    body = {
+        "type": "about:blank",
+        "title": http.HTTPStatus(problem.status).phrase,
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    return web.Response(
+        status=problem.status, text=json.dumps(body), content_type=PROBLEM_JSON, headers=extra
+    )
+
+
+@web.middleware
+async def problems(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer every error as a problem; what nobody expected is logged and answered 500."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return response(problem)
+    except web.HTTPException as error:
+        kept = {name: value for name, value in error.headers.items() if name in ("Allow", "Location")}
+        return response(Problem(error.status, error.text or error.reason), kept)
+    except Exception:
+        log.exception("a request failed", path=request.path)
+        return response(Problem(500, "something went wrong here; the log says what"))

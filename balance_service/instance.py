@@ -1,0 +1,242 @@
+"""One instance: the composition root, and its life from start to stop.
+
+The event loop's thread runs HTTP; the engine starts and stops on a helper thread and has threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.directory import Directory, PublishedTask
+from balance_service.commands.publisher import FundsAddedPublisher
+from balance_service.engine import Engine
+from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
+from balance_service.http.app import Handlers, bind, make_app, serve
+from balance_service.http.commands import Commands
+from balance_service.http.operations import Operations
+from balance_service.http.proxy import Proxy
+from balance_service.http.queries import Queries
+from balance_service.http.routing import Routing
+from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.metrics import Metrics
+from balance_service.read_models.balance import Balance
+from balance_service.state.task import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.errors import StoreCorruptedError
+    from balance_service.settings import Settings
+    from balance_service.state.records import TaskSnapshot
+
+log = structlog.get_logger(__name__)
+
+_STOP_SECONDS = 9.0
+
+
+class Instance:
+    """One running process of the service."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the port.
+
+        Raises:
+            ConfigurationError: the port is in use, or nobody can reach the advertised address.
+        """
+        _check_resolves(settings.application_server)
+        self._settings = settings
+        self._read_model = Balance()
+        self._metrics = Metrics()
+        self._stopping = asyncio.Event()
+        self._gave_up = threading.Event()
+        self._handlers = Handlers(Operations(self))
+        self._listener = bind(settings.http_host, settings.http_port)
+        self._engine: Engine | None = None
+        self._directory: Directory | None = None
+        self._publisher: FundsAddedPublisher | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then stop within ten seconds.
+
+        Raises:
+            ConfigurationError: broker, registry or state directory are not usable as configured.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        runner = await serve(make_app(self._handlers), self._listener)
+        proxy = Proxy()
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start_engine))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                self._open_for_queries(starting.result(), proxy)
+                await stopping
+        finally:
+            log.info("stopping")
+            self._gave_up.set()
+            _exit_at_the_latest_in(_STOP_SECONDS)
+            await self._stop(starting)
+            await proxy.close()
+            await runner.cleanup()
+            log.info("stopped")
+
+    def unready(self) -> Sequence[str]:
+        """Why this instance should get no queries now."""
+        engine = self._engine
+        if self._stopping.is_set():
+            return ["this instance is stopping"]
+        if engine is None:
+            return ["this instance is starting"]
+        reasons = [] if engine.membership.joined.is_set() else ["this instance has not joined its group yet"]
+        for task in engine.tasks.snapshots():
+            if task.state != TaskState.RUNNING.value:
+                reasons.append(f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else ""))
+        if engine.stream.problem:
+            reasons.append(f"the stream does not go on: {engine.stream.problem}")
+        if engine.membership.partitions and not engine.membership.lease.holds:
+            reasons.append("the group has not confirmed this instance lately")
+        return reasons
+
+    def status(self) -> Mapping[str, Any]:
+        """This instance's view of itself and of the others."""
+        engine, directory = self._engine, self._directory
+        base = {"applicationServer": self._settings.application_server, "ready": not self.unready()}
+        if engine is None or directory is None:
+            return base | {"partitions": None, "tasks": [], "applicationServers": []}
+        return base | {
+            "partitions": engine.source.partitions,
+            "leaseHolds": engine.membership.lease.holds,
+            "tasks": [
+                {
+                    "task": str(t.task_id),
+                    "readModel": t.task_id.read_model,
+                    "partition": t.task_id.partition,
+                    "role": t.role,
+                    "state": t.state,
+                    "epoch": t.epoch,
+                    "position": t.position,
+                    "lag": engine.watermarks.lag(t.task_id.partition, t.position),
+                    "reason": t.reason,
+                    "restored": t.restored,
+                    "toRestore": t.to_restore,
+                    "storeBytes": t.store_bytes,
+                }
+                for t in engine.tasks.snapshots()
+            ],
+            "applicationServers": directory.status(),
+        }
+
+    def metrics(self) -> bytes:
+        """Metrics in Prometheus' text format."""
+        return self._metrics.text()
+
+    def _start_engine(self) -> Engine:
+        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set)
+        self._metrics.watch(engine)
+        settings = self._settings
+        codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))
+        self._publisher = engine.until_up(
+            partial(
+                FundsAddedPublisher,
+                producer_config(settings),
+                engine.registry,
+                settings.topic,
+                settings.read_timeout_seconds,
+            )
+        )
+        self._directory = Directory(
+            reader_config(settings),
+            producer_config(settings),
+            settings.application_servers_topic,
+            settings.application_server,
+            codec,
+            lambda: [_published(t) for t in engine.tasks.snapshots()],
+        )
+        self._directory.start()
+        engine.start()
+        return engine
+
+    def _open_for_queries(self, engine: Engine, proxy: Proxy) -> None:
+        directory, publisher = self._directory, self._publisher
+        if directory is None or publisher is None:
+            raise FatalError("the engine started without directory or publisher")
+        self._engine = engine
+        routing = Routing(
+            self._read_model.name,
+            engine.source.partitions,
+            self._settings.application_server,
+            engine.tasks,
+            engine.membership,
+            engine.watermarks,
+            directory.table,
+        )
+        decode = engine.state_codec.decode
+        self._handlers.queries = Queries(
+            routing,
+            proxy,
+            self._settings.application_server,
+            lambda frame: self._read_model.view(decode(frame)),
+            self._damaged,
+            self._settings.read_timeout_seconds,
+            self._metrics,
+        )
+        self._handlers.commands = Commands(publisher)
+        log.info("started", application_server=self._settings.application_server)
+
+    def _damaged(self, partition: int, error: StoreCorruptedError) -> None:
+        task = None if self._engine is None else self._engine.tasks.task(partition)
+        if self._engine is not None and task is not None:
+            self._engine.tasks.failed(task, error)
+
+    def _task_changed(self) -> None:
+        if self._directory is not None:
+            self._directory.publish_soon()
+
+    async def _stop(self, starting: asyncio.Future[Engine]) -> None:
+        with contextlib.suppress(BalanceServiceError):
+            engine = await starting
+            await asyncio.to_thread(engine.stop)
+        if self._directory is not None:
+            await asyncio.to_thread(self._directory.stop, 2.0)
+        if self._publisher is not None:
+            await asyncio.to_thread(self._publisher.close)
+
+
+def _published(task: TaskSnapshot) -> PublishedTask:
+    task_id = task.task_id
+    return PublishedTask(task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position)
+
+
+def _check_resolves(application_server: str) -> None:
+    host, _, port = application_server.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigurationError(
+            f"BALANCE_APPLICATION_SERVER {application_server} does not resolve ({error.strerror}); "
+            "name a host that peers can reach"
+        ) from None
+
+
+def _exit_at_the_latest_in(seconds: float) -> None:
+    """End the process even if a client library hangs: all that matters is in Kafka already."""
+
+    def give_up() -> None:
+        log.error("stopping took too long; leaving")
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,1 @@
+"""How every Kafka client of ours is configured, and the topics they need."""

@@ -1,0 +1,231 @@
+"""The topics the service needs: created if missing, refused if they cannot keep its promises."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from confluent_kafka import (
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.kafka.clients import by_remedy, common_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from balance_service.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_TIMEOUT_SECONDS = 10.0
+_APPEARS_WITHIN_SECONDS = 20.0
+_RECOMMENDED_REPLICAS = 3
+_DEAD_LETTER_HEADROOM_BYTES = 64 << 10
+_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+_CHANGELOG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(60 * 60 * 1000)}
+_DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the broker has it; `topic_id` changes when a topic is deleted and made anew."""
+
+    name: str
+    topic_id: str
+    partitions: int
+
+
+class Topics:
+    """Looks topics up, makes them, checks their policies. Any thread may call."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._admin = AdminClient(common_config(settings))
+
+    def find(self, name: str) -> Topic | None:
+        """A topic as it is now; None if there is none.
+
+        Raises:
+            RetriableError: the broker does not answer.
+        """
+        try:
+            described = self._admin.describe_topics(
+                TopicCollection([name]), request_timeout=_REQUEST_TIMEOUT_SECONDS
+            )[name].result(_REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                return None
+            raise by_remedy(error, f"looking up topic {name}") from error
+        except FutureTimeoutError as error:
+            raise RetriableError(f"Kafka does not answer about topic {name}") from error
+        return Topic(name, str(described.topic_id), len(described.partitions))
+
+    def prepare(self) -> Topic:
+        """Create what is missing, check what is there, and return the source topic.
+
+        Raises:
+            ConfigurationError: a topic is missing and may not be created, or cannot keep our promises.
+            RetriableError: the broker does not answer.
+        """
+        settings = self._settings
+        source = self.find(settings.topic)
+        if source is None:
+            if not settings.create_topics:
+                raise ConfigurationError(
+                    f"topic '{settings.topic}' does not exist and BALANCE_CREATE_TOPICS is off; "
+                    "create it with `balance-service topics create`, or correct BALANCE_TOPIC"
+                )
+            source = self._create(settings.topic, settings.partitions, _FOR_EVER)
+        config = self._config(source.name)
+        self._check_source(source.name, config)
+        dead_letter_bytes = int(config["max.message.bytes"]) + _DEAD_LETTER_HEADROOM_BYTES
+        self._ensure(
+            settings.dead_letters_topic,
+            source.partitions,
+            {**_FOR_EVER, "max.message.bytes": str(dead_letter_bytes)},
+        )
+        self.prepare_changelog(source)
+        self._ensure(settings.application_servers_topic, 1, _DIRECTORY)
+        self._warn_of_few_replicas()
+        return source
+
+    def prepare_changelog(self, source: Topic) -> Topic:
+        """The changelog, created if missing.
+
+        Raises:
+            ConfigurationError: it is not compacted, so that a restore might miss states.
+        """
+        changelog = self._ensure(self._settings.changelog_topic, source.partitions, _CHANGELOG)
+        if self._config(changelog.name)["cleanup.policy"] != "compact":
+            raise ConfigurationError(
+                f"the changelog '{changelog.name}' has a cleanup.policy other than 'compact', so states "
+                "may be missing from it; set the policy and run `balance-service rebuild`"
+            )
+        return changelog
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and wait until it is gone."""
+        try:
+            self._admin.delete_topics([name], request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise by_remedy(error, f"deleting topic {name}") from error
+        deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
+        while self.find(name) is not None:
+            if time.monotonic() > deadline:
+                raise RetriableError(f"topic {name} is still there after it was deleted")
+            time.sleep(0.1)
+
+    def offsets(self, name: str, partitions: Iterable[int], *, earliest: bool = False) -> dict[int, int]:
+        """Per partition the high watermark, read uncommitted; with `earliest`, the first offset still there."""
+        spec = OffsetSpec.earliest() if earliest else OffsetSpec.latest()
+        wanted = {TopicPartition(name, partition): spec for partition in partitions}
+        if not wanted:
+            return {}
+        try:
+            futures = self._admin.list_offsets(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)
+            return {
+                tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset)
+                for tp, future in futures.items()
+            }
+        except KafkaException as error:
+            raise by_remedy(error, f"reading the offsets of topic {name}") from error
+        except FutureTimeoutError as error:
+            raise RetriableError(f"Kafka does not answer about the offsets of topic {name}") from error
+
+    def group_members(self) -> int:
+        """How many members the application's consumer group has now."""
+        group = self._settings.application_id
+        try:
+            described = self._admin.describe_consumer_groups(
+                [group], request_timeout=_REQUEST_TIMEOUT_SECONDS
+            )[group].result(_REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return 0
+            raise by_remedy(error, f"describing group {group}") from error
+        return len(described.members)
+
+    def _ensure(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        return self.find(name) or self._create(name, partitions, config)
+
+    def _create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=self._settings.replication_factor,
+            config=dict(config),
+        )
+        try:
+            self._admin.create_topics([topic], request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
+            log.info("topic created", topic=name, partitions=partitions)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.INVALID_REPLICATION_FACTOR:
+                raise ConfigurationError(
+                    f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the cluster "
+                    f"has brokers, so topic '{name}' cannot be created; lower it"
+                ) from error
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise ConfigurationError(
+                    f"this user may not create topic '{name}'; grant CREATE, or create it beforehand"
+                ) from error
+            # Another instance, started at the same moment, may have been first.
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise by_remedy(error, f"creating topic {name}") from error
+        deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
+        while (created := self.find(name)) is None or created.partitions == 0:
+            if time.monotonic() > deadline:
+                raise RetriableError(f"topic {name} was created but does not appear")
+            time.sleep(0.1)
+        return created
+
+    def _config(self, name: str) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            entries = self._admin.describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_SECONDS)[
+                resource
+            ].result(_REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise by_remedy(error, f"reading the configuration of topic {name}") from error
+        return {key: str(entry.value) for key, entry in entries.items()}
+
+    def _check_source(self, name: str, config: Mapping[str, str]) -> None:
+        if self._settings.allow_finite_retention:
+            return
+        way_out = "set BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
+        if "compact" in config["cleanup.policy"]:
+            raise ConfigurationError(
+                f"the source topic '{name}' is compacted, so the model cannot be rebuilt from it; "
+                f"use a topic with cleanup.policy=delete, or {way_out}"
+            )
+        finite = [key for key in ("retention.ms", "retention.bytes") if int(config[key]) >= 0]
+        if finite:
+            raise ConfigurationError(
+                f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be rebuilt "
+                f"from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
+            )
+
+    def _warn_of_few_replicas(self) -> None:
+        brokers = len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
+        if brokers >= _RECOMMENDED_REPLICAS > self._settings.replication_factor:
+            log.warning(
+                "few replicas: a lost broker may lose events",
+                replication_factor=self._settings.replication_factor,
+                brokers=brokers,
+            )

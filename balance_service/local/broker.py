@@ -1,0 +1,179 @@
+"""A Kafka broker: one process in KRaft mode that is its own controller, sized for one machine."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from balance_service.errors import ConfigurationError
+from balance_service.jars import resolve_jars
+from balance_service.java import java_executable
+from balance_service.local.broker_config import LOG4J_PROPERTIES, server_properties
+from balance_service.local.ports import HOST, accepts_connections, free_port, require_free
+from balance_service.local.process import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+KAFKA_JAVA = 17
+_FORMAT_TIMEOUT_SECONDS = 60
+
+# With the first compiler alone it would start half a second sooner and carry less load.
+_JVM_FLAGS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.configurationFile=log4j2.properties",
+)
+
+_FENCING = "Fencing broker 1 at epoch"
+_ACTIVATED = "Activated periodic tasks"
+_FENCED_WITHIN_SECONDS = 2.0
+
+
+class Broker:
+    """The broker whose data lie in `folder`; its state survives a stop, a kill and a change of port.
+
+    Owned and called by one thread. `port` 0 picks a free one, kept for this object's life.
+    """
+
+    def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
+        self.port = port or free_port()
+        self._folder = folder
+        self._log = log
+        self._cluster_id = ""
+        self._process = ChildProcess("Kafka broker", folder, log)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where clients start from."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process.running
+
+    def launch(self, held: Sequence[int] = ()) -> None:
+        """Start the process, formatting its storage first if new; see `wait_ready`.
+
+        `held` are file descriptors to keep open until the process has ended.
+
+        Raises:
+            ConfigurationError: the port is in use, Java is missing, or the jars cannot be downloaded.
+        """
+        java = str(java_executable(KAFKA_JAVA))
+        classpath = f"{resolve_jars('kafka')[0].parent}/*"
+        require_free(self.port, "Kafka broker", "--kafka-port")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES)
+        command = [java, *_JVM_FLAGS, "-cp", classpath]
+        if not (self._folder / "data").is_dir():
+            self._format(command)
+        meta = (self._folder / "data" / "meta.properties").read_text()
+        self._cluster_id = dict(line.partition("=")[::2] for line in meta.splitlines())["cluster.id"]
+        if self._was_killed():
+            self._end_former_session(command, held)
+        self._configure("data")
+        self._process.start([*command, "kafka.Kafka", "server.properties"], held)
+
+    def wait_ready(self) -> None:
+        """Return once the broker answers clients.
+
+        Raises:
+            ConfigurationError: it ended or is too slow; with the tail of its log.
+        """
+        self._process.wait_ready(self._answers)
+
+    def start(self, held: Sequence[int] = ()) -> None:
+        """`launch` and `wait_ready`."""
+        self.launch(held)
+        self.wait_ready()
+
+    def stop(self) -> None:
+        """Shut down in good order, within a bound."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    def _answers(self) -> bool:
+        if not accepts_connections(self.port):
+            return False
+        try:
+            client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+            cluster = client.list_topics(timeout=2)
+        except KafkaException:
+            return False
+        return str(cluster.cluster_id) == self._cluster_id and len(cluster.brokers) == 1
+
+    def _configure(self, log_dir: str, *, controller_only: bool = False) -> None:
+        text = server_properties(self.port, log_dir, controller_only=controller_only)
+        (self._folder / "server.properties").write_text(text)
+
+    def _was_killed(self) -> bool:
+        data = self._folder / "data"
+        return (data / "__cluster_metadata-0").is_dir() and not (data / ".kafka_cleanshutdown").exists()
+
+    def _end_former_session(self, command: list[str], held: Sequence[int]) -> None:
+        """Fence the killed broker, by a controller alone, before the new one starts.
+
+        Otherwise the new one would have to wait until the former session times out, taking itself for
+        the leader meanwhile; and when that fences it, it drops the commit markers of transactions that
+        the kill interrupted (seen with 4.3.0), whose records no read-committed consumer ever gets.
+        """
+        self._configure("data", controller_only=True)
+        controller = ChildProcess(
+            "Kafka controller", self._folder, self._log.with_name("broker-recovery.log")
+        )
+        controller.start([*command, "kafka.Kafka", "server.properties"], held)
+        activated_at: float | None = None
+
+        def settled() -> bool:
+            nonlocal activated_at
+            log = controller.log.read_text(errors="replace")
+            if activated_at is None and _ACTIVATED in log:
+                activated_at = time.monotonic()
+            # It may have been killed while still fenced; then nothing more is said.
+            over = activated_at is not None and time.monotonic() > activated_at + _FENCED_WITHIN_SECONDS
+            return over or "fenced=1" in log.partition(_FENCING)[2]
+
+        try:
+            controller.wait_ready(settled)
+        finally:
+            controller.stop()
+
+    def _format(self, command: list[str]) -> None:
+        fresh = self._folder / "data.partial"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        self._configure(fresh.name)
+        # Kafka's form of a UUID; the first byte keeps it from looking like an option.
+        cluster_id = base64.urlsafe_b64encode(b"b" + os.urandom(15)).decode().rstrip("=")
+        tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"]
+        try:
+            subprocess.run(
+                [*command, *tool],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_FORMAT_TIMEOUT_SECONDS,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            output = getattr(error, "stdout", None) or ""
+            raise ConfigurationError(
+                f"the Kafka broker's storage could not be formatted: {error}\n{output}"
+            ) from error
+        fresh.rename(self._folder / "data")

@@ -1,0 +1,86 @@
+"""Instances of the service as child processes, on a local stack."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import httpx
+
+from balance_service.local.ports import HOST, free_port, require_free
+from balance_service.local.process import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+_HTTP_OK = 200
+_ANSWER_SECONDS = 2.0
+
+
+class LocalInstance:
+    """One instance; its state directory outlives a stop, a kill and a change of port.
+
+    Owned and called by one thread. Port 0 picks a free one, kept for this object's life.
+    """
+
+    def __init__(
+        self, number: int, stack: LocalStack, http_port: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Args:
+        environment: further BALANCE_* variables.
+        """
+        self.name = f"instance-{number}"
+        self.port = http_port or free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.state_dir = stack.data_dir / self.name
+        self.log = stack.data_dir / "logs" / f"{self.name}.log"
+        self.environment = {
+            "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+            "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
+            "BALANCE_HTTP_HOST": HOST,
+            "BALANCE_HTTP_PORT": str(self.port),
+            "BALANCE_APPLICATION_SERVER": f"{HOST}:{self.port}",
+            "BALANCE_STATE_DIR": str(self.state_dir),
+            **(environment or {}),
+        }
+        self._process = ChildProcess(f"service's {self.name}", stack.data_dir, self.log)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process.running
+
+    def launch(self) -> None:
+        """Start the process; see `wait_ready`.
+
+        Raises:
+            ConfigurationError: the port is in use.
+        """
+        require_free(self.port, f"service's {self.name}", "--http-port")
+        self._process.start([sys.executable, "-m", "balance_service", "serve"], environment=self.environment)
+
+    def wait_ready(self) -> None:
+        """Return once it wants queries.
+
+        Raises:
+            ConfigurationError: it ended or is too slow; with the tail of its log.
+        """
+        self._process.wait_ready(self._is_ready)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has left."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._process.kill()
+
+    def _is_ready(self) -> bool:
+        try:
+            answer = httpx.get(f"{self.url}/health/ready", timeout=_ANSWER_SECONDS)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == _HTTP_OK

@@ -1,0 +1,1 @@
+"""The business: each read model is one small file."""

@@ -1,0 +1,160 @@
+"""Settings: the only reader of the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from balance_service.errors import ConfigurationError
+
+PREFIX = "BALANCE_"
+_NAME = r"^[a-zA-Z0-9._-]{1,200}$"
+_SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private", ".key", "key.pem")
+
+
+class Settings(BaseSettings):
+    """One instance's configuration, read from `BALANCE_*` environment variables."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    bootstrap_servers: str = Field("localhost:9092", description="Kafka brokers to start from.", min_length=1)
+    schema_registry_url: str = Field(
+        "http://localhost:8081", description="Confluent-compatible schema registry.", pattern=r"^https?://"
+    )
+    schema_registry_user: str | None = Field(None, description="Basic-auth user of the registry.")
+    schema_registry_password: SecretStr | None = Field(
+        None, description="Basic-auth password of the registry."
+    )
+    application_id: str = Field(
+        "balance-service",
+        pattern=_NAME,
+        description="Names the consumer group, the internal topics and the transactional ids.",
+    )
+    topic: str = Field("balance", pattern=_NAME, description="The source topic: the truth.")
+    partitions: int = Field(
+        2, ge=1, le=10_000, description="Partitions of the source topic, when created here."
+    )
+    replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic created here.")
+    create_topics: bool = Field(
+        True, description="Create topics that are missing; otherwise a missing source topic is an error."
+    )
+    allow_finite_retention: bool = Field(
+        False, description="Accept a source topic from which the model cannot be rebuilt in full."
+    )
+    application_server: str = Field(
+        "localhost:5051", description="The host:port under which peers reach this instance."
+    )
+    http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
+    http_port: int = Field(5051, ge=0, le=65_535, description="Port the HTTP server listens on.")
+    state_dir: Path = Field(Path("state"), description="Where the state stores are kept.")
+    session_timeout_ms: int = Field(
+        10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
+    )
+    max_records_per_batch: int = Field(
+        1_000_000, ge=1, description="Upper bound of a micro-batch, in records."
+    )
+    polling_delay_ms: int = Field(
+        50, ge=1, le=60_000, description="How long an idle query waits before it looks for new records."
+    )
+    spark_master: str = Field("local[2]", description="Where Spark runs the pipeline.")
+    spark_jars: str | None = Field(
+        None, description="Comma-separated connector jars; resolved into a cache when unset."
+    )
+    spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="Heap of the Spark driver.")
+    read_timeout_seconds: float = Field(
+        5.0, gt=0, le=300, validation_alias=f"{PREFIX}READ_TIMEOUT", description="Deadline of one query."
+    )
+    kafka_config: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict, description="JSON object of extra Kafka client properties, librdkafka names."
+    )
+    log_level: str = Field(
+        "INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level that is logged."
+    )
+
+    @field_validator("kafka_config", mode="before")
+    @classmethod
+    def _parse_kafka_config(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            parsed = json.loads(value)
+        except ValueError as error:
+            raise ValueError("is not JSON; give an object of property names and values") from error
+        if not isinstance(parsed, dict):
+            raise ValueError("is not a JSON object; give an object of property names and values")
+        return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in parsed.items()}
+
+    @field_validator("application_server")
+    @classmethod
+    def _advertisable(cls, value: str) -> str:
+        host, separator, port = value.rpartition(":")
+        host = host.strip("[]")
+        if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
+            raise ValueError(f"'{value}' is not host:port; give an address that peers can reach")
+        try:
+            wildcard = ipaddress.ip_address(host).is_unspecified
+        except ValueError:
+            wildcard = host == "*"
+        if wildcard:
+            raise ValueError(f"'{value}' is a wildcard address, which no peer can reach; name one host")
+        return value
+
+    @model_validator(mode="after")
+    def _credentials_are_whole(self) -> Settings:
+        if (self.schema_registry_user is None) != (self.schema_registry_password is None):
+            raise ValueError(
+                "SCHEMA_REGISTRY_USER and SCHEMA_REGISTRY_PASSWORD go together; set both or none"
+            )
+        return self
+
+    @property
+    def changelog_topic(self) -> str:
+        """Name of the compacted topic that holds the balance store, record for record."""
+        return f"{self.application_id}-balance-changelog"
+
+    @property
+    def application_servers_topic(self) -> str:
+        """Name of the compacted topic that is the directory of instances."""
+        return f"{self.application_id}-application-servers"
+
+    @property
+    def dead_letters_topic(self) -> str:
+        """Name of the topic that keeps records which could not be applied."""
+        return f"{self.topic}-dead-letters"
+
+    def printable(self) -> dict[str, str]:
+        """Every setting by its environment variable, secrets hidden."""
+        shown = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name == "kafka_config":
+                value = json.dumps({k: _hidden(k, v) for k, v in value.items()})
+            shown[str(field.validation_alias or PREFIX + name.upper())] = "" if value is None else str(value)
+        return shown
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment, with explicit overrides by field name.
+
+    Raises:
+        ConfigurationError: names each variable that is wrong and why.
+    """
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def _sentence(error: Any) -> str:
+    name = str(error["loc"][0]).upper() if error["loc"] else ""
+    variable = name if name.startswith(PREFIX) or not name else PREFIX + name
+    return f"{variable} {error['msg'].removeprefix('Value error, ')}".strip()
+
+
+def _hidden(name: str, value: str) -> str:
+    return "********" if any(word in name.lower() for word in _SECRET_WORDS) else value

@@ -1,0 +1,1 @@
+"""What is kept: the state store, its changelog, the commit protocol, and the task that owns all three."""

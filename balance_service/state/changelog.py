@@ -1,0 +1,234 @@
+"""The changelog of one task: one transactional writer, and the replay that restores a store.
+
+A `ChangelogWriter` belongs to one task and is used under that task's lock. `replay` runs on the thread that opens
+the task.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.clients import by_remedy
+from balance_service.state.records import POSITION_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from confluent_kafka import Message
+
+    from balance_service.kafka.clients import ClientConfig
+    from balance_service.state.records import DeadLetter, TaskId
+
+Record = tuple[bytes, bytes | None]
+
+_FENCE_ATTEMPTS = 5
+_FENCE_TIMEOUT_SECONDS = 10.0
+_COMMIT_TIMEOUT_SECONDS = 30.0
+_REPLAY_BATCH = 20_000
+# A compacted changelog may hold millions of states before its first position record: while nobody reads the
+# store, what precedes a position may be written in parts, for the replay never ends before a position record.
+_REPLAY_BUFFER = 200_000
+_REPLAY_SILENCE_SECONDS = 30.0
+
+
+class ChangelogWriter:
+    """The one writer of a task's changelog partition, by its transactional id.
+
+    Once any call has failed the writer is spent: close it, open another. (librdkafka must not go on with a producer
+    whose commit timed out.)
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        task_id: TaskId,
+        changelog: str,
+        dead_letters: str,
+        source: str,
+        application_id: str,
+    ) -> None:
+        self._producer = Producer(config)
+        self._partition = task_id.partition
+        self._changelog = changelog
+        self._dead_letters = dead_letters
+        self._origin = [
+            ("dead-letter-topic", source.encode()),
+            ("dead-letter-application-id", application_id.encode()),
+        ]
+
+    def fence(self) -> None:
+        """End what a predecessor left pending and fence it for ever.
+
+        Raises:
+            RetriableError: the transaction coordinator does not answer in time.
+            TaskMigratedError: a successor fenced us meanwhile.
+        """
+        for attempt in range(_FENCE_ATTEMPTS):
+            try:
+                self._producer.init_transactions(_FENCE_TIMEOUT_SECONDS)
+            except KafkaException as error:
+                if not error.args[0].retriable() or attempt == _FENCE_ATTEMPTS - 1:
+                    raise by_remedy(error, "fencing the task's previous holder") from error
+            else:
+                return
+
+    def commit(self, states: Sequence[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+        """Write states, dead letters and last the position, in one transaction.
+
+        Returns:
+            The changelog offset after the position record.
+
+        Raises:
+            TaskMigratedError: fenced; certainly not committed.
+            RetriableError: not committed, or nobody knows; the changelog will say.
+        """
+        delivery = _Delivery()
+        producer = self._producer
+        try:
+            producer.begin_transaction()
+            for key, value in states:
+                producer.produce(self._changelog, value, key, self._partition, on_delivery=delivery.report)
+            for letter in dead_letters:
+                producer.produce(
+                    self._dead_letters,
+                    letter.value,
+                    letter.key,
+                    self._partition,
+                    on_delivery=delivery.report,
+                    headers=self._headers(letter),
+                )
+            producer.produce(
+                self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position
+            )
+            unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
+            delivery.check(unsent)
+            producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise by_remedy(error, "committing a micro-batch") from error
+        except BufferError as error:
+            raise RetriableError("the producer's queue is full") from error
+        return delivery.position_offset + 1
+
+    def close(self) -> None:
+        """Destroy the producer without waiting for what it still holds."""
+        self._producer.purge()
+        self._producer.close(0)
+
+    def _headers(self, letter: DeadLetter) -> list[tuple[str, bytes]]:
+        return [
+            ("dead-letter-cause", letter.cause.encode()),
+            *self._origin,
+            ("dead-letter-partition", str(self._partition).encode()),
+            ("dead-letter-offset", str(letter.offset).encode()),
+            ("dead-letter-timestamp", str(letter.timestamp_ms).encode()),
+        ]
+
+
+class _Delivery:
+    """What the broker said of each record of one transaction."""
+
+    def __init__(self) -> None:
+        self._error: KafkaError | None = None
+        self.position_offset = -1
+
+    def report(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._error = self._error or error
+
+    def report_position(self, error: KafkaError | None, message: Message) -> None:
+        self.report(error, message)
+        if error is None:
+            self.position_offset = message.offset()
+
+    def check(self, unsent: int) -> None:
+        if self._error is not None:
+            raise KafkaException(self._error)
+        if unsent or self.position_offset < 0:
+            raise RetriableError(f"{unsent} records of a micro-batch were not delivered in time")
+
+
+def replay(
+    config: ClientConfig,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    apply: Callable[[list[Record], int], None],
+    should_stop: Callable[[], bool],
+) -> int:
+    """Read the changelog, as committed, from `start` until the reader stands at `end`.
+
+    Args:
+        apply: called with records in their order and the changelog offset after them; a position record, where one
+            is among them, is the last.
+
+    Returns:
+        How many records were read.
+
+    Raises:
+        StoreCorruptedError: the changelog no longer has `start`.
+        TaskHaltedError: the changelog ends in states without a position.
+        TaskMigratedError: asked to stop.
+        RetriableError: the broker is silent.
+    """
+    if start >= end:
+        return 0
+    consumer = Consumer(config)
+    try:
+        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
+        consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
+        return _replay(consumer, TopicPartition(topic, partition), end, apply, should_stop)
+    except KafkaException as error:
+        raise by_remedy(error, f"replaying {topic}-{partition}") from error
+    finally:
+        consumer.close()
+
+
+def _replay(
+    consumer: Consumer,
+    tp: TopicPartition,
+    end: int,
+    apply: Callable[[list[Record], int], None],
+    should_stop: Callable[[], bool],
+) -> int:
+    buffer: list[Record] = []
+    count, reached, heard = 0, -1, time.monotonic()
+    # Control records take offsets too, so the end is where the reader stands, never a last record.
+    while max(reached, consumer.position([tp])[0].offset) < end:
+        if should_stop():
+            raise TaskMigratedError("the partition was taken away while its store was restored")
+        messages = consumer.consume(_REPLAY_BATCH, timeout=0.1)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > _REPLAY_SILENCE_SECONDS:
+            raise RetriableError(f"the changelog {tp.topic}-{tp.partition} was not read to its end in time")
+        for message in messages:
+            if (error := message.error()) is not None:
+                reached = _end_of_partition(error, message)
+                continue
+            key = message.key()
+            buffer.append((key, message.value()))
+            count += 1
+            if key == POSITION_KEY or len(buffer) >= _REPLAY_BUFFER:
+                apply(buffer, message.offset() + 1)
+                buffer = []
+    if buffer:
+        raise TaskHaltedError(
+            f"the changelog {tp.topic}-{tp.partition} ends in states without a position, so it was not written "
+            "by this service alone; run `balance-service rebuild`"
+        )
+    return count
+
+
+def _end_of_partition(error: KafkaError, message: Message) -> int:
+    if error.code() == KafkaError._PARTITION_EOF:
+        return int(message.offset())
+    if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+        raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
+    if not error.retriable():
+        raise KafkaException(error)
+    return -1

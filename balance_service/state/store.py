@@ -1,0 +1,222 @@
+"""The state store: states, position and changelog offset of one task in one RocksDB, written together.
+
+The task's thread writes; any thread may take a `StoreView` and read from it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteBufferManager,
+)
+
+from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
+from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from balance_service.avro.codec import AvroCodec
+
+FORMAT = 1
+_IDENTITY_KEY = RESERVED_PREFIX + b"identity"
+_CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
+
+_SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+_NOT_FOUND = "key not found"
+
+_CACHE_BYTES = 64 << 20
+_WRITE_BUFFERS_BYTES = 128 << 20
+_BLOOM_BITS_PER_KEY = 10
+# One cache and one budget for all stores of the process, so that memory does not grow with partitions.
+_CACHE = Cache(_CACHE_BYTES)
+_WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """What a store is a copy of. Topic ids tell a topic from another that took its name later."""
+
+    format: int
+    application_id: str
+    read_model: str
+    partition: int
+    partitions: int
+    source_topic_id: str
+    changelog_topic_id: str
+
+
+class StoreView:
+    """States and position as of one moment; immutable, so an answer is never torn from its position."""
+
+    def __init__(self, db: Rdict, position: Position | None) -> None:
+        self.position = position
+        self._snapshot = db.snapshot()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The state under a key, framed; None if there is none.
+
+        Raises:
+            StoreCorruptedError: the bytes read do not match their checksum.
+        """
+        try:
+            value: bytes = self._snapshot[key]
+        except Exception as error:
+            if _NOT_FOUND in str(error):
+                return None
+            raise _translated(error) from error
+        return value
+
+
+class StateStore:
+    """RocksDB under one task. Invariant: what it holds is the changelog's content below `changelog_offset`."""
+
+    def __init__(self, path: Path, position_codec: AvroCodec) -> None:
+        self.path = path
+        self._position_codec = position_codec
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._db = Rdict(str(path), options=_options(), access_type=AccessType.read_write())
+        except Exception as error:
+            raise _translated(error) from error
+        self._view: StoreView | None = self._take_view()
+
+    @staticmethod
+    def wipe(path: Path) -> None:
+        """Remove a closed store; the changelog has all of it."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def identity(self) -> StoreIdentity | None:
+        """What this store is a copy of; None while it is new.
+
+        Raises:
+            ConfigurationError: it was written by a newer version.
+        """
+        stored = self._get(_IDENTITY_KEY)
+        if stored is None:
+            return None
+        fields: dict[str, Any] = json.loads(stored)
+        if fields["format"] != FORMAT:
+            raise ConfigurationError(
+                f"the store at {self.path} has format {fields['format']}, this version knows {FORMAT}; "
+                "run the version that wrote it, or remove the directory to restore from the changelog"
+            )
+        return StoreIdentity(**fields)
+
+    @identity.setter
+    def identity(self, identity: StoreIdentity) -> None:
+        batch = WriteBatch(raw_mode=True)
+        batch.put(_IDENTITY_KEY, json.dumps(asdict(identity)).encode())
+        self._write(batch)
+
+    @property
+    def changelog_offset(self) -> int:
+        """Next changelog offset to apply; 0 while the store is new."""
+        stored = self._get(_CHANGELOG_OFFSET_KEY)
+        return 0 if stored is None else int.from_bytes(stored, "big")
+
+    @property
+    def position(self) -> Position | None:
+        """Next source offset to apply, and the epoch; None before the first."""
+        view = self._view
+        return None if view is None else view.position
+
+    @property
+    def view(self) -> StoreView | None:
+        """States and position as of the last write; None once closed."""
+        return self._view
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the live table files and of what is not written to one yet; 0 once closed."""
+        try:
+            return sum(int(self._db.property_int_value(name) or 0) for name in _SIZES)
+        except Exception as error:
+            if self._view is None:
+                return 0
+            raise _translated(error) from error
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The states under some keys, in their order; None where there is none."""
+        try:
+            values: list[bytes | None] = self._db.get(list(keys))
+        except Exception as error:
+            raise _translated(error) from error
+        return values
+
+    def write(self, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int) -> None:
+        """Apply changelog records (a position record among them, or not) and their end, at once.
+
+        Raises:
+            RetriableError: the disk refuses the write.
+            StoreCorruptedError: the store is damaged.
+        """
+        batch = WriteBatch(raw_mode=True)
+        for key, value in records:
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))
+        self._write(batch)
+
+    def close(self) -> None:
+        """Close the database. The directory is free once the views taken of it are gone."""
+        self._view = None
+        self._db.close()
+
+    def _take_view(self) -> StoreView:
+        stored = self._get(POSITION_KEY)
+        if stored is None:
+            return StoreView(self._db, None)
+        fields = self._position_codec.decode(stored)
+        return StoreView(self._db, Position(fields["position"], fields["epoch"]))
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise _translated(error) from error
+        return value
+
+    def _write(self, batch: WriteBatch) -> None:
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise _translated(error) from error
+        self._view = self._take_view()
+
+
+def _options() -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(_CACHE)
+    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, block_based=False)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_manager(_WRITE_BUFFERS)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_open_files(512)
+    options.set_keep_log_file_num(2)
+    return options
+
+
+def _translated(error: Exception) -> Exception:
+    # rocksdict raises bare exceptions; RocksDB's status code leads the message.
+    message = str(error)
+    if "Corruption" in message:
+        return StoreCorruptedError(f"the local store is damaged: {message}")
+    return RetriableError(f"the local store cannot be used: {message}")

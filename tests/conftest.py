@@ -1,0 +1,27 @@
+"""One real broker and registry for the whole run; fresh names for each test."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Broker and registry, up."""
+    with LocalStack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+@pytest.fixture
+def names() -> dict[str, str]:
+    """A topic and an application id that no other test uses, as settings."""
+    suffix = uuid.uuid4().hex[:8]
+    return {"topic": f"balance-{suffix}", "application_id": f"app-{suffix}"}

@@ -1,0 +1,226 @@
+"""The local stack: real processes, so a few seconds each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from balance_service.errors import ConfigurationError
+from balance_service.local.ports import HOST, free_port
+from balance_service.local.process import ChildProcess
+from balance_service.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCHEMA = '{"type": "record", "name": "Fact", "fields": [{"name": "id", "type": "string"}]}'
+
+_PARENT_OF_A_CHILD = """
+import sys, time
+from pathlib import Path
+from balance_service.local.process import ChildProcess
+folder = Path(sys.argv[1])
+child = ChildProcess("server", folder, folder / "server.log")
+child.start(["/bin/sh", "-c", "echo up; exec sleep 120"])
+child.wait_ready(lambda: "up" in child.log.read_text())
+print("ready", flush=True)
+time.sleep(120)
+"""
+
+_PARENT_OF_A_STACK = """
+import sys, time
+from pathlib import Path
+from balance_service.local.stack import LocalStack
+with LocalStack(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    with LocalStack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+def test_topics_records_and_schemas_survive_a_reopening_on_other_ports(tmp_path: Path) -> None:
+    with LocalStack(tmp_path) as first:
+        _create_topic(first, "facts", partitions=3)
+        _commit(first, "facts", [b"a", b"b"])
+        schema_id = _register(first, "facts-value")
+
+    with LocalStack(tmp_path) as second:
+        assert second.bootstrap_servers != first.bootstrap_servers
+        assert second.schema_registry_url != first.schema_registry_url
+        topics = AdminClient({"bootstrap.servers": second.bootstrap_servers}).list_topics(timeout=10).topics
+        assert len(topics["facts"].partitions) == 3
+        assert _read_committed(second, "facts", 2) == [b"a", b"b"]
+        assert _latest_id(second, "facts-value") == schema_id
+
+
+def test_an_aborted_transaction_is_never_read(stack: LocalStack) -> None:
+    _create_topic(stack, "transactions")
+
+    producer = _transactional_producer(stack)
+    producer.begin_transaction()
+    producer.produce("transactions", value=b"aborted", partition=0)
+    producer.abort_transaction(10)
+    _commit(stack, "transactions", [b"committed"])
+
+    assert _read_committed(stack, "transactions", 1) == [b"committed"]
+
+
+def test_committed_records_survive_a_kill_of_the_broker(stack: LocalStack) -> None:
+    _create_topic(stack, "broker-killed")
+    _commit(stack, "broker-killed", [b"kept"])
+    address = stack.bootstrap_servers
+
+    stack.kill_broker()
+    stack.start_broker()
+
+    assert stack.bootstrap_servers == address
+    assert _read_committed(stack, "broker-killed", 1) == [b"kept"]
+
+
+def test_a_registered_schema_survives_a_kill_of_the_registry(stack: LocalStack) -> None:
+    schema_id = _register(stack, "registry-killed")
+    address = stack.schema_registry_url
+
+    stack.kill_registry()
+    stack.start_registry()
+
+    assert stack.schema_registry_url == address
+    assert _latest_id(stack, "registry-killed") == schema_id
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_child_does_not_outlive_its_parent(tmp_path: Path, sent: signal.Signals) -> None:
+    _assert_children_end(_PARENT_OF_A_CHILD, tmp_path, sent, processes=2)
+
+
+def test_the_stack_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+    _assert_children_end(_PARENT_OF_A_STACK, tmp_path, signal.SIGKILL, processes=4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "flag"), [("kafka_port", "--kafka-port"), ("registry_port", "--registry-port")]
+)
+def test_a_port_in_use_is_named_with_its_flag_and_nothing_is_left_running(
+    tmp_path: Path, setting: str, flag: str
+) -> None:
+    before = psutil.Process().children(recursive=True)
+    with socket.create_server((HOST, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"port {port}, .* {flag} "):
+            LocalStack(tmp_path, **{setting: port}).start()
+    assert [child for child in psutil.Process().children(recursive=True) if child not in before] == []
+
+
+def test_a_data_directory_in_use_is_refused(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.local.stack.GRACE_SECONDS", -2)
+    with pytest.raises(ConfigurationError, match=rf"{stack.data_dir} is in use by another local stack"):
+        LocalStack(stack.data_dir).start()
+
+
+def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    child = ChildProcess("server", tmp_path, tmp_path / "server.log")
+    child.start(["/bin/sh", "-c", "echo no such disk >&2; exit 3"])
+    with pytest.raises(ConfigurationError, match=r"(?s)server ended before it was ready.*no such disk"):
+        child.wait_ready(lambda: False)
+    child.stop()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_within_a_bound(tmp_path: Path) -> None:
+    child = ChildProcess("server", tmp_path, tmp_path / "server.log")
+    child.start(["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
+    child.wait_ready(lambda: "up" in child.log.read_text())
+    started = time.monotonic()
+    child.stop()
+    assert time.monotonic() - started < 11
+    assert not child.running
+
+
+def test_free_ports_are_given_out_once() -> None:
+    ports = [free_port() for _ in range(50)]
+    assert len(set(ports)) == 50
+
+
+def _create_topic(stack: LocalStack, topic: str, partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=1)])[topic].result(10)
+
+
+def _transactional_producer(stack: LocalStack) -> Producer:
+    producer = Producer({"bootstrap.servers": stack.bootstrap_servers, "transactional.id": "test"})
+    producer.init_transactions(10)
+    return producer
+
+
+def _commit(stack: LocalStack, topic: str, values: list[bytes]) -> None:
+    producer = _transactional_producer(stack)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value=value, partition=0)
+    producer.commit_transaction(10)
+
+
+def _read_committed(stack: LocalStack, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer(
+        {"bootstrap.servers": stack.bootstrap_servers, "group.id": "test", "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        return [message.value() for message in consumer.consume(count, timeout=10)]
+    finally:
+        consumer.close()
+
+
+def _register(stack: LocalStack, subject: str) -> int:
+    with SchemaRegistryClient({"url": stack.schema_registry_url}) as client:
+        return int(client.register_schema(subject, Schema(_SCHEMA, "AVRO")))
+
+
+def _latest_id(stack: LocalStack, subject: str) -> int:
+    with SchemaRegistryClient({"url": stack.schema_registry_url}) as client:
+        return int(client.get_latest_version(subject).schema_id or 0)
+
+
+def _assert_children_end(program: str, folder: Path, sent: signal.Signals, processes: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) == processes, "a guard for each server"
+
+        parent.send_signal(sent)
+        parent.wait(10)
+
+    deadline = time.monotonic() + 10
+    while (left := [child for child in children if _alive(child)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
