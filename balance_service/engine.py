@@ -95,7 +95,9 @@ class Engine:
             self,
             self._positions,
         )
-        self.watermarks = Watermarks(partial(self.topics.offsets, settings.topic, range(self.source.partitions)))
+        self.watermarks = Watermarks(
+            partial(self.topics.offsets, settings.topic, range(self.source.partitions))
+        )
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
         """A codec for one of our own records on one of our own topics; waits for the registry."""
@@ -125,6 +127,7 @@ class Engine:
         self.stream.stop(2.0)
         self.watermarks.stop(0.5)
         self._spark.stop()
+        self.registry.close()
         self.state_directory.close()
 
     def assigned(self, partitions: frozenset[int]) -> None:

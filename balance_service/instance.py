@@ -102,7 +102,9 @@ class Instance:
         reasons = [] if engine.membership.joined.is_set() else ["this instance has not joined its group yet"]
         for task in engine.tasks.snapshots():
             if task.state != TaskState.RUNNING.value:
-                reasons.append(f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else ""))
+                reasons.append(
+                    f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
+                )
         if engine.stream.problem:
             reasons.append(f"the stream does not go on: {engine.stream.problem}")
         if engine.membership.partitions and not engine.membership.lease.holds:
@@ -123,7 +125,7 @@ class Instance:
                     "task": str(t.task_id),
                     "readModel": t.task_id.read_model,
                     "partition": t.task_id.partition,
-                    "role": t.role,
+                    "role": t.role.lower(),
                     "state": t.state,
                     "epoch": t.epoch,
                     "position": t.position,
@@ -143,7 +145,9 @@ class Instance:
         return self._metrics.text()
 
     def _start_engine(self) -> Engine:
-        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set)
+        engine = Engine(
+            self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set
+        )
         self._metrics.watch(engine)
         settings = self._settings
         codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))
@@ -216,7 +220,9 @@ class Instance:
 
 def _published(task: TaskSnapshot) -> PublishedTask:
     task_id = task.task_id
-    return PublishedTask(task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position)
+    return PublishedTask(
+        task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position
+    )
 
 
 def _check_resolves(application_server: str) -> None:

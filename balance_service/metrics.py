@@ -1,4 +1,7 @@
-"""Metrics of one instance, in Prometheus' terms. Counters are fed where things happen; states are read on scrape."""
+"""Metrics of one instance, in Prometheus' terms.
+
+Counters are fed where things happen; states are read on scrape.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from balance_service.cluster.watermarks import Watermarks
     from balance_service.state.commit import Committed
     from balance_service.state.records import TaskId
     from balance_service.state.tasks import Tasks
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 _BATCH_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _QUERY_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)
 _TASK = ("read_model", "partition")
+
+
+class Ends(Protocol):
+    """The ends of the source."""
+
+    def lag(self, partition: int, position: int) -> int | None:
+        """Records between a position and the end; None while the end is not known."""
 
 
 class Watched(Protocol):
@@ -31,7 +40,7 @@ class Watched(Protocol):
         """The tasks of this instance."""
 
     @property
-    def watermarks(self) -> Watermarks:
+    def watermarks(self) -> Ends:
         """The ends of the source."""
 
 
@@ -76,7 +85,12 @@ class Metrics:
     def totals(self) -> tuple[int, int, int]:
         """Records applied, ignored and dead-lettered since the process started, over all tasks."""
         applied, ignored, dead = (
-            sum(sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total"))
+            sum(
+                sample.value
+                for metric in counter.collect()
+                for sample in metric.samples
+                if sample.name.endswith("_total")
+            )
             for counter in (self._applied, self._ignored, self._dead)
         )
         return int(applied), int(ignored), int(dead)

@@ -44,9 +44,7 @@ class Rebuilt:
     seconds: float
 
 
-def rebuild(
-    settings: Settings, read_model: ReadModel, progress: Callable[[int, int], None]
-) -> Rebuilt:
+def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, int], None]) -> Rebuilt:
     """Make the changelog anew and replay the source up to its present end.
 
     Args:
@@ -61,6 +59,8 @@ def rebuild(
     _refuse_repartitioned(topics, settings, source)
     with _Alone(settings, topics, source) as alone:
         topics.delete(settings.changelog_topic)
+        # Epochs begin anew with the changelog, and what killed instances last said there claims higher ones.
+        topics.delete(settings.application_servers_topic)
         topics.prepare_changelog(source)
         alone.check()
     metrics = Metrics()
@@ -88,18 +88,24 @@ class _Alone:
         self._topics = topics
         self._source = source
         self._assigned: set[int] = set()
-        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
+        config = consumer_config(
+            common_config(settings), settings.application_id, settings.session_timeout_ms
+        )
         self._consumer = Consumer(config)
 
     def __enter__(self) -> _Alone:
         try:
-            self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
+            self._consumer.subscribe(
+                [self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke
+            )
             deadline = time.monotonic() + _JOIN_SECONDS
             wanted = set(range(self._source.partitions))
             while self._assigned != wanted:
                 if self._topics.group_members() > 1 or time.monotonic() > deadline:
                     self.check()
-                    raise RetriableError("the group did not give this process every partition in time; try again")
+                    raise RetriableError(
+                        "the group did not give this process every partition in time; try again"
+                    )
                 self._consumer.poll(_LOOK_EVERY_SECONDS)
             self.check()
         except KafkaException as error:

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from balance_service.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 PREFIX = "BALANCE_"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
-_SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private", ".key", "key.pem")
+# No user, path or scheme: what peers reach is a host and a port, an IPv6 address in brackets.
+_HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_USER_IN_URL = re.compile(r"//[^/@]*@")
+_HIDDEN = "********"
+_NEVER_TOLD = {"kafka_config", "schema_registry_password"}
+_SECRET_WORDS = (
+    "password",
+    "secret",
+    "token",
+    "credential",
+    "jaas",
+    "passphrase",
+    "private",
+    ".key",
+    "key.pem",
+    "oauthbearer.config",
+)
 
 
 class Settings(BaseSettings):
@@ -67,7 +87,12 @@ class Settings(BaseSettings):
     )
     spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="Heap of the Spark driver.")
     read_timeout_seconds: float = Field(
-        5.0, gt=0, le=300, validation_alias=f"{PREFIX}READ_TIMEOUT", description="Deadline of one query."
+        5.0,
+        gt=0,
+        le=300,
+        allow_inf_nan=False,
+        validation_alias=f"{PREFIX}READ_TIMEOUT",
+        description="Deadline of one query.",
     )
     kafka_config: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict, description="JSON object of extra Kafka client properties, librdkafka names."
@@ -84,31 +109,35 @@ class Settings(BaseSettings):
         try:
             parsed = json.loads(value)
         except ValueError as error:
-            raise ValueError("is not JSON; give an object of property names and values") from error
+            raise ValueError("not JSON; give an object of property names and values") from error
         if not isinstance(parsed, dict):
-            raise ValueError("is not a JSON object; give an object of property names and values")
+            raise ValueError("not a JSON object; give an object of property names and values")
+        for name, v in parsed.items():
+            if not isinstance(v, (str, int, float)):  # a bool is an int
+                raise ValueError(f"property '{name}' is neither a string nor a number nor a boolean")
         return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in parsed.items()}
 
     @field_validator("application_server")
     @classmethod
     def _advertisable(cls, value: str) -> str:
-        host, separator, port = value.rpartition(":")
-        host = host.strip("[]")
-        if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
-            raise ValueError(f"'{value}' is not host:port; give an address that peers can reach")
+        match = _HOST_AND_PORT.fullmatch(value)
+        if match is None or not 0 < int(match["port"]) <= 65_535:
+            raise ValueError("is not host:port; give an address that peers can reach")
+        host = match["host"].strip("[]")
         try:
             wildcard = ipaddress.ip_address(host).is_unspecified
         except ValueError:
             wildcard = host == "*"
         if wildcard:
-            raise ValueError(f"'{value}' is a wildcard address, which no peer can reach; name one host")
+            raise ValueError("is a wildcard address, which no peer can reach; name one host that they can")
         return value
 
     @model_validator(mode="after")
     def _credentials_are_whole(self) -> Settings:
         if (self.schema_registry_user is None) != (self.schema_registry_password is None):
             raise ValueError(
-                "SCHEMA_REGISTRY_USER and SCHEMA_REGISTRY_PASSWORD go together; set both or none"
+                f"{PREFIX}SCHEMA_REGISTRY_USER and {PREFIX}SCHEMA_REGISTRY_PASSWORD go together; "
+                "set both or none"
             )
         return self
 
@@ -134,7 +163,9 @@ class Settings(BaseSettings):
             value = getattr(self, name)
             if name == "kafka_config":
                 value = json.dumps({k: _hidden(k, v) for k, v in value.items()})
-            shown[str(field.validation_alias or PREFIX + name.upper())] = "" if value is None else str(value)
+            shown[str(field.validation_alias or PREFIX + name.upper())] = (
+                "" if value is None else _without_user(str(value))
+            )
         return shown
 
 
@@ -143,18 +174,33 @@ def load_settings(**overrides: Any) -> Settings:
 
     Raises:
         ConfigurationError: names each variable that is wrong and why.
+        TypeError: an override is no setting.
     """
+    fields = Settings.model_fields
+    if unknown := sorted(overrides.keys() - fields.keys()):
+        raise TypeError(f"no such setting: {', '.join(unknown)}")
     try:
-        return Settings(**overrides)
+        return Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
     except ValidationError as error:
         raise ConfigurationError("; ".join(_sentence(e) for e in error.errors())) from None
 
 
-def _sentence(error: Any) -> str:
-    name = str(error["loc"][0]).upper() if error["loc"] else ""
-    variable = name if name.startswith(PREFIX) or not name else PREFIX + name
-    return f"{variable} {error['msg'].removeprefix('Value error, ')}".strip()
+def _sentence(error: ErrorDetails) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
+    if name in _NEVER_TOLD:
+        return f"{variable}: {message}"
+    given = _without_user(repr(error["input"]))
+    ours = error["type"] == "value_error"
+    return f"{variable}: {given} {message}" if ours else f"{variable}: {message}, not {given}"
 
 
 def _hidden(name: str, value: str) -> str:
-    return "********" if any(word in name.lower() for word in _SECRET_WORDS) else value
+    return _HIDDEN if any(word in name.lower() for word in _SECRET_WORDS) else value
+
+
+def _without_user(text: str) -> str:
+    return _USER_IN_URL.sub(f"//{_HIDDEN}@", text)

@@ -59,13 +59,15 @@ class AvroCodec:
             raise StoreCorruptedError(f"a record's frame starts with {magic}, not {MAGIC}")
         writer = self._writers.get(schema_id) or self._learn(schema_id)
         try:
-            record: dict[str, Any] = fastavro.schemaless_reader(
+            record = fastavro.schemaless_reader(
                 io.BytesIO(frame[_HEADER.size :]), writer, None if writer is self._schema else self._schema
             )
         except Exception as error:  # fastavro raises whatever its reader trips over
             raise StoreCorruptedError(
                 f"a record under schema {schema_id} does not decode: {error}"
             ) from error
+        if not isinstance(record, dict):
+            raise StoreCorruptedError(f"schema {schema_id} is not that of a record")
         return record
 
     def _learn(self, schema_id: int) -> Any:

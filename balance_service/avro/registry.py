@@ -93,6 +93,10 @@ class SchemaRegistry:
             record = ""
         return WriterSchema(schema_id, record, text)
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.__exit__(None, None, None)
+
     @staticmethod
     def _is_refusal(error: SchemaRegistryError) -> bool:
         return error.http_status_code in _CLIENT_ERRORS and error.http_status_code not in _TRY_AGAIN

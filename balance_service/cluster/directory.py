@@ -1,7 +1,7 @@
 """The directory of instances: a compacted topic in which each says, every second, what it owns.
 
-One thread follows the topic and publishes for this instance; any thread may look up. What is known crosses as an
-immutable mapping, replaced whole.
+One thread follows the topic and publishes for this instance; any thread may look up. What is known crosses as
+an immutable mapping, replaced whole.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class ServerTable:
         """Take in one record of the topic.
 
         Args:
+            address: under which peers reach it; the record's key.
             record: what the instance said; None is its farewell.
             live: whether it was said since we began to listen. What is older says nothing about now.
         """
@@ -97,7 +98,7 @@ class ServerTable:
         return [server for _, server in sorted(self._servers.items())]
 
     def owner(self, read_model: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
-        """The instance whose active task has the highest epoch, if it can answer; None if it is unknown or suspect.
+        """The instance whose active task has the highest epoch, if it can answer; None if unknown or suspect.
 
         Only the highest epoch counts: when its holder is silent, an older one is not the owner instead.
         """
@@ -158,7 +159,7 @@ class Directory:
                     {
                         "task": f"{t.read_model}_{t.partition}",
                         "partition": t.partition,
-                        "role": t.role,
+                        "role": t.role.lower(),
                         "state": t.state,
                         "epoch": t.epoch,
                         "position": t.position,
@@ -203,9 +204,10 @@ class Directory:
                 return True
             log.warning("following the directory failed", error=error.str())
             return live
-        address = message.key().decode(errors="replace")
+        key, value = message.key(), message.value()
+        address = (key or b"").decode(errors="replace")
         try:
-            record = None if message.value() is None else self._codec.decode(message.value())
+            record = None if value is None else self._codec.decode(value)
         except BalanceServiceError as failure:
             log.warning("a record of the directory was passed over", address=address, error=str(failure))
             return live

@@ -42,8 +42,9 @@ class AssignmentListener(Protocol):
 class Lease:
     """How long an instance may answer as owner without hearing from the group.
 
-    It runs from just before the last request that the coordinator checked against our membership, for the session
-    timeout less a margin: before it ends, nobody can have succeeded us. Source: Gray & Cheriton, "Leases" (1989).
+    It runs from just before the last request that the coordinator checked against our membership, for the
+    session timeout less a margin: before it ends, nobody can have succeeded us. Source: Gray & Cheriton,
+    "Leases" (1989).
     """
 
     def __init__(self, session_timeout_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,7 +95,8 @@ class Membership:
         positions: Callable[[], Mapping[int, int]],
     ) -> None:
         """Args:
-        positions: partition → position of each task that answers; committed for tools, and to renew the lease.
+        positions: partition → position of each task that answers; committed for tools, and to renew the
+            lease.
         """
         self._topic = topic
         self._listener = listener
@@ -141,8 +143,9 @@ class Membership:
             log.warning("polling the group failed", error=str(error))
             self._stopping.wait(_POLL_SECONDS)
             return
-        if message is not None and (error := message.error()) is not None:
-            log.warning("the group reports", error=error.str())
+        reported = None if message is None else message.error()
+        if reported is not None:
+            log.warning("the group reports", error=reported.str())
 
     def _renew(self) -> None:
         """Commit positions, not waiting: the answer arrives in a later poll."""

@@ -53,7 +53,9 @@ class FundsAddedSerializer:
         # Beforehand, so that an unreachable registry shows as one of our errors, once.
         registry.register(f"{topic}-{schema['namespace']}.{schema['name']}", schema)
         self._serialize = AvroSerializer(
-            registry.client, json.dumps(schema), conf={"subject.name.strategy": topic_record_subject_name_strategy}
+            registry.client,
+            json.dumps(schema),
+            conf={"subject.name.strategy": topic_record_subject_name_strategy},
         )
         self._context = SerializationContext(topic, MessageField.VALUE)
 
@@ -78,7 +80,9 @@ class FundsAddedPublisher:
         """Raises RetriableError while the registry cannot be reached."""
         self._topic = topic
         self._serialize = FundsAddedSerializer(registry, topic)
-        self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+        self._producer = Producer(
+            {**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0}
+        )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()
@@ -112,7 +116,9 @@ class FundsAddedPublisher:
         self._stopping.set()
         self._thread.join(1.0)
 
-    def _produce(self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]) -> None:
+    def _produce(
+        self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]
+    ) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             report(error if error is not None else (message.partition(), message.offset()))
 
@@ -120,7 +126,9 @@ class FundsAddedPublisher:
             frame = self._serialize(customer_id, amount)
             self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery)
         except BufferError as error:
-            raise RetriableError("too many events are under way; this one was certainly not written") from error
+            raise RetriableError(
+                "too many events are under way; this one was certainly not written"
+            ) from error
         except KafkaException as error:
             raise RetriableError(f"the event was certainly not written: {error.args[0].str()}") from error
 
@@ -130,5 +138,7 @@ class FundsAddedPublisher:
 
 
 def _failure(error: KafkaError) -> RetriableError:
-    certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
+    certainty = (
+        "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
+    )
     return RetriableError(f"the event {certainty}: {error.str()}")

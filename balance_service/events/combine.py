@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ENVELOPE = frozenset({"partition", "offset", "cause", "schema_id", "timestamp", "record_key", "value", "key"})
+SCHEMA_ID_UNKNOWN = "schema-id-unknown"
+_ROW = "row"
 _DECIMAL_DIGITS = 38
+_INTEGER_LIMIT = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,22 @@ class PartitionUpdates:
     applied: int = 0
     ignored: int = 0
     dead_letters: Sequence[DeadLetter] = ()
-    unresolved: frozenset[int] = frozenset()
+
+
+def unresolved(table: pa.Table) -> dict[int, set[int]]:
+    """Partition → the schema ids on it that were not known when the plan was made."""
+    rows = table.select(["partition", "schema_id"]).filter(pc.is_valid(table["schema_id"]))
+    found: dict[int, set[int]] = {}
+    for pair in rows.group_by(["partition", "schema_id"]).aggregate([]).to_pylist():
+        found.setdefault(pair["partition"], set()).add(pair["schema_id"])
+    return found
 
 
 def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict[int, PartitionUpdates]:
-    """Split a decoded micro-batch by partition, and combine the updates of each key."""
+    """Split a decoded micro-batch by partition, and combine the updates of each key.
+
+    Unresolved records count as dead letters: ask the registry about `unresolved` ids first.
+    """
     partitions = pc.unique(table["partition"]).to_pylist()
     return {
         partition: _of_partition(table.filter(pc.equal(table["partition"], partition)), combine)
@@ -47,43 +61,74 @@ def singles(table: pa.Table) -> list[SingleUpdate]:
 
 
 def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
-    cause = rows["cause"]
-    folded = rows.filter(pc.is_null(cause))
-    others = rows.filter(pc.is_valid(cause))
-    ignored = pc.sum(pc.equal(others["cause"], IGNORED)).as_py() or 0
-    unresolved = others.filter(pc.equal(others["cause"], UNRESOLVED))
-    letters = others.filter(pc.invert(pc.is_in(others["cause"], pa.array([IGNORED, UNRESOLVED]))))
+    folded = rows.filter(pc.is_null(rows["cause"]))
+    others = rows.filter(pc.is_valid(rows["cause"]))
+    is_ignored = pc.equal(others["cause"], IGNORED)
+    letters = others.filter(pc.invert(is_ignored))
     return PartitionUpdates(
         updates=_combined(folded, combine),
         applied=folded.num_rows,
-        ignored=ignored,
-        dead_letters=[_record(row, row["cause"]) for row in letters.to_pylist()],
-        unresolved=frozenset(pc.unique(unresolved["schema_id"]).to_pylist()),
+        ignored=pc.sum(is_ignored).as_py() or 0,
+        dead_letters=[
+            _record(row, SCHEMA_ID_UNKNOWN if row["cause"] == UNRESOLVED else row["cause"])
+            for row in letters.to_pylist()
+        ],
     )
 
 
 def _combined(rows: pa.Table, combine: Mapping[str, Combine] | None) -> list[KeyedUpdate]:
     if combine is None or _may_overflow(rows, combine):
-        return [KeyedUpdate(row["key"], _update(row)) for row in rows.sort_by("offset").to_pylist()]
-    ordered = Combine.LAST in combine.values()
-    grouped = (rows.sort_by("offset") if ordered else rows).group_by("key", use_threads=not ordered)
-    result = grouped.aggregate([(column, how.value) for column, how in combine.items()])
-    columns = {name: result[f"{name}_{how.value}"].to_pylist() for name, how in combine.items()}
+        return _single(rows)
+    swinging = pc.is_in(rows["key"], _swinging_keys(rows, combine))
+    steady = rows.filter(pc.invert(swinging))
+    return [*_aggregated(steady, combine), *_single(rows.filter(swinging))]
+
+
+def _single(rows: pa.Table) -> list[KeyedUpdate]:
+    return [KeyedUpdate(row["key"], _update(row)) for row in rows.sort_by("offset").to_pylist()]
+
+
+def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Array:
+    """Keys with updates of both signs: their sum would hide that the state overflowed on the way to it."""
+    keys = [pa.array([], rows.schema.field("key").type)]
+    for name, how in combine.items():
+        bounds = pc.min_max(rows[name]).as_py()
+        if how is Combine.SUM and bounds["min"] is not None and bounds["min"] < 0 < bounds["max"]:
+            signs = rows.group_by("key").aggregate([(name, "min"), (name, "max")])
+            both = pc.equal(pc.multiply(pc.sign(signs[f"{name}_min"]), pc.sign(signs[f"{name}_max"])), -1)
+            keys += signs.filter(both)["key"].chunks
+    return pa.concat_arrays(keys)
+
+
+def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[KeyedUpdate]:
+    aggregates = [(name, how.value) for name, how in combine.items() if how is not Combine.LAST]
+    if len(aggregates) < len(combine):
+        # Arrow knows no last decimal, but the greatest row number of a key is that of its last row.
+        rows = rows.sort_by("offset").append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+        aggregates.append((_ROW, "max"))
+    result = rows.group_by("key").aggregate(aggregates)
+    columns = [
+        rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
+        for name, how in combine.items()
+    ]
     return [
-        KeyedUpdate(key, dict(zip(columns, values, strict=True)))
-        for key, *values in zip(result["key"].to_pylist(), *columns.values(), strict=True)
+        KeyedUpdate(key, dict(zip(combine, values, strict=True)))
+        for key, *values in zip(
+            result["key"].to_pylist(), *(column.to_pylist() for column in columns), strict=True
+        )
     ]
 
 
 def _may_overflow(rows: pa.Table, combine: Mapping[str, Combine]) -> bool:
-    """Whether a sum could leave Arrow's decimal128, which would wrap without a word."""
+    """Whether a sum could leave Arrow's type for it, which would wrap without a word."""
     for name, how in combine.items():
-        if how is not Combine.SUM or not pa.types.is_decimal(rows.schema.field(name).type):
+        kind = rows.schema.field(name).type
+        if how is not Combine.SUM or not (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
             continue
+        limit = 10 ** (_DECIMAL_DIGITS - kind.scale) if pa.types.is_decimal(kind) else _INTEGER_LIMIT
         bounds = pc.min_max(rows[name]).as_py()
-        largest = max((abs(v) for v in bounds.values() if v is not None), default=0)
-        scale = rows.schema.field(name).type.scale
-        if largest * rows.num_rows >= 10 ** (_DECIMAL_DIGITS - scale):
+        # Rounding, should the product have more digits than the context, never takes it below the limit.
+        if max((abs(v) for v in bounds.values() if v is not None), default=0) * rows.num_rows >= limit:
             return True
     return False
 

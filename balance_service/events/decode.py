@@ -1,12 +1,14 @@
-"""Kafka frames → typed columns, and what could not be decoded; all of it on Spark.
+"""Kafka frames → typed columns, and what could not be decoded; all of it on Spark, in one plan.
 
-Every record of a micro-batch becomes one row of an Arrow table. `cause` says what it is:
-null, an update to fold · `IGNORED`, of another type · `UNRESOLVED`, its schema is not known here yet ·
-anything else, why it is a dead letter.
+Every record becomes one row. `cause` says what it is: null, an update to fold · `IGNORED`, of another type ·
+`UNRESOLVED`, its schema is not known here yet · anything else, why it is a dead letter.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,6 @@ from balance_service.avro.codec import MAGIC
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
@@ -30,14 +31,18 @@ UNRESOLVED = "unresolved"
 
 _HEADER_BYTES = 5
 _MAX_PRECISION = 38
-_ENVELOPE = ("partition", "offset", "timestamp", "record_key", "value", "cause", "schema_id")
+_DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
+_ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value")
+_PROBLEM = "_problem"
+_EXACT_TYPES = ("decimal", "int", "bigint")
 
 
 class Decoder:
-    """Decodes by the writer's schema, found by id. Belongs to the stream's thread.
+    """Decodes by the writer's schema, found by id. Used by one thread at a time.
 
-    A schema id is resolved the first time it is seen and never again: what an id means does not change. An id that a
-    registry does not know is asked for anew in each batch, for it may be registered meanwhile.
+    A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
+    never again, for what it means does not change; one that the registry does not know is asked for anew each time,
+    for it may be registered meanwhile.
     """
 
     def __init__(self, spark: SparkSession, read_model: ReadModel, registry: SchemaRegistry) -> None:
@@ -48,24 +53,25 @@ class Decoder:
         self._ignored: set[int] = set()
         self._incompatible: set[int] = set()
 
-    def resolve(self, schema_ids: Iterable[int]) -> set[int]:
-        """Ask the registry for these ids, and return those it does not know.
+    def resolve(self, schema_ids: Iterable[int]) -> bool:
+        """Ask the registry for these ids; returns whether it knows any, so that a new plan will.
 
         Raises:
             RetriableError: the registry does not answer; what was learned until then is kept.
         """
-        unknown = set()
+        learned = False
         for schema_id in schema_ids:
             writer = self._registry.writer_schema(schema_id)
             if writer is None:
-                unknown.add(schema_id)
-            elif writer.record not in self._read_model.event_schemas:
+                continue
+            learned = True
+            if writer.record not in self._read_model.event_schemas:
                 self._ignored.add(schema_id)
             elif self._is_readable(writer):
                 self._events[schema_id] = writer
             else:
                 self._incompatible.add(schema_id)
-        return unknown
+        return learned
 
     def warm_up(self) -> None:
         """Decode a made-up record, so that the JVM has loaded what the first micro-batch needs before it comes."""
@@ -77,45 +83,41 @@ class Decoder:
             F.col("id").alias("offset"),
             F.current_timestamp().alias("timestamp"),
         )
-        self.decode(records, ())
+        self.updates(records).toArrow()
 
-    def decode(self, records: DataFrame, unknown_ids: Collection[int]) -> pa.Table:
-        """One pass over the records.
+    def updates(self, records: DataFrame) -> DataFrame:
+        """The plan: Kafka records → one row each.
 
         Returns:
-            Columns `partition`, `offset`, `cause`, `key` and the update columns; for dead letters also `timestamp`
-            (ms), `record_key` and `value`; for unresolved records `schema_id`.
+            Columns `partition`, `offset`, `cause`; `key` and the update columns where there is an update; otherwise,
+            unless the record is ignored, `timestamp` (ms), `record_key` and `value`, and `schema_id` where unresolved.
         """
-        return self._updates(records, unknown_ids, keep_records=False).toArrow()
+        return self._updates(records, F.col("cause").isNotNull() & (F.col("cause") != IGNORED))
 
-    def decode_keys(self, records: DataFrame, partition: int, keys: Collection[bytes]) -> pa.Table:
-        """The same for the records of some keys on one partition, each with its record's bytes, in offset order."""
-        wanted = F.col("key").isin([F.lit(bytearray(key)) for key in keys])
-        some = records.where((F.col("partition") == partition))
-        rows = self._updates(some, (), keep_records=True).where(wanted & F.col("cause").isNull())
-        return rows.orderBy("offset").toArrow()
+    def updates_of_keys(self, records: DataFrame, keys: Collection[bytes]) -> DataFrame:
+        """The same for the updates of some keys alone, each with its record's bytes, in offset order."""
+        wanted = F.col("key").isin([F.lit(bytearray(key)) for key in keys]) & F.col("cause").isNull()
+        return self._updates(records, F.lit(True)).where(wanted).orderBy("offset")
 
-    def _updates(self, records: DataFrame, unknown_ids: Collection[int], *, keep_records: bool) -> DataFrame:
-        events = self._read_model.updates(self._typed(records, unknown_ids))
-        cause = F.coalesce("frame_cause", "cause")
-        rejected = cause.isNotNull() & ~cause.isin(IGNORED, UNRESOLVED)
-        kept = F.lit(True) if keep_records else rejected
-        envelope = {
-            "cause": cause,
-            "schema_id": F.when(cause == UNRESOLVED, _schema_id(F.col("value"))),
-            "timestamp": F.when(kept, F.unix_millis("timestamp")),
-            "record_key": F.when(kept, F.col("record_key")),
-            "value": F.when(kept, F.col("value")),
-        }
-        folded = {name: F.when(cause.isNull(), F.col(name)) for name in ("key", *self._update_columns(events))}
-        columns = {"partition": F.col("partition"), "offset": F.col("offset"), **envelope, **folded}
-        return events.select(*(column.alias(name) for name, column in columns.items()))
+    def _updates(self, records: DataFrame, keep_record: Column) -> DataFrame:
+        typed = self._typed(records)
+        updates = self._read_model.updates(typed)
+        columns = [name for name in updates.columns if name not in {*typed.columns, "cause"}]
+        # A projection of its own: inlined into every column below it would be computed as often.
+        judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause"))
+        cause = F.col("cause")
+        return judged.select(
+            "partition",
+            "offset",
+            "cause",
+            F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
+            F.when(keep_record, F.unix_millis("timestamp")).alias("timestamp"),
+            F.when(keep_record, F.col("record_key")).alias("record_key"),
+            F.when(keep_record, F.col("value")).alias("value"),
+            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+        )
 
-    def _update_columns(self, events: DataFrame) -> list[str]:
-        types = {schema["name"] for schema in self._read_model.event_schemas.values()}
-        return [c for c in events.columns if c not in {*_ENVELOPE, *types, "key", "event_type", "frame_cause"}]
-
-    def _typed(self, records: DataFrame, unknown_ids: Collection[int]) -> DataFrame:
+    def _typed(self, records: DataFrame) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
         value, header = F.col("value"), F.substring("value", 1, _HEADER_BYTES)
         body = F.expr(f"substring(value, {_HEADER_BYTES + 1})")
@@ -126,11 +128,9 @@ class Decoder:
             .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
             .when(_is_one_of(header, self._ignored), IGNORED)
             .when(_is_one_of(header, self._incompatible), "schema-incompatible")
-            .when(_is_one_of(header, unknown_ids), "schema-id-unknown")
             .when(~_is_one_of(header, self._events), UNRESOLVED)
         )
-        # The writers' structs stand in a projection of their own, so that each body is decoded once however many
-        # of its fields are used.
+        # Each step is a projection of its own, so that what it computes is computed once, however often it is used.
         framed = records.select(
             "partition",
             "offset",
@@ -140,32 +140,42 @@ class Decoder:
             "value",
             cause.alias("frame_cause"),
             *(
-                F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(f"writer_{i}")
+                F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(
+                    f"writer_{i}"
+                )
                 for i, w in self._events.items()
             ),
         )
-        event_type: Column = F.lit(None).cast("string")
-        structs: dict[str, Column] = {}
-        decode_cause: Column = F.lit(None).cast("string")
-        for name, reader in self._read_model.event_schemas.items():
-            event: Column = F.lit(None).cast(_struct_type(reader))
-            for schema_id, writer in self._events.items():
-                if writer.record != name:
-                    continue
-                raw = f"writer_{schema_id}"
-                mine = F.col("frame_cause").isNull() & F.col(raw).isNotNull()
-                fields, problem = _in_shape_of(reader, framed, raw)
-                event_type = F.when(mine, F.lit(name)).otherwise(event_type)
-                decode_cause = F.when(mine, problem).otherwise(decode_cause)
-                event = F.when(mine & problem.isNull(), fields).otherwise(event)
-            structs[reader["name"]] = event
-        never_decoded = F.when(F.coalesce(F.col("frame_cause"), event_type).isNull(), F.lit("body-undecodable"))
-        return framed.withColumns(
-            {
-                **structs,
-                "event_type": event_type,
-                "frame_cause": F.coalesce(F.col("frame_cause"), decode_cause, never_decoded),
-            }
+        shaped = framed.select(
+            *_ENVELOPE,
+            "frame_cause",
+            *(
+                F.coalesce(
+                    F.lit(None).cast(_struct_type(reader)),
+                    *(
+                        F.when(F.col(f"writer_{i}").isNotNull(), _in_shape_of(reader, framed, f"writer_{i}"))
+                        for i, writer in self._events.items()
+                        if writer.record == record
+                    ),
+                ).alias(reader["name"])
+                for record, reader in self._read_model.event_schemas.items()
+            ),
+        )
+        names = {record: reader["name"] for record, reader in self._read_model.event_schemas.items()}
+        problem = F.coalesce(
+            "frame_cause",
+            *(F.col(f"{name}.{_PROBLEM}") for name in names.values()),
+            F.when(~_any(F.col(name).isNotNull() for name in names.values()), "body-undecodable"),
+        )
+        judged = shaped.withColumn("frame_cause", problem)
+        intact = F.col("frame_cause").isNull()
+        return judged.select(
+            *_ENVELOPE,
+            "frame_cause",
+            F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias(
+                "event_type"
+            ),
+            *(F.when(intact, F.col(name)).alias(name) for name in names.values()),
         )
 
     def _is_readable(self, writer: WriterSchema) -> bool:
@@ -174,50 +184,67 @@ class Decoder:
         empty = self._spark.createDataFrame([], "value binary")
         try:
             decoded = empty.select(from_avro("value", writer.text, {"mode": "PERMISSIVE"}).alias("event"))
-            fields, problem = _in_shape_of(reader, decoded, "event")
-            _ = decoded.select(fields, problem).schema
+            _ = decoded.select(_in_shape_of(reader, decoded, "event")).schema
         except Exception:  # Spark raises whatever its converter and analyser trip over
             return False
         return True
 
 
-def _in_shape_of(reader: Schema, records: DataFrame, column: str) -> tuple[Column, Column]:
-    """A writer's struct with our fields in our types, and why that is not possible for a row.
+def _in_shape_of(reader: Schema, records: DataFrame, column: str) -> Column:
+    """A writer's struct with our fields in our types, and `_PROBLEM`: null, or why a row cannot have that shape.
 
     Decimals keep the reader's scale and get all the precision there is; a row that would lose a digit is refused.
 
     Raises:
         KeyError: the writer lacks a field that has no default.
+        TypeError: the writer has money in a type that is not exact.
     """
-    written = {field.name: field.dataType for field in records.schema[column].dataType.fields}
+    written = {field.name: field.dataType.simpleString() for field in records.schema[column].dataType.fields}
     shaped: list[Column] = []
-    nothing: Column = F.lit(True)
-    missing: Column = F.lit(False)
-    lossy: Column = F.lit(False)
-    for name in written:
-        nothing = nothing & F.col(f"{column}.`{name}`").isNull()
+    missing: list[Column] = []
+    lossy: list[Column] = []
     for field in reader["fields"]:
         name, wanted = field["name"], _spark_type(field["type"])
         if name not in written:
             shaped.append(F.lit(field["default"]).cast(wanted).alias(name))
             continue
+        if wanted.startswith("decimal") and not written[name].startswith(_EXACT_TYPES):
+            raise TypeError(f"{name} is {written[name]}, which is not exact")
         source = F.col(f"{column}.`{name}`")
-        target = source if written[name].simpleString() == wanted else source.try_cast(wanted)
-        missing = missing | source.isNull()
-        if wanted.startswith("decimal") and written[name].simpleString() != wanted:
-            lossy = lossy | ~target.eqNullSafe(source)
+        target = source if written[name] == wanted else source.try_cast(wanted)
+        missing.append(source.isNull())
+        if not _holds(wanted, written[name]):
+            # There and back: Spark would compare decimals of two scales in a third, which may round.
+            lossy.append(~target.try_cast(written[name]).eqNullSafe(source))
         shaped.append(target.alias(name))
+    something = _any(F.col(f"{column}.`{name}`").isNotNull() for name in written)
     problem = (
-        F.when(nothing, F.lit("body-undecodable"))
-        .when(missing, F.lit("field-null"))
-        .when(lossy, F.lit("decimal-loses-digits"))
+        F.when(~something, "body-undecodable")
+        .when(_any(missing), "field-null")
+        .when(_any(lossy), "decimal-loses-digits")
     )
-    return F.struct(*shaped), problem
+    return F.struct(*shaped, problem.alias(_PROBLEM))
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    """Whether any condition holds; none of them may be null."""
+    return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def _holds(wanted: str, written: str) -> bool:
+    """Whether every value of one Spark type fits into another unchanged."""
+    if written == wanted:
+        return True
+    to, of = _DECIMAL.fullmatch(wanted), _DECIMAL.fullmatch(written)
+    if to is None or of is None:
+        return to is None
+    scale = int(of[2])
+    return scale <= int(to[2]) and int(of[1]) - scale <= int(to[1]) - int(to[2])
 
 
 def _struct_type(reader: Schema) -> str:
     fields = ",".join(f"`{field['name']}`:{_spark_type(field['type'])}" for field in reader["fields"])
-    return f"struct<{fields}>"
+    return f"struct<{fields},{_PROBLEM}:string>"
 
 
 _SPARK_TYPES: Mapping[str, str] = {

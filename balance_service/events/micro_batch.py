@@ -1,6 +1,8 @@
-"""The micro-batches of one streaming query: decode, combine, hand each task its part to commit.
+"""The micro-batches of one streaming query: collect, combine, hand each task its part to commit.
 
-Spark calls `process` on a thread of its own, one batch at a time; the tasks of a batch commit on a pool.
+Spark calls `process` on a thread of its own, one batch at a time. A batch is committed on a pool, while Spark reads
+the next one: the tasks' positions are the truth, not Spark's idea of what is done, so a commit that fails behind
+Spark's back costs only the query. At most one batch is being committed.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
-from balance_service.events.combine import PartitionUpdates, by_partition, singles
+from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved
 from balance_service.state.records import TaskBatch
 from balance_service.state.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor, Future
     from pathlib import Path
 
     import pyarrow as pa
@@ -51,7 +53,13 @@ class MicroBatches:
         metrics: Metrics,
         pool: Executor,
         checkpoint: Path,
+        read_range: Callable[[int, int, int], DataFrame],
+        on_incomplete: Callable[[], None],
     ) -> None:
+        """Args:
+        read_range: partition, start, end → the source's records there, once more.
+        on_incomplete: told that the query must end, if it has not ended yet.
+        """
         self._read_model = read_model
         self._decoder = decoder
         self._tasks = tasks
@@ -59,34 +67,52 @@ class MicroBatches:
         self._metrics = metrics
         self._pool = pool
         self._offset_log = checkpoint / "offsets"
+        self._read_range = read_range
         self.starts = {partition: task.position for partition, task in members.items()}
         self.incomplete = False
+        self._on_incomplete = on_incomplete
+        self._committing: Future[bool] | None = None
+        self._closed = False
 
-    def process(self, records: DataFrame, batch_id: int) -> None:
-        """Commit one batch.
+    def process(self, rows: DataFrame, batch_id: int) -> None:
+        """Begin to commit one batch, as the decoder's plan yields it, once the one before is committed.
 
         Raises:
-            BatchIncompleteError: a task did not take its part; the query must not go on.
+            BatchIncompleteError: a task did not take its part of this batch or the one before.
         """
         began = time.monotonic()
         ends = self._ends(batch_id)
-        parts, waiting = self._decoded(records)
-        read = partial(self._singles, records)
-        commits = {
-            self._members[partition]: self._pool.submit(
-                self._commit, self._members[partition], self._part(partition, end, parts, read)
-            )
-            for partition, end in ends.items()
-            if partition not in waiting
-        }
-        taken = [commit.result() for commit in commits.values()]
-        for partition, reason in waiting.items():
-            self._tasks.wait(self._members[partition], reason)
-        self._metrics.batch_seconds.observe(time.monotonic() - began)
-        if waiting or not all(taken):
-            self.incomplete = True
-            raise BatchIncompleteError("a task did not take its part of the batch")
+        table: pa.Table = rows.toArrow()
+        waiting = self._resolve(table)
+        self._settle()
+        self._committing = self._pool.submit(self._commit, table, waiting, self.starts, ends, began)
         self.starts = ends
+
+    def close(self) -> None:
+        """Take no more batches, and wait for the one that is being committed."""
+        self._closed = True
+        if self._committing is not None:
+            self._committing.result()
+
+    def _settle(self) -> None:
+        """Wait for the batch before."""
+        if self._closed or (self._committing is not None and not self._committing.result()):
+            raise self._ended("a task did not take its part of the batch before")
+
+    def _resolve(self, table: pa.Table) -> dict[int, str]:
+        """Ask the registry about ids that the plan does not know; returns the partitions that must wait, and why."""
+        found = unresolved(table)
+        try:
+            if found and self._decoder.resolve(sorted(set().union(*found.values()))):
+                raise self._ended("the batch holds schemas that the plan does not know yet")
+        except RetriableError as error:
+            return dict.fromkeys(found, str(error))
+        return {}
+
+    def _ended(self, reason: str) -> BatchIncompleteError:
+        self.incomplete = True
+        self._on_incomplete()
+        return BatchIncompleteError(reason)
 
     def _ends(self, batch_id: int) -> dict[int, int]:
         # Spark writes its offset log before it runs the batch. The log, unlike the records, also tells of ranges
@@ -95,43 +121,44 @@ class MicroBatches:
         (partitions,) = json.loads(planned).values()
         return {int(partition): int(end) for partition, end in partitions.items()}
 
-    def _decoded(self, records: DataFrame) -> tuple[dict[int, PartitionUpdates], dict[int, str]]:
-        """The batch by partition, and the partitions that must wait for the registry, with the reason."""
-        unknown: set[int] = set()
-        while True:
-            table = self._decoder.decode(records, unknown)
-            parts = by_partition(table, self._read_model.combine)
-            unresolved = frozenset().union(*(part.unresolved for part in parts.values()))
-            if not unresolved:
-                return parts, {}
-            try:
-                unknown |= self._decoder.resolve(sorted(unresolved))
-            except RetriableError as error:
-                return parts, {p: str(error) for p, part in parts.items() if part.unresolved}
-
-    def _part(
+    def _commit(
         self,
-        partition: int,
-        end: int,
-        parts: Mapping[int, PartitionUpdates],
-        read: partial[Sequence[SingleUpdate]],
-    ) -> TaskBatch:
-        part = parts.get(partition, PartitionUpdates())
-        return TaskBatch(
-            self.starts[partition],
-            end,
-            part.updates,
-            part.applied,
-            part.ignored,
-            part.dead_letters,
-            partial(read, partition),
-        )
+        table: pa.Table,
+        waiting: Mapping[int, str],
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
+        began: float,
+    ) -> bool:
+        """Commit a batch; whether every task took its part."""
+        parts = by_partition(table, self._read_model.combine)
+        commits = []
+        for partition, end in ends.items():
+            if partition not in waiting:
+                part, start = parts.get(partition, PartitionUpdates()), starts[partition]
+                batch = TaskBatch(
+                    start,
+                    end,
+                    part.updates,
+                    part.applied,
+                    part.ignored,
+                    part.dead_letters,
+                    partial(self._singles, partition, start, end),
+                )
+                commits.append(self._pool.submit(self._commit_part, self._members[partition], batch))
+        taken = [commit.result() for commit in commits]
+        for partition, reason in waiting.items():
+            self._tasks.wait(self._members[partition], reason)
+        self._metrics.batch_seconds.observe(time.monotonic() - began)
+        if waiting or not all(taken):
+            self._ended("")
+            return False
+        return True
 
-    def _singles(self, records: DataFrame, partition: int, keys: Sequence[bytes]) -> Sequence[SingleUpdate]:
-        table: pa.Table = self._decoder.decode_keys(records, partition, keys)
-        return singles(table)
+    def _singles(self, partition: int, start: int, end: int, keys: Sequence[bytes]) -> Sequence[SingleUpdate]:
+        records = self._read_range(partition, start, end)
+        return singles(self._decoder.updates_of_keys(records, keys).toArrow())
 
-    def _commit(self, task: Task, batch: TaskBatch) -> bool:
+    def _commit_part(self, task: Task, batch: TaskBatch) -> bool:
         try:
             done = task.process(batch)
         except TaskMigratedError as error:

@@ -54,20 +54,29 @@ def start_spark(settings: Settings) -> SparkSession:
 
 
 def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int, int]) -> DataFrame:
-    """The source topic from these positions on, only these partitions, only what is committed."""
+    """The source topic from these positions on, as a stream: only these partitions, only what is committed."""
+    options = _source_options(settings, positions)
+    bound = {"maxOffsetsPerTrigger": str(settings.max_records_per_batch)}
+    return spark.readStream.format("kafka").options(**options, **bound).load()
+
+
+def read_range(spark: SparkSession, settings: Settings, partition: int, start: int, end: int) -> DataFrame:
+    """The source's committed records of one partition in `[start, end)`."""
+    ends = {"endingOffsets": json.dumps({settings.topic: {str(partition): end}})}
+    return spark.read.format("kafka").options(**_source_options(settings, {partition: start}), **ends).load()
+
+
+def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[str, str]:
     topic = settings.topic
-    reader = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", settings.bootstrap_servers)
-        .option("kafka.isolation.level", "read_committed")
+    translated = jvm_properties(settings.kafka_config)
+    return {
+        "kafka.bootstrap.servers": settings.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
         # The connector prefetches behind a batch's end; the default wait of 500 ms would hold up the next batch.
-        .option("kafka.fetch.max.wait.ms", "10")
-        .option("kafka.max.partition.fetch.bytes", str(4 << 20))
-        .option("assign", json.dumps({topic: sorted(positions)}))
-        .option("startingOffsets", json.dumps({topic: {str(p): o for p, o in positions.items()}}))
-        .option("maxOffsetsPerTrigger", str(settings.max_records_per_batch))
-        .option("failOnDataLoss", "true")
-    )
-    for name, value in jvm_properties(settings.kafka_config).items():
-        reader = reader.option(f"kafka.{name}", value)
-    return reader.load()
+        "kafka.fetch.max.wait.ms": "10",
+        "kafka.max.partition.fetch.bytes": str(4 << 20),
+        **{f"kafka.{name}": value for name, value in translated.items()},
+        "assign": json.dumps({topic: sorted(positions)}),
+        "startingOffsets": json.dumps({topic: {str(p): o for p, o in positions.items()}}),
+        "failOnDataLoss": "true",
+    }

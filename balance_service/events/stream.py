@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import structlog
 
 from balance_service.errors import RetriableError
 from balance_service.events.micro_batch import MicroBatches
-from balance_service.events.spark import read_source
+from balance_service.events.spark import read_range, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,17 +105,26 @@ class Stream:
             return
         with tempfile.TemporaryDirectory(prefix="balance-checkpoint-", ignore_cleanup_errors=True) as folder:
             checkpoint = Path(folder)
-            # Under the lock no batch of an earlier query can still move a position.
-            with self._batch_lock:
-                batches = MicroBatches(
-                    self._read_model, self._decoder, self._tasks, tasks, self._metrics, self._pool, checkpoint
-                )
+            batches = MicroBatches(
+                self._read_model,
+                self._decoder,
+                self._tasks,
+                tasks,
+                self._metrics,
+                self._pool,
+                checkpoint,
+                partial(read_range, self._spark, self._settings),
+                self.changed,
+            )
             query = self._start(batches, checkpoint)
             log.info("query started", positions=batches.starts)
             try:
                 self._watch(query, tasks, batches)
             finally:
                 query.stop()
+                # Spark's thread may still be in a batch. After this no position moves but by the next query.
+                with self._batch_lock:
+                    batches.close()
 
     def _intact_tasks(self) -> dict[int, Task]:
         """The running tasks whose source is still the log they were folding."""
@@ -131,13 +141,14 @@ class Stream:
         return self._tasks.running()
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
-        def process(records: DataFrame, batch_id: int) -> None:
+        def process(rows: DataFrame, batch_id: int) -> None:
             with self._batch_lock:
-                batches.process(records, batch_id)
+                batches.process(rows, batch_id)
             self.problem = ""
 
-        source = read_source(self._spark, self._settings, batches.starts)
-        writer = source.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
+        # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
+        updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
+        writer = updates.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
         return writer.start()
 
     def _watch(self, query: StreamingQuery, tasks: Mapping[int, Task], batches: MicroBatches) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 _MAX_PARAMETERS = 16
 _MIN_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,18})")
-# Digits are checked before a number is made of them: Decimal takes "Infinity", "1_000" and exponents of any size.
+# Digits are checked before a number is made of them: Decimal takes "Infinity", "1_000" and exponents of any
+# size.
 _DECIMAL = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
+_EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
 _AMOUNT_RULE = (
     "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
 )
@@ -79,7 +81,13 @@ def balance_query(request: web.Request) -> BalanceQuery:
 def add_funds(body: bytes) -> AddFunds:
     """The command in a request's body. Raises Problem 400."""
     try:
-        parsed = json.loads(body, parse_float=_Number, parse_int=_Number, parse_constant=_no_constant)
+        parsed = json.loads(
+            body,
+            parse_float=_Number,
+            parse_int=_Number,
+            parse_constant=_no_constant,
+            object_pairs_hook=_object,
+        )
     except (ValueError, RecursionError):
         raise Problem(400, 'the body is not JSON; send {"customerId": "c1", "amount": 12.34}') from None
     if not isinstance(parsed, dict):
@@ -112,13 +120,21 @@ def amount_of(value: Any) -> Decimal:
         digits = format(Decimal(value), "f")
     if not _DECIMAL.fullmatch(digits) or Decimal(digits) <= 0:
         raise Problem(400, _AMOUNT_RULE)
-    return Decimal(digits).quantize(Decimal("0.01"))
+    return Decimal(digits).quantize(Decimal("0.01"), context=_EXACT)
 
 
 class _Number(str):
     """A JSON number's own digits: it never passes through a binary float."""
 
     __slots__ = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON leaves it open which of two values counts; where they are money, neither does.
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise Problem(400, "the body has a name more than once in an object")
+    return fields
 
 
 def _no_constant(name: str) -> Any:

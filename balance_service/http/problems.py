@@ -16,6 +16,10 @@ log = structlog.get_logger(__name__)
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
+_DETAILS = {
+    404: "there is nothing at this path; /openapi.json lists what there is",
+    405: "this path does not take this method; the header Allow names those it takes",
+}
 
 
 class Problem(Exception):
@@ -60,7 +64,8 @@ async def problems(
         return response(problem)
     except web.HTTPException as error:
         kept = {name: value for name, value in error.headers.items() if name in ("Allow", "Location")}
-        return response(Problem(error.status, error.text or error.reason), kept)
+        detail = _DETAILS.get(error.status) or error.text or error.reason
+        return response(Problem(error.status, detail), kept)
     except Exception:
         log.exception("a request failed", path=request.path)
         return response(Problem(500, "something went wrong here; the log says what"))

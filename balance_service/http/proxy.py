@@ -1,7 +1,7 @@
 """One hop to the instance that owns the key, over one pooled session.
 
-A peer's address comes from a topic, so it is not trusted: fixed path, re-encoded parameters, no redirects, capped
-size, headers by allow-list.
+A peer's address comes from a topic, so it is not trusted: fixed path, re-encoded parameters, no redirects,
+capped size, headers by allow-list.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import aiohttp
 from yarl import URL
 
 from balance_service.errors import RetriableError
+from balance_service.http.problems import PROBLEM_JSON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,9 @@ ANSWER_HEADERS = (
     "Balance-Epoch",
     "Retry-After",
 )
+# What an owner answers, as far as it may be passed on; anything else is not from one of us.
+_STATUSES = frozenset({200, 400, 404, 421, 500, 503})
+_CONTENT_TYPES = frozenset({"application/json", PROBLEM_JSON})
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_CONNECTIONS_PER_PEER = 64
 
@@ -71,6 +75,11 @@ class Proxy:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as answer:
+                is_ours = answer.status in _STATUSES and answer.content_type in _CONTENT_TYPES
+                if not is_ours or "Content-Encoding" in answer.headers:
+                    raise RetriableError(
+                        f"the owner at {address} answered {answer.status} with {answer.content_type}"
+                    )
                 body = await answer.content.read(_MAX_ANSWER_BYTES + 1)
                 while len(body) <= _MAX_ANSWER_BYTES and (more := await answer.content.readany()):
                     body += more

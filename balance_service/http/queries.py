@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -17,6 +16,7 @@ from balance_service.http.proxy import FORWARDED_HEADER, PeerAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from decimal import Decimal
 
     from balance_service.http.parameters import BalanceQuery
     from balance_service.http.proxy import Proxy
@@ -101,7 +101,8 @@ class Queries:
     async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> web.Response:
         """The owner's answer through it; asks once more if the owner has changed meanwhile.
 
-        A query that waits for a position goes on asking: it outlasts a partition's move where its deadline does.
+        A query that waits for a position goes on asking: it outlasts a partition's move where its deadline
+        does.
         """
         reason = f"nobody is known to own partition {partition} now"
         for attempt in itertools.count():

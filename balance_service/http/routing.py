@@ -6,17 +6,17 @@ Called on the event loop's thread only; what it asks answers from immutable snap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.state.task import ANSWERING
 
 if TYPE_CHECKING:
     from balance_service.cluster.directory import ApplicationServer, ServerTable
-    from balance_service.cluster.membership import Membership
+    from balance_service.cluster.membership import Lease
     from balance_service.cluster.watermarks import Watermarks
     from balance_service.state.records import Position
-    from balance_service.state.tasks import Tasks
+    from balance_service.state.store import StoreView
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 
@@ -30,6 +30,29 @@ class LocalAnswer:
     lag: int | None
 
 
+class Readable(Protocol):
+    """A task, as far as it is read from."""
+
+    @property
+    def view(self) -> StoreView | None:
+        """States and position as of the last commit; None unless it answers."""
+
+
+class ReadableTasks(Protocol):
+    """The tasks of this instance."""
+
+    def task(self, partition: int) -> Readable | None:
+        """The task of a partition; None if the partition is not ours."""
+
+
+class Leased(Protocol):
+    """Whoever holds the lease of this instance."""
+
+    @property
+    def lease(self) -> Lease:
+        """Until when it may answer as owner."""
+
+
 class Routing:
     """Finds who may answer for a key of one read model."""
 
@@ -38,8 +61,8 @@ class Routing:
         read_model: str,
         partitions: int,
         address: str,
-        tasks: Tasks,
-        membership: Membership,
+        tasks: ReadableTasks,
+        membership: Leased,
         watermarks: Watermarks,
         servers: ServerTable,
     ) -> None:

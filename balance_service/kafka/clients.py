@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,16 +30,24 @@ _MIB = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 _QUEUE_KBYTES = 1 << 20
 
-# librdkafka says in files what the JVM client says in PEM stores.
-_JVM_NAMES = {
-    "ssl.ca.location": "ssl.truststore.location",
-    "ssl.keystore.location": "ssl.keystore.location",
-    "ssl.keystore.password": "ssl.keystore.password",
-    "ssl.key.password": "ssl.key.password",
-    "security.protocol": "security.protocol",
-    "sasl.mechanism": "sasl.mechanism",
-    "sasl.mechanisms": "sasl.mechanism",
-    "client.rack": "client.rack",
+_SAME_IN_THE_JVM = {
+    "client.rack",
+    "sasl.mechanism",
+    "security.protocol",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.password",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+}
+# Files to librdkafka, their content to the JVM client.
+_PEM_FILES = {
+    "ssl.certificate.location": "ssl.keystore.certificate.chain",
+    "ssl.key.location": "ssl.keystore.key",
+}
+_PEM_TEXTS = {
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
 }
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -95,15 +104,33 @@ def reader_config(settings: Settings) -> ClientConfig:
 
 
 def jvm_properties(config: Mapping[str, str]) -> dict[str, str]:
-    """Librdkafka properties in the names of the JVM client, where it has them."""
-    translated = {_JVM_NAMES[name]: value for name, value in config.items() if name in _JVM_NAMES}
+    """Librdkafka properties as the JVM client wants them, where it has them.
+
+    Raises:
+        ConfigurationError: a file that a property names cannot be read.
+    """
+    jvm = {name: value for name, value in config.items() if name in _SAME_IN_THE_JVM}
+    jvm |= {_PEM_TEXTS[name]: value for name, value in config.items() if name in _PEM_TEXTS}
+    jvm |= {_PEM_FILES[name]: _content(name, value) for name, value in config.items() if name in _PEM_FILES}
     if "ssl.ca.location" in config:
-        translated["ssl.truststore.type"] = "PEM"
-    login = _LOGIN_MODULES.get(translated.get("sasl.mechanism", ""))
+        jvm["ssl.truststore.location"] = config["ssl.ca.location"]
+    if jvm.keys() & {"ssl.truststore.location", "ssl.truststore.certificates"}:
+        jvm["ssl.truststore.type"] = "PEM"
+    if "ssl.keystore.location" in jvm:
+        jvm["ssl.keystore.type"] = "PKCS12"
+    elif "ssl.keystore.key" in jvm:
+        jvm["ssl.keystore.type"] = "PEM"
+    if "security.protocol" in jvm:
+        jvm["security.protocol"] = jvm["security.protocol"].upper()
+    if jvm.get("ssl.endpoint.identification.algorithm") == "none":
+        jvm["ssl.endpoint.identification.algorithm"] = ""
+    if "sasl.mechanisms" in config:
+        jvm["sasl.mechanism"] = config["sasl.mechanisms"]
+    login = _LOGIN_MODULES.get(jvm.get("sasl.mechanism", ""))
     if login and "sasl.username" in config:
         user, password = _quoted(config["sasl.username"]), _quoted(config.get("sasl.password", ""))
-        translated["sasl.jaas.config"] = f"{login} required username={user} password={password};"
-    return translated
+        jvm["sasl.jaas.config"] = f"{login} required username={user} password={password};"
+    return jvm
 
 
 def by_remedy(error: KafkaException, doing: str) -> RetriableError | TaskMigratedError:
@@ -119,3 +146,12 @@ def by_remedy(error: KafkaException, doing: str) -> RetriableError | TaskMigrate
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def _content(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"BALANCE_KAFKA_CONFIG: {name} {path} cannot be read: {error.strerror}"
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 from confluent_kafka import (
@@ -55,7 +55,10 @@ class Topics:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._admin = AdminClient(common_config(settings))
+        self._admin = AdminClient(
+            # Its stub knows no logger.
+            cast("dict[str, str | int | float | bool]", common_config(settings))
+        )
 
     def find(self, name: str) -> Topic | None:
         """A topic as it is now; None if there is none.
@@ -132,7 +135,7 @@ class Topics:
             time.sleep(0.1)
 
     def offsets(self, name: str, partitions: Iterable[int], *, earliest: bool = False) -> dict[int, int]:
-        """Per partition the high watermark, read uncommitted; with `earliest`, the first offset still there."""
+        """Per partition the high watermark, read uncommitted; `earliest`: the first offset still there."""
         spec = OffsetSpec.earliest() if earliest else OffsetSpec.latest()
         wanted = {TopicPartition(name, partition): spec for partition in partitions}
         if not wanted:
@@ -178,8 +181,8 @@ class Topics:
             code = error.args[0].code()
             if code == KafkaError.INVALID_REPLICATION_FACTOR:
                 raise ConfigurationError(
-                    f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the cluster "
-                    f"has brokers, so topic '{name}' cannot be created; lower it"
+                    f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the "
+                    f"cluster has brokers, so topic '{name}' cannot be created; lower it"
                 ) from error
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise ConfigurationError(
@@ -217,8 +220,8 @@ class Topics:
         finite = [key for key in ("retention.ms", "retention.bytes") if int(config[key]) >= 0]
         if finite:
             raise ConfigurationError(
-                f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be rebuilt "
-                f"from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
+                f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be "
+                f"rebuilt from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
             )
 
     def _warn_of_few_replicas(self) -> None:

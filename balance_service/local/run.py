@@ -19,11 +19,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LOOK_EVERY_SECONDS = 1.0
-_SAMPLES = (("alice", "12.34"), ("bob", "100"), ("alice", "0.10"), ("alice", "0.20"), ("carol", "9999999999999999.99"))
+_SAMPLES = (
+    ("alice", "12.34"),
+    ("bob", "100"),
+    ("alice", "0.10"),
+    ("alice", "0.20"),
+    ("carol", "9999999999999999.99"),
+)
 
 
 def run_local(
-    instances: int, kafka_port: int, registry_port: int, http_port: int, data_dir: Path, *, sample_events: bool
+    instances: int,
+    kafka_port: int,
+    registry_port: int,
+    http_port: int,
+    data_dir: Path,
+    *,
+    sample_events: bool,
 ) -> None:
     """Run all of it in the foreground.
 

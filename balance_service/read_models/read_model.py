@@ -35,7 +35,7 @@ class ReadModel(Protocol):
 
     @property
     def event_schemas(self) -> Mapping[str, Schema]:
-        """The events it folds: Avro full name → the schema it wants them in. Others are ignored and counted."""
+        """The events it folds: Avro full name → the schema it wants them in. Others are ignored."""
 
     @property
     def state_schema(self) -> Schema:
@@ -49,13 +49,13 @@ class ReadModel(Protocol):
         """On Spark, events → updates, one row each.
 
         Args:
-            events: among others the columns `key` (binary, the record's), `event_type` (Avro full name) and, per
-                event type, a struct under its simple name: null where the row is of another type or could not
-                be decoded.
+            events: among others the columns `key` (binary, the record's), `event_type` (Avro full name) and,
+                per event type, a struct under its simple name: null where the row is of another type or could
+                not be decoded.
 
         Returns:
-            The same rows with columns added: the update columns, and `cause`: null, or why this event can never
-            be applied. `key` may be replaced by the key whose state the event changes.
+            The same rows with columns added: the update columns, and `cause`: null, or why this event can
+            never be applied. `key` may be replaced by the key whose state the event changes.
         """
 
     def fold(self, state: State | None, update: Update) -> State:

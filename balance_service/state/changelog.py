@@ -1,7 +1,7 @@
 """The changelog of one task: one transactional writer, and the replay that restores a store.
 
-A `ChangelogWriter` belongs to one task and is used under that task's lock. `replay` runs on the thread that opens
-the task.
+A `ChangelogWriter` belongs to one task and is used under that task's lock. `replay` runs on the thread that
+opens the task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.errors import (
+    FatalError,
+    RetriableError,
+    StoreCorruptedError,
+    TaskHaltedError,
+    TaskMigratedError,
+)
 from balance_service.kafka.clients import by_remedy
 from balance_service.state.records import POSITION_KEY
 
@@ -38,8 +44,8 @@ _REPLAY_SILENCE_SECONDS = 30.0
 class ChangelogWriter:
     """The one writer of a task's changelog partition, by its transactional id.
 
-    Once any call has failed the writer is spent: close it, open another. (librdkafka must not go on with a producer
-    whose commit timed out.)
+    Once any call has failed the writer is spent: close it, open another. (librdkafka must not go on with a
+    producer whose commit timed out.)
     """
 
     def __init__(
@@ -51,11 +57,11 @@ class ChangelogWriter:
         source: str,
         application_id: str,
     ) -> None:
-        self._producer = Producer(config)
+        self._producer: Producer | None = Producer(config)
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
-        self._origin = [
+        self._origin: list[tuple[str, str | bytes | None]] = [
             ("dead-letter-topic", source.encode()),
             ("dead-letter-application-id", application_id.encode()),
         ]
@@ -69,7 +75,7 @@ class ChangelogWriter:
         """
         for attempt in range(_FENCE_ATTEMPTS):
             try:
-                self._producer.init_transactions(_FENCE_TIMEOUT_SECONDS)
+                self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
             except KafkaException as error:
                 if not error.args[0].retriable() or attempt == _FENCE_ATTEMPTS - 1:
                     raise by_remedy(error, "fencing the task's previous holder") from error
@@ -86,39 +92,55 @@ class ChangelogWriter:
             TaskMigratedError: fenced; certainly not committed.
             RetriableError: not committed, or nobody knows; the changelog will say.
         """
-        delivery = _Delivery()
-        producer = self._producer
         try:
-            producer.begin_transaction()
-            for key, value in states:
-                producer.produce(self._changelog, value, key, self._partition, on_delivery=delivery.report)
-            for letter in dead_letters:
-                producer.produce(
-                    self._dead_letters,
-                    letter.value,
-                    letter.key,
-                    self._partition,
-                    on_delivery=delivery.report,
-                    headers=self._headers(letter),
-                )
-            producer.produce(
-                self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position
-            )
-            unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
-            delivery.check(unsent)
-            producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
+            return self._transact(self._open_producer(), states, dead_letters, position)
         except KafkaException as error:
             raise by_remedy(error, "committing a micro-batch") from error
         except BufferError as error:
             raise RetriableError("the producer's queue is full") from error
-        return delivery.position_offset + 1
 
     def close(self) -> None:
-        """Destroy the producer without waiting for what it still holds."""
-        self._producer.purge()
-        self._producer.close(0)
+        """Destroy the producer without waiting for what it still holds. Idempotent.
 
-    def _headers(self, letter: DeadLetter) -> list[tuple[str, bytes]]:
+        Not by its own `close`, which would wait for the broker to abort the transaction: the next `fence` does that.
+        """
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _transact(
+        self,
+        producer: Producer,
+        states: Sequence[Record],
+        dead_letters: Iterable[DeadLetter],
+        position: bytes,
+    ) -> int:
+        delivery = _Delivery()
+        producer.begin_transaction()
+        for key, value in states:
+            producer.produce(self._changelog, value, key, self._partition, on_delivery=delivery.report)
+        for letter in dead_letters:
+            producer.produce(
+                self._dead_letters,
+                letter.value,
+                letter.key,
+                self._partition,
+                on_delivery=delivery.report,
+                headers=self._headers(letter),
+            )
+        producer.produce(
+            self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position
+        )
+        delivery.check(producer.flush(_COMMIT_TIMEOUT_SECONDS))
+        producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
+        return delivery.position_offset + 1
+
+    def _open_producer(self) -> Producer:
+        if self._producer is None:
+            raise TaskMigratedError("the task's writer is closed")
+        return self._producer
+
+    def _headers(self, letter: DeadLetter) -> list[tuple[str, str | bytes | None]]:
         return [
             ("dead-letter-cause", letter.cause.encode()),
             *self._origin,
@@ -142,7 +164,7 @@ class _Delivery:
     def report_position(self, error: KafkaError | None, message: Message) -> None:
         self.report(error, message)
         if error is None:
-            self.position_offset = message.offset()
+            self.position_offset = _offset(message)
 
     def check(self, unsent: int) -> None:
         if self._error is not None:
@@ -163,8 +185,14 @@ def replay(
     """Read the changelog, as committed, from `start` until the reader stands at `end`.
 
     Args:
-        apply: called with records in their order and the changelog offset after them; a position record, where one
-            is among them, is the last.
+        config: of a consumer that reads what is committed.
+        topic: the changelog.
+        partition: of the changelog.
+        start: the store's changelog offset.
+        end: the changelog's end, taken once no predecessor can write any more.
+        should_stop: asked between reads.
+        apply: called with records in their order and the changelog offset after them; a position record,
+            where one is among them, is the last.
 
     Returns:
         How many records were read.
@@ -179,7 +207,8 @@ def replay(
         return 0
     consumer = Consumer(config)
     try:
-        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
+        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right
+        # answer.
         consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
         return _replay(consumer, TopicPartition(topic, partition), end, apply, should_stop)
     except KafkaException as error:
@@ -210,25 +239,32 @@ def _replay(
             if (error := message.error()) is not None:
                 reached = _end_of_partition(error, message)
                 continue
-            key = message.key()
+            key = message.key() or b""
             buffer.append((key, message.value()))
             count += 1
             if key == POSITION_KEY or len(buffer) >= _REPLAY_BUFFER:
-                apply(buffer, message.offset() + 1)
+                apply(buffer, _offset(message) + 1)
                 buffer = []
     if buffer:
         raise TaskHaltedError(
-            f"the changelog {tp.topic}-{tp.partition} ends in states without a position, so it was not written "
-            "by this service alone; run `balance-service rebuild`"
+            f"the changelog {tp.topic}-{tp.partition} ends in states without a position, so it was not "
+            "written by this service alone; run `balance-service rebuild`"
         )
     return count
 
 
 def _end_of_partition(error: KafkaError, message: Message) -> int:
     if error.code() == KafkaError._PARTITION_EOF:
-        return int(message.offset())
+        return _offset(message)
     if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
         raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
     if not error.retriable():
         raise KafkaException(error)
     return -1
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    if offset is None:
+        raise FatalError("the broker delivered a record without an offset")
+    return offset

@@ -1,12 +1,14 @@
-"""The commit protocol: how a task's part of a micro-batch becomes durable and visible, exactly once in effect.
+"""The commit protocol: how a part of a micro-batch becomes durable and visible, exactly once in effect.
 
  1. Spark has read `[start, end)`, and the updates of each key were combined (`events.micro_batch`).
  2. The part is taken only if its start is the store's position. Touched states are read and folded.
- 3. One Kafka transaction: the new states and last the position to the changelog, the dead letters beside them.
+ 3. One Kafka transaction: the new states and last the position to the changelog, the dead letters beside
+     them.
  4. One RocksDB write: the same states, the position, the changelog offset after the position record.
  5. The store's new view is what queries read from now on.
 
-A crash before 3 ends leaves nothing; after it, the changelog has all of it and the store fetches it on opening.
+A crash before 3 ends leaves nothing; after it, the changelog has all of it and the store fetches it on
+opening.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MISPLACED = "key-not-of-this-partition"
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """How updates become states, and which keys may be here at all; the same for every task of a read model."""
+    """How updates become states, and which keys may be here; the same for all tasks of a read model."""
 
     read_model: ReadModel
     state_codec: AvroCodec

@@ -5,6 +5,7 @@ The task's thread writes; any thread may take a `StoreView` and read from it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    DbClosedError,
     DBCompressionType,
     Options,
     Rdict,
@@ -36,6 +38,8 @@ _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 
 _SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _NOT_FOUND = "key not found"
+# A file that RocksDB's own manifest names and that is gone never comes back by trying again.
+_DAMAGE = ("Corruption", "No such file or directory")
 
 _CACHE_BYTES = 64 << 20
 _WRITE_BUFFERS_BYTES = 128 << 20
@@ -81,7 +85,7 @@ class StoreView:
 
 
 class StateStore:
-    """RocksDB under one task. Invariant: what it holds is the changelog's content below `changelog_offset`."""
+    """RocksDB under one task. Invariant: it holds the changelog's content below `changelog_offset`."""
 
     def __init__(self, path: Path, position_codec: AvroCodec) -> None:
         self.path = path
@@ -91,7 +95,13 @@ class StateStore:
             self._db = Rdict(str(path), options=_options(), access_type=AccessType.read_write())
         except Exception as error:
             raise _translated(error) from error
-        self._view: StoreView | None = self._take_view()
+        self._view: StoreView | None = None
+        try:
+            self._view = self._take_view()
+        except Exception:
+            # Else the directory stays locked as long as anybody holds the error.
+            self._db.close()
+            raise
 
     @staticmethod
     def wipe(path: Path) -> None:
@@ -152,7 +162,7 @@ class StateStore:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The states under some keys, in their order; None where there is none."""
         try:
-            values: list[bytes | None] = self._db.get(list(keys))
+            values: list[bytes | None] = self._db.get(list(keys)) or []
         except Exception as error:
             raise _translated(error) from error
         return values
@@ -174,9 +184,10 @@ class StateStore:
         self._write(batch)
 
     def close(self) -> None:
-        """Close the database. The directory is free once the views taken of it are gone."""
+        """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
         self._view = None
-        self._db.close()
+        with contextlib.suppress(DbClosedError):
+            self._db.close()
 
     def _take_view(self) -> StoreView:
         stored = self._get(POSITION_KEY)
@@ -217,6 +228,6 @@ def _options() -> Options:
 def _translated(error: Exception) -> Exception:
     # rocksdict raises bare exceptions; RocksDB's status code leads the message.
     message = str(error)
-    if "Corruption" in message:
+    if any(sign in message for sign in _DAMAGE):
         return StoreCorruptedError(f"the local store is damaged: {message}")
     return RetriableError(f"the local store cannot be used: {message}")

@@ -1,7 +1,7 @@
 """One read model on one source partition: its store, its writer, its state machine.
 
-A supervising thread opens and closes the task, a commit thread processes batches, any thread may take a view. The
-lock is held while the task is opened, processes or is freed; views and snapshots need none.
+A supervising thread opens and closes the task, a commit thread processes batches, any thread may take a view.
+The lock is held while the task is opened, processes or is freed; views and snapshots need none.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class TaskState(Enum):
      CLOSED ◄────────────────────────── ┴ ─────
     ```
     RESTORING replays the changelog and answers nobody. RUNNING folds and answers. WAITING answers, but folds
-    nothing until something outside is back. HALTED does neither, until a person has looked. CLOSED is final: a
-    partition that comes back gets a new task.
+    nothing until something outside is back. HALTED does neither, until a person has looked. CLOSED is final:
+    a partition that comes back gets a new task.
     """
 
     CREATED = "CREATED"
@@ -186,7 +186,10 @@ class Task:
         elif topic.partitions != ours.partitions:
             reason = _repartitioned(ours.name, ours.partitions, topic.partitions)
         elif self.position > end:
-            reason = f"the store stands at {self.position}, beyond the end {end} of '{ours.name}'; run `balance-service rebuild`"
+            reason = (
+                f"the store stands at {self.position}, beyond the end {end} of '{ours.name}'; "
+                "run `balance-service rebuild`"
+            )
         elif self.position < start:
             reason = f"events {self.position} to {start - 1} of '{ours.name}' are gone and were never applied"
         if reason:
@@ -204,15 +207,17 @@ class Task:
     def halt(self, reason: str) -> None:
         """Stop folding and answering, for a person to look. Idempotent: the first reason stays."""
         with self._lock:
-            is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
+            is_news = self._state is not TaskState.HALTED and self._move(
+                self._state, TaskState.HALTED, reason
+            )
         if is_news:
             self._log.error("task halted", reason=reason)
 
     def close(self, timeout_seconds: float) -> None:
-        """Answer nobody from now on, let a running commit end within a bound, free store and writer. Idempotent.
+        """Answer nobody from now on, let a running commit end within a bound, free store and writer.
 
-        Whoever still holds the task when the bound is over frees it when done; a successor's fencing sees to it
-        that nothing is committed then.
+        Idempotent. Whoever still holds the task when the bound is over frees it when done; a successor's
+        fencing sees to it that nothing is committed then.
         """
         self._closing.set()
         if self._lock.acquire(timeout=timeout_seconds):
@@ -308,8 +313,8 @@ class Task:
             store.close()
             raise TaskHaltedError(
                 f"topic '{context.source.name}' is not the one the balances were folded from "
-                f"(was {stored.source_topic_id} with {stored.partitions} partitions, is {identity.source_topic_id} with "
-                f"{identity.partitions}); run `balance-service rebuild`"
+                f"(was {stored.source_topic_id} with {stored.partitions} partitions, "
+                f"is {identity.source_topic_id} with {identity.partitions}); run `balance-service rebuild`"
             )
         if stored is not None:
             self._log.warning("the changelog was made anew: the store is restored from it")
@@ -346,13 +351,14 @@ class Task:
         if stored is None:
             if start > 0 and not self._context.settings.allow_finite_retention:
                 raise TaskHaltedError(
-                    f"the first {start} offsets of {source}-{partition} are gone, so the model cannot be built in full; "
-                    "set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
+                    f"the first {start} offsets of {source}-{partition} are gone, so the model cannot be "
+                    "built in full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
                 )
             return Position(start, 1)
         if stored.offset < start:
             raise TaskHaltedError(
-                f"events {stored.offset} to {start - 1} of {source}-{partition} are gone and were never applied"
+                f"events {stored.offset} to {start - 1} of {source}-{partition} are gone "
+                "and were never applied"
             )
         if stored.offset > end:
             raise TaskHaltedError(
@@ -374,6 +380,6 @@ class Task:
 
 def _repartitioned(topic: str, before: int, now: int) -> str:
     return (
-        f"topic '{topic}' had {before} partitions and has {now}: its keys now hash elsewhere than their history lies; "
-        "copy the events, in order per key, to a new topic"
+        f"topic '{topic}' had {before} partitions and has {now}: its keys now hash elsewhere than their "
+        "history lies; copy the events, in order per key, to a new topic"
     )

@@ -1,7 +1,8 @@
 """The tasks of one instance: one supervising thread per assigned partition.
 
-The membership thread calls `assign`, `revoke` and `lose`; each supervising thread opens its task, and opens another
-when one is closed while the partition is still ours; the stream reads `running` and is told of changes.
+The membership thread calls `assign`, `revoke` and `lose`; each supervising thread opens its task, and opens
+another when one is closed while the partition is still ours; the stream reads `running` and is told of
+changes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""What cannot be applied goes to the dead letters; what can, is applied; nothing stops."""
+
+from __future__ import annotations
+
+import struct
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.partitioner import partition_of
+from tests.integration.engines import (
+    Writer,
+    balance,
+    catch_up,
+    counted,
+    read_topic,
+    running_engine,
+    settings_for,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+
+def _wide(scale: int) -> dict[str, Any]:
+    schema = load_schema("FundsAdded")
+    amount = {
+        "name": "amount",
+        "type": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": scale},
+    }
+    return {**schema, "fields": [*schema["fields"][:3], amount]}
+
+
+def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    long_id = "x" * 257
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        good = writer.frame("good", "1.00")
+        elsewhere = 1 - partition_of(b"misplaced", 2)
+        bad: dict[str, tuple[bytes | None, bytes | None, dict[str, int]]] = {
+            "key-null": (None, good, {"partition": 0}),
+            "value-null": (b"v", None, {}),
+            "frame-missing": (b"f", b"\x00\x00", {}),
+            "magic-byte-unknown": (b"m", b"\x01" + good[1:], {}),
+            "schema-id-unknown": (b"s", struct.pack(">bI", 0, 999_999) + good[5:], {}),
+            "body-undecodable": (b"b", good[:7], {}),
+            "key-is-not-customer-id": (b"other", good, {}),
+            "customer-id-malformed": (long_id.encode(), writer.frame(long_id, "1"), {}),
+            "decimal-loses-digits": (b"d", writer.frame("d", "0.123", _wide(3)), {}),
+            "key-not-of-this-partition": (
+                b"misplaced",
+                writer.frame("misplaced", "1"),
+                {"partition": elsewhere},
+            ),
+        }
+        writer.add("good", "0.10")
+        for key, value, where in bad.values():
+            writer.send(key, value, **where)
+        writer.send(b"", writer.frame("", "1"))
+        writer.send(b"a\x07", writer.frame("a\x07", "1"))
+        writer.add("good", "0.20")
+        catch_up(engine)
+
+        assert balance(engine, "good") == Decimal("0.30")
+        assert balance(engine, "misplaced") is None
+        assert counted(engine, "applied") == 2
+        assert counted(engine, "dead_lettered") == len(bad) + 2
+        letters = read_topic(stack, settings.dead_letters_topic)
+        source = {(m.partition(), m.offset()): m for m in read_topic(stack, settings.topic)}
+    by_cause: dict[str, Any] = {}
+    for letter in letters:
+        headers = {name: value.decode() for name, value in letter.headers()}
+        by_cause[headers["dead-letter-cause"]] = letter
+        origin = source[int(headers["dead-letter-partition"]), int(headers["dead-letter-offset"])]
+        assert (letter.key(), letter.value()) == (origin.key(), origin.value())
+        assert headers["dead-letter-topic"] == settings.topic
+        assert int(headers["dead-letter-timestamp"]) == origin.timestamp()[1]
+    assert by_cause.keys() == bad.keys()
+    assert len(letters) == len(bad) + 2
+
+
+def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    almost_all = str(10**36 - 1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        for amount in (almost_all, "5.00", "0.99", "-1.00"):
+            writer.send("rich", writer.frame("rich", amount, _wide(2)))
+        writer.add("poor", "0.01")
+        catch_up(engine)
+        assert balance(engine, "rich") == Decimal("9" * 35 + "8.99")
+        assert balance(engine, "poor") == Decimal("0.01")
+        (letter,) = read_topic(stack, settings.dead_letters_topic)
+        assert dict(letter.headers())["dead-letter-cause"] == b"balance-overflow"
+
+
+def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    schema = load_schema("FundsAdded")
+    added = {
+        **schema,
+        "fields": [*schema["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
+    }
+    other = {"type": "record", "name": "FundsSeen", "namespace": "parts.code.balance.events", "fields": []}
+    with Writer(stack, settings.topic) as writer:
+        other_id = writer.register(f"{settings.topic}-parts.code.balance.events.FundsSeen", other)
+        with running_engine(settings) as engine:
+            writer.send("c", writer.frame("c", "1.00"))
+            writer.send("c", writer.frame("c", "0.10", added, note="hello"))
+            writer.send("c", writer.frame("c", "99999999999999999999.01", _wide(2)))
+            writer.send("c", writer.frame("c", "0.0200", _wide(4)))
+            for _ in range(3):
+                writer.send("c", struct.pack(">bI", 0, other_id))
+            writer.producer.flush(10)
+            catch_up(engine)
+            assert balance(engine, "c") == Decimal("100000000000000000000.13")
+            assert counted(engine, "applied") == 4
+            assert counted(engine, "ignored") == 3
+            assert counted(engine, "dead_lettered") == 0

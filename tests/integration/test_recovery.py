@@ -1,0 +1,147 @@
+"""What is lost is restored, what is kept is not read again, what was not committed never counts."""
+
+from __future__ import annotations
+
+import shutil
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from balance_service.state.records import TaskId
+from balance_service.state.task import Task, TaskState
+from tests.integration.engines import (
+    Writer,
+    balance,
+    catch_up,
+    counted,
+    eventually,
+    running_engine,
+    settings_for,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+CUSTOMERS = [f"c{n}" for n in range(40)]
+
+
+def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer:
+        with running_engine(settings) as engine:
+            for customer in CUSTOMERS:
+                writer.add(customer, "0.10", "0.20")
+            catch_up(engine)
+            positions = {t.task_id.partition: t.position for t in engine.tasks.all()}
+        writer.add("c0", "1.00", "1.00", "1.00")
+        with running_engine(settings) as engine:
+            catch_up(engine)
+            assert counted(engine, "read") == 3
+            assert sum(t.restored for t in engine.tasks.all()) == 0
+            assert {t.epoch for t in engine.tasks.all()} == {2}
+            assert sum(t.position for t in engine.tasks.all()) == sum(positions.values()) + 3
+    shutil.rmtree(settings.state_dir)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        assert counted(engine, "read") == 0
+        assert sum(t.restored for t in engine.tasks.all()) >= len(CUSTOMERS)
+        assert balance(engine, "c0") == Decimal("3.30")
+        assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
+
+
+def test_aborted_transactions_never_count_and_do_not_hold_up_the_position(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    config = {"transactional.id": f"writer-{settings.topic}"}
+    with running_engine(settings) as engine, Writer(stack, settings.topic, **config) as writer:
+        writer.producer.init_transactions(10)
+        for commit in (True, False, True, False):
+            writer.producer.begin_transaction()
+            writer.send("c", writer.frame("c", "1.00"))
+            if commit:
+                writer.producer.commit_transaction(10)
+            else:
+                writer.producer.flush(10)
+                writer.producer.abort_transaction(10)
+        catch_up(engine)
+        assert balance(engine, "c") == Decimal("2.00")
+
+
+def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_epoch(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        task = next(t for t in engine.tasks.all() if t.view is not None and t.view.get(b"c") is not None)
+        context = engine.tasks._context
+        usurper_dir = settings_for(stack, names, tmp_path / "usurper").state_dir
+        usurper_context = type(context)(
+            context.settings,
+            context.topics,
+            context.source,
+            context.folding,
+            _Elsewhere(usurper_dir),  # type: ignore[arg-type]
+        )
+        usurper = Task(task.task_id, usurper_context)
+        usurper.open()
+        assert usurper.epoch == 2
+        writer.add("c", "1.00")
+        eventually(lambda: task.state is TaskState.CLOSED, "the fenced task is closed")
+        catch_up(engine)
+        usurper.close(5)
+        assert balance(engine, "c") == Decimal("2.00")
+        reopened = engine.tasks.task(task.task_id.partition)
+        assert reopened is not None
+        assert reopened.epoch == 3
+
+
+class _Elsewhere:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def store_path(self, task_id: TaskId) -> Path:
+        return self._path / str(task_id)
+
+
+def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        schema = {"type": "record", "name": "Other", "namespace": "n", "fields": []}
+        unseen = writer.register(f"{settings.topic}-n.Other", schema)
+        stack.stop_registry()
+        try:
+            writer.send("c", b"\x00" + unseen.to_bytes(4, "big"))
+            writer.producer.flush(10)
+            eventually(lambda: any(t.state is TaskState.WAITING for t in engine.tasks.all()), "a task waits")
+            assert balance(engine, "c") == Decimal("1.00")
+        finally:
+            stack.start_registry()
+        catch_up(engine)
+        assert counted(engine, "ignored") == 1
+        assert counted(engine, "dead_lettered") == 0
+
+
+def test_a_killed_broker_costs_nothing_but_time(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        for customer in CUSTOMERS:
+            writer.add(customer, "0.10")
+        catch_up(engine)
+        stack.kill_broker()
+        stack.start_broker()
+        for customer in CUSTOMERS:
+            writer.add(customer, "0.20")
+        catch_up(engine)
+        assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)

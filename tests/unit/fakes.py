@@ -1,0 +1,86 @@
+"""Hand-written stand-ins for what cannot be run without a broker or a registry."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.avro.schemas import full_name, load_schema
+from balance_service.errors import RetriableError
+from balance_service.state.changelog import ChangelogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.errors import BalanceServiceError
+    from balance_service.state.changelog import Record
+    from balance_service.state.records import DeadLetter
+
+
+class Clock:
+    """A clock that goes on only when told to."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeRegistry(SchemaRegistry):
+    """A registry in memory."""
+
+    def __init__(self) -> None:
+        self.url = "http://registry"
+        self.schemas: list[Schema] = []
+        self.is_up = True
+
+    def register(self, subject: str, schema: Schema) -> int:
+        """Ids count from 1; the same schema has the same id."""
+        self._ask()
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        return self.schemas.index(schema) + 1
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        """None for an id that was never given."""
+        self._ask()
+        if not 1 <= schema_id <= len(self.schemas):
+            return None
+        schema = self.schemas[schema_id - 1]
+        return WriterSchema(schema_id, full_name(schema), json.dumps(schema))
+
+    def _ask(self) -> None:
+        if not self.is_up:
+            raise RetriableError("the registry is down")
+
+
+class FakeWriter(ChangelogWriter):
+    """A changelog partition in memory: a commit takes the offsets of its records and one for its marker."""
+
+    def __init__(self, fails_with: BalanceServiceError | None = None) -> None:
+        self.fails_with = fails_with
+        self.commits: list[tuple[list[Record], list[DeadLetter], bytes]] = []
+        self.end = 0
+
+    def commit(self, states: Sequence[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+        """All or, if told to fail, nothing."""
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.commits.append((list(states), list(dead_letters), position))
+        after_position = self.end + len(states) + 1
+        self.end = after_position + 1
+        return after_position
+
+
+def position_codec(registry: FakeRegistry | None = None) -> AvroCodec:
+    """The codec of position records."""
+    return AvroCodec(registry or FakeRegistry(), "positions", load_schema("Position"))
+
+
+def balance_codec(registry: FakeRegistry | None = None) -> AvroCodec:
+    """The codec of balances."""
+    return AvroCodec(registry or FakeRegistry(), "states", load_schema("BalanceState"))

@@ -1,0 +1,173 @@
+"""Framed Avro: what was written is read back, whatever version wrote it, or it is damage."""
+
+from __future__ import annotations
+
+import copy
+import io
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.errors import RetriableError, StoreCorruptedError
+from tests.unit.fakes import FakeRegistry, balance_codec, position_codec
+
+if TYPE_CHECKING:
+    from balance_service.avro.schemas import Schema
+
+STATE = {"customerId": "Zoë", "amount": Decimal("12.34")}
+FRAME = balance_codec().encode(STATE)
+
+
+def decimal_of(cents: int) -> Decimal:
+    return Decimal((cents < 0, tuple(map(int, str(abs(cents)))), -2))
+
+
+def with_amount(**changed: Any) -> Schema:
+    """BalanceState as another version might have had it."""
+    schema = copy.deepcopy(load_schema("BalanceState"))
+    (amount,) = [f for f in schema["fields"] if f["name"] == "amount"]
+    amount["type"].update(changed)
+    return schema
+
+
+def written_by(registry: FakeRegistry, schema: Schema, record: dict[str, Any]) -> bytes:
+    return AvroCodec(registry, "older", schema).encode(record)
+
+
+def test_a_frame_is_a_zero_the_schemas_id_and_the_body() -> None:
+    registry = FakeRegistry()
+    registry.register("first", {"type": "string"})
+    codec = balance_codec(registry)
+
+    frame = codec.encode(STATE)
+
+    assert frame[:5] == b"\x00\x00\x00\x00\x02"
+    assert codec.schema_id == 2
+    assert fastavro.schemaless_reader(io.BytesIO(frame[5:]), load_schema("BalanceState"), None) == STATE
+
+
+@given(st.text(max_size=256), st.integers(-(10**38) + 1, 10**38 - 1))
+def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -> None:
+    codec = balance_codec()
+    try:
+        customer_id.encode()
+    except UnicodeEncodeError:
+        return
+    record = {"customerId": customer_id, "amount": decimal_of(cents)}
+
+    read = codec.decode(codec.encode(record))
+
+    assert read == record
+    assert read["amount"].as_tuple().exponent == -2
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_a_position_is_read_back_as_it_was_written(position: int, epoch: int) -> None:
+    codec = position_codec()
+
+    assert codec.decode(codec.encode({"position": position, "epoch": epoch})) == {
+        "position": position,
+        "epoch": epoch,
+    }
+
+
+def test_a_record_of_an_older_schema_gets_the_defaults_of_the_newer() -> None:
+    registry = FakeRegistry()
+    older = written_by(registry, load_schema("BalanceState"), STATE)
+    newer = copy.deepcopy(load_schema("BalanceState"))
+    newer["fields"].append({"name": "events", "type": "long", "default": 0})
+
+    assert AvroCodec(registry, "newer", newer).decode(older) == {**STATE, "events": 0}
+
+
+def test_a_record_of_a_newer_schema_is_read_without_what_is_unknown_here() -> None:
+    registry = FakeRegistry()
+    newer = copy.deepcopy(load_schema("BalanceState"))
+    newer["fields"].append({"name": "events", "type": "long", "default": 0})
+    frame = written_by(registry, newer, {**STATE, "events": 7})
+
+    assert balance_codec(registry).decode(frame) == STATE
+
+
+def test_a_narrower_decimal_of_an_older_writer_is_read_exactly() -> None:
+    registry = FakeRegistry()
+    frame = written_by(registry, with_amount(precision=18), STATE)
+
+    assert balance_codec(registry).decode(frame) == STATE
+
+
+@pytest.mark.parametrize(("scale", "amount"), [(0, "12"), (1, "12.5"), (4, "12.3400")])
+def test_another_scale_never_changes_an_amount(scale: int, amount: str) -> None:
+    registry = FakeRegistry()
+    record = {"customerId": "c1", "amount": Decimal(amount)}
+    frame = written_by(registry, with_amount(scale=scale), record)
+
+    assert balance_codec(registry).decode(frame)["amount"] == Decimal(amount)
+
+
+@pytest.mark.parametrize("magic", [1, 0x7F, 0x80, 0xFF])
+def test_another_magic_byte_is_damage(magic: int) -> None:
+    with pytest.raises(StoreCorruptedError, match="frame starts with"):
+        balance_codec().decode(bytes([magic]) + FRAME[1:])
+
+
+@pytest.mark.parametrize("length", range(len(FRAME)))
+def test_a_truncated_frame_is_damage(length: int) -> None:
+    with pytest.raises(StoreCorruptedError):
+        balance_codec().decode(FRAME[:length])
+
+
+def test_a_schema_the_registry_does_not_know_is_damage() -> None:
+    with pytest.raises(StoreCorruptedError, match="schema 99"):
+        balance_codec().decode(b"\x00\x00\x00\x00\x63" + FRAME[5:])
+
+
+def test_a_schema_that_cannot_be_asked_for_now_is_tried_again() -> None:
+    registry = FakeRegistry()
+    codec = balance_codec(registry)
+    frame = written_by(registry, with_amount(precision=18), STATE)
+    registry.is_up = False
+
+    with pytest.raises(RetriableError):
+        codec.decode(frame)
+    registry.is_up = True
+    assert codec.decode(frame) == STATE
+
+
+def test_a_schema_once_learned_needs_no_registry() -> None:
+    registry = FakeRegistry()
+    codec = balance_codec(registry)
+    frame = written_by(registry, with_amount(precision=18), STATE)
+    codec.decode(frame)
+    registry.is_up = False
+
+    assert codec.decode(frame) == STATE
+
+
+def test_a_record_of_another_type_is_damage() -> None:
+    registry = FakeRegistry()
+    frame = written_by(registry, load_schema("Position"), {"position": 1, "epoch": 1})
+
+    with pytest.raises(StoreCorruptedError):
+        balance_codec(registry).decode(frame)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_record_or_damage(body: bytes) -> None:
+    codec = balance_codec()
+    try:
+        record = codec.decode(FRAME[:5] + body)
+    except StoreCorruptedError:
+        return
+    assert set(record) == {"customerId", "amount"}
+
+
+def test_an_amount_of_more_decimals_than_the_schema_is_refused_rather_than_rounded() -> None:
+    with pytest.raises(ValueError, match="Scale"):
+        balance_codec().encode({"customerId": "c1", "amount": Decimal("0.001")})

@@ -1,0 +1,319 @@
+"""Updates of a micro-batch combined in Arrow: the same as folding each, and every row in its place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.errors import PoisonRecordError
+from balance_service.events.combine import PartitionUpdates, by_partition, singles
+from balance_service.events.decode import IGNORED, UNRESOLVED
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.read_model import Combine
+from balance_service.state.records import DeadLetter, KeyedUpdate, SingleUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SUM = {"amount": Combine.SUM}
+MONEY = pa.decimal128(18, 2)
+WIDEST = pa.decimal128(38, 2)
+BALANCE = Balance()
+
+
+def row(offset: int, key: bytes | None = b"c1", amount: Any = None, **changed: Any) -> dict[str, Any]:
+    """A row as the decoder hands it over: an update, unless it has a cause."""
+    return {
+        "partition": 0,
+        "offset": offset,
+        "cause": None,
+        "schema_id": None,
+        "timestamp": None,
+        "record_key": None,
+        "value": None,
+        "key": key,
+        "amount": amount,
+        **changed,
+    }
+
+
+def dead(offset: int, cause: str = "frame-missing", **changed: Any) -> dict[str, Any]:
+    return row(offset, None, cause=cause, timestamp=5, record_key=b"rk", value=b"rv", **changed)
+
+
+def table(rows: Iterable[Mapping[str, Any]], amount: pa.DataType = MONEY) -> pa.Table:
+    schema = pa.schema(
+        {
+            "partition": pa.int32(),
+            "offset": pa.int64(),
+            "cause": pa.string(),
+            "schema_id": pa.int32(),
+            "timestamp": pa.int64(),
+            "record_key": pa.binary(),
+            "value": pa.binary(),
+            "key": pa.binary(),
+            "amount": amount,
+        }
+    )
+    return pa.Table.from_pylist([dict(r) for r in rows], schema=schema)
+
+
+def combined(
+    rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.DataType = MONEY
+) -> PartitionUpdates:
+    return by_partition(table(rows, amount), combine)[0]
+
+
+def amounts(part: PartitionUpdates) -> dict[bytes, Any]:
+    keys = [keyed.key for keyed in part.updates]
+    assert len(keys) == len(set(keys)), "a key occurs twice"
+    return {keyed.key: keyed.update["amount"] for keyed in part.updates}
+
+
+def test_the_updates_of_a_key_become_one() -> None:
+    part = combined(
+        [row(0, b"a", Decimal("0.10")), row(1, b"b", Decimal("5.00")), row(2, b"a", Decimal("0.20"))],
+    )
+
+    assert amounts(part) == {b"a": Decimal("0.30"), b"b": Decimal("5.00")}
+    assert part.applied == 3
+
+
+def test_an_update_holds_the_update_columns_alone() -> None:
+    part = combined([row(0, b"a", Decimal("0.10"))])
+
+    assert part.updates == [KeyedUpdate(b"a", {"amount": Decimal("0.10")})]
+
+
+def test_negative_and_zero_amounts_are_summed_like_any_other() -> None:
+    part = combined(
+        [row(0, b"a", Decimal("-5.00")), row(1, b"a", Decimal("0.00")), row(2, b"a", Decimal("2.50"))]
+    )
+
+    assert amounts(part) == {b"a": Decimal("-2.50")}
+
+
+def test_a_sum_may_be_wider_than_its_amounts() -> None:
+    largest = Decimal("9999999999999999.99")
+
+    part = combined([row(n, b"a", largest) for n in range(1000)])
+
+    assert amounts(part) == {b"a": Decimal("9999999999999999990.00")}
+
+
+def test_each_partition_has_its_own() -> None:
+    parts = by_partition(
+        table(
+            [
+                row(5, b"a", Decimal(1), partition=2),
+                row(5, b"b", Decimal(2), partition=0),
+                row(6, b"a", Decimal(4), partition=2),
+                row(6, None, partition=0, cause=IGNORED),
+            ]
+        ),
+        SUM,
+    )
+
+    assert list(parts) == [0, 2]
+    assert (amounts(parts[0]), parts[0].applied, parts[0].ignored) == ({b"b": Decimal(2)}, 1, 1)
+    assert (amounts(parts[2]), parts[2].applied, parts[2].ignored) == ({b"a": Decimal(5)}, 2, 0)
+
+
+def test_an_empty_batch_means_nothing_for_any_partition() -> None:
+    assert by_partition(table([]), SUM) == {}
+    assert by_partition(table([]), None) == {}
+    assert singles(table([])) == []
+
+
+@pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
+def test_a_partition_of_ignored_records_alone_has_no_updates(combine: Mapping[str, Combine] | None) -> None:
+    part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
+
+    assert part == PartitionUpdates(updates=[], ignored=2, dead_letters=[])
+
+
+def test_every_row_is_an_update_or_ignored_or_unresolved_or_a_dead_letter() -> None:
+    part = combined(
+        [
+            row(0, b"a", Decimal(1)),
+            row(1, None, cause=IGNORED),
+            row(2, None, cause=UNRESOLVED, schema_id=7),
+            row(3, None, cause=UNRESOLVED, schema_id=9),
+            row(4, None, cause=UNRESOLVED, schema_id=7),
+            dead(5, "schema-id-unknown"),
+            row(6, b"a", Decimal(1)),
+            dead(7, "key-null"),
+        ]
+    )
+
+    assert amounts(part) == {b"a": Decimal(2)}
+    assert (part.applied, part.ignored, part.unresolved) == (2, 1, frozenset({7, 9}))
+    assert part.dead_letters == [
+        DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown"),
+        DeadLetter(7, 5, b"rk", b"rv", "key-null"),
+    ]
+
+
+def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
+    part = combined([row(3, None, cause="value-null", timestamp=9)])
+
+    assert part.dead_letters == [DeadLetter(3, 9, None, None, "value-null")]
+
+
+def test_without_a_way_to_combine_every_update_stays_alone_in_offset_order() -> None:
+    part = combined([row(2, b"a", Decimal(3)), row(0, b"a", Decimal(1)), row(1, b"b", Decimal(2))], None)
+
+    assert [(keyed.key, keyed.update["amount"]) for keyed in part.updates] == [
+        (b"a", Decimal(1)),
+        (b"b", Decimal(2)),
+        (b"a", Decimal(3)),
+    ]
+
+
+def test_the_last_is_that_of_the_highest_offset_wherever_its_row_stands() -> None:
+    part = combined(
+        [
+            row(2, b"a", Decimal(3)),
+            row(9, b"b", Decimal(9)),
+            row(0, b"a", Decimal(1)),
+            row(1, b"b", Decimal(2)),
+        ],
+        {"amount": Combine.LAST},
+    )
+
+    assert amounts(part) == {b"a": Decimal(3), b"b": Decimal(9)}
+
+
+def test_the_maximum_is_the_greatest() -> None:
+    part = combined(
+        [row(0, b"a", Decimal(-3)), row(1, b"a", Decimal(-1)), row(2, b"a", Decimal(-2))],
+        {"amount": Combine.MAX},
+    )
+
+    assert amounts(part) == {b"a": Decimal(-1)}
+
+
+def test_each_column_is_combined_in_its_own_way() -> None:
+    rows = table([row(0, b"a", Decimal(3)), row(1, b"a", Decimal(1))])
+    rows = rows.append_column("seen", pa.array([10, 20])).append_column("name", pa.array(["old", "new"]))
+
+    part = by_partition(rows, {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST})[0]
+
+    assert part.updates == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
+
+
+def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_order() -> None:
+    huge = Decimal("9" * 36 + ".99")
+
+    part = combined(
+        [row(1, b"a", huge), row(0, b"a", Decimal("1.00")), row(2, b"b", huge.copy_negate())], amount=WIDEST
+    )
+
+    assert [(keyed.key, keyed.update["amount"]) for keyed in part.updates] == [
+        (b"a", Decimal("1.00")),
+        (b"a", huge),
+        (b"b", huge.copy_negate()),
+    ]
+    assert part.applied == 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_that_would_wrap_arounds_arrows_decimal_does_not(sign: int) -> None:
+    half = Decimal("9" * 36 + ".99").copy_sign(sign)
+
+    part = combined([row(n, b"a", half) for n in range(4)], amount=WIDEST)
+
+    assert [keyed.update["amount"] for keyed in part.updates] == [half] * 4
+
+
+def test_integers_whose_sum_could_wrap_are_left_to_the_fold() -> None:
+    part = combined([row(0, b"a", 2**62), row(1, b"a", 2**62)], amount=pa.int64())
+
+    assert [keyed.update["amount"] for keyed in part.updates] == [2**62, 2**62]
+
+
+def test_small_integers_are_summed() -> None:
+    assert amounts(combined([row(0, b"a", -2), row(1, b"a", 5)], amount=pa.int64())) == {b"a": 3}
+
+
+def test_singles_come_with_their_records() -> None:
+    rows = table([row(4, b"a", Decimal(1), timestamp=9, record_key=b"a", value=b"frame")])
+
+    assert singles(rows) == [
+        SingleUpdate(DeadLetter(4, 9, b"a", b"frame", ""), KeyedUpdate(b"a", {"amount": Decimal(1)}))
+    ]
+
+
+def cents(number: int) -> Decimal:
+    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -2))
+
+
+def folded(updates: Iterable[tuple[bytes, Decimal]]) -> dict[bytes, Decimal | str]:
+    """Balances by key; once a key has overflowed, that."""
+    states: dict[bytes, Any] = {}
+    outcome: dict[bytes, Decimal | str] = {}
+    for key, amount in updates:
+        try:
+            states[key] = BALANCE.fold(states.get(key), {"key": key, "amount": amount})
+            outcome.setdefault(key, "")
+        except PoisonRecordError as error:
+            outcome[key] = error.cause
+    return {key: outcome[key] or states[key]["amount"] for key in outcome}
+
+
+KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(-(10**18) + 1, 10**18 - 1).map(cents)), max_size=40))
+def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[bytes, Decimal]]) -> None:
+    parts = by_partition(table(row(n, key, amount) for n, (key, amount) in enumerate(updates)), SUM)
+    part = parts.get(0, PartitionUpdates())
+
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in part.updates) == folded(updates)
+    assert part.applied == len(updates)
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(0, 10**38 - 1).map(cents)), max_size=12))
+def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
+    updates: list[tuple[bytes, Decimal]],
+) -> None:
+    parts = by_partition(table((row(n, key, amount) for n, (key, amount) in enumerate(updates)), WIDEST), SUM)
+    part = parts.get(0, PartitionUpdates())
+
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in part.updates) == folded(updates)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from([None, IGNORED, UNRESOLVED, "frame-missing", "key-null"])
+        ),
+        max_size=40,
+    )
+)
+def test_no_row_is_lost_and_none_counted_twice(rows: list[tuple[int, str | None]]) -> None:
+    offsets: dict[int, int] = defaultdict(int)
+    built = []
+    for partition, cause in rows:
+        offset = offsets[partition] = offsets[partition] + 1
+        schema_id = 1 if cause == UNRESOLVED else None
+        built.append(
+            row(offset, b"k", Decimal(1), partition=partition, cause=cause, timestamp=0, schema_id=schema_id)
+        )
+
+    parts = by_partition(table(built), SUM)
+
+    assert set(parts) == {partition for partition, _ in rows}
+    for partition, part in parts.items():
+        causes = [cause for p, cause in rows if p == partition]
+        assert part.applied == causes.count(None)
+        assert part.ignored == causes.count(IGNORED)
+        assert len(part.dead_letters) == sum(c in ("frame-missing", "key-null") for c in causes)
+        assert bool(part.unresolved) == (UNRESOLVED in causes)
+        assert sum(keyed.update["amount"] for keyed in part.updates) == causes.count(None)

@@ -1,0 +1,229 @@
+"""The table of application servers: who may be routed to, and who owns what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedTask, ServerTable
+from tests.unit.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.cluster.directory import ApplicationServer
+
+ANSWERING = frozenset({"RUNNING", "WAITING"})
+
+
+def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any]:
+    return {
+        "readModel": "balance",
+        "partition": partition,
+        "role": "ACTIVE",
+        "state": "RUNNING",
+        "epoch": epoch,
+        "position": 7,
+        **changed,
+    }
+
+
+def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> Mapping[str, Any]:
+    return {"address": address, "incarnation": incarnation, "tasks": list(tasks)}
+
+
+class Listener:
+    """A table and the clock by which it listens."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.table = ServerTable(self.clock)
+
+    def hear(self, address: str, *tasks: Mapping[str, Any], live: bool = True) -> None:
+        self.table.hear(address, record(address, *tasks), live=live)
+
+    def owner(self, partition: int = 0, read_model: str = "balance") -> str | None:
+        server = self.table.owner(read_model, partition, ANSWERING)
+        return None if server is None else server.address
+
+    def only(self) -> ApplicationServer:
+        (server,) = self.table.servers()
+        return server
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+def test_nobody_owns_a_partition_nobody_spoke_of(listener: Listener) -> None:
+    listener.hear("a:1", task(partition=0))
+
+    assert listener.owner(1) is None
+
+
+def test_what_a_server_said_is_kept_whole(listener: Listener) -> None:
+    listener.hear("a:1", task(3, epoch=2))
+
+    server = listener.only()
+
+    assert (server.address, server.incarnation) == ("a:1", "i1")
+    assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
+
+
+def test_the_active_task_makes_its_server_the_owner(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+    listener.hear("b:1", task(1))
+
+    assert (listener.owner(0), listener.owner(1)) == ("a:1", "b:1")
+
+
+def test_a_standby_is_not_the_owner(listener: Listener) -> None:
+    listener.hear("a:1", task(0, role="STANDBY", epoch=9))
+
+    assert listener.owner(0) is None
+
+
+def test_the_task_of_another_read_model_owns_nothing_here(listener: Listener) -> None:
+    listener.hear("a:1", task(0, readModel="leaderboard"))
+
+    assert listener.owner(0) is None
+    assert listener.owner(0, "leaderboard") == "a:1"
+
+
+def test_the_highest_epoch_is_the_owner(listener: Listener) -> None:
+    listener.hear("a:1", task(0, epoch=3))
+    listener.hear("b:1", task(0, epoch=4))
+    listener.hear("c:1", task(0, epoch=2))
+
+    assert listener.owner(0) == "b:1"
+
+
+def test_the_highest_epoch_keeps_out_older_ones_even_if_its_holder_is_silent(listener: Listener) -> None:
+    listener.hear("new:1", task(0, epoch=4))
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
+    listener.hear("old:1", task(0, epoch=3))
+
+    assert listener.owner(0) is None
+
+
+def test_a_successor_owns_the_partition_of_a_silent_server(listener: Listener) -> None:
+    listener.hear("old:1", task(0, epoch=4))
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
+    listener.hear("new:1", task(0, epoch=5))
+
+    assert listener.owner(0) == "new:1"
+
+
+@pytest.mark.parametrize("state", ["CREATED", "RESTORING", "HALTED", "CLOSED"])
+def test_a_task_that_does_not_answer_is_not_routed_to(listener: Listener, state: str) -> None:
+    listener.hear("a:1", task(0, state=state))
+
+    assert listener.owner(0) is None
+
+
+@pytest.mark.parametrize("state", sorted(ANSWERING))
+def test_a_task_that_answers_is_routed_to(listener: Listener, state: str) -> None:
+    listener.hear("a:1", task(0, state=state))
+
+    assert listener.owner(0) == "a:1"
+
+
+def test_a_task_without_an_epoch_claims_nothing(listener: Listener) -> None:
+    listener.hear("old:1", task(0, epoch=1))
+    listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
+
+    assert listener.owner(0) == "old:1"
+
+
+def test_a_server_is_suspect_only_after_three_seconds_of_silence(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+
+    listener.clock.now += SUSPECT_AFTER_SECONDS
+    assert listener.owner(0) == "a:1"
+    listener.clock.now += 0.001
+    assert listener.owner(0) is None
+    assert listener.only().is_suspect(listener.clock.now)
+
+
+def test_a_suspect_that_speaks_again_is_routed_to_again(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+    listener.clock.now += 60
+    listener.hear("a:1", task(0))
+
+    assert listener.owner(0) == "a:1"
+    assert not listener.only().is_suspect(listener.clock.now)
+
+
+def test_a_record_from_before_the_listener_started_proves_nothing(listener: Listener) -> None:
+    listener.hear("a:1", task(0), live=False)
+
+    assert listener.only().is_suspect(listener.clock.now)
+    assert listener.owner(0) is None
+
+
+def test_a_server_known_from_before_is_routed_to_once_it_is_heard(listener: Listener) -> None:
+    listener.hear("a:1", task(0), live=False)
+    listener.hear("a:1", task(0))
+
+    assert listener.owner(0) == "a:1"
+
+
+def test_a_dead_server_known_from_before_does_not_keep_a_live_owner_out(listener: Listener) -> None:
+    # After a rebuild epochs begin again at 1, while a killed instance's record stays in the topic for ever.
+    listener.hear("dead:1", task(0, epoch=9), live=False)
+    listener.hear("a:1", task(0, epoch=1))
+
+    assert listener.owner(0) == "a:1"
+
+
+def test_a_farewell_removes_its_server(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+    listener.hear("b:1", task(1))
+
+    listener.table.hear("a:1", None, live=True)
+
+    assert [server.address for server in listener.table.servers()] == ["b:1"]
+    assert listener.owner(0) is None
+
+
+def test_the_farewell_of_a_stranger_changes_nothing(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+
+    listener.table.hear("x:1", None, live=True)
+
+    assert listener.owner(0) == "a:1"
+
+
+def test_a_new_incarnation_replaces_what_its_predecessor_said(listener: Listener) -> None:
+    listener.hear("a:1", task(0), task(1))
+
+    listener.table.hear("a:1", record("a:1", incarnation="i2"), live=True)
+
+    assert listener.only().incarnation == "i2"
+    assert listener.owner(0) is None
+
+
+def test_a_server_is_forgotten_after_an_hour_of_silence(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+    listener.clock.now += 3601
+    listener.hear("b:1", task(1))
+
+    assert [server.address for server in listener.table.servers()] == ["b:1"]
+
+
+def test_servers_are_listed_by_address(listener: Listener) -> None:
+    for address in ("c:1", "a:1", "b:1"):
+        listener.hear(address)
+
+    assert [server.address for server in listener.table.servers()] == ["a:1", "b:1", "c:1"]
+
+
+def test_a_reader_keeps_what_it_took_while_the_listener_hears_more(listener: Listener) -> None:
+    listener.hear("a:1", task(0))
+    taken = listener.table.servers()
+
+    listener.hear("b:1", task(1))
+
+    assert [server.address for server in taken] == ["a:1"]

@@ -1,0 +1,71 @@
+"""Key → partition, byte for byte as Kafka's own clients compute it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.cluster.partitioner import murmur2, partition_of
+
+# Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
+VECTORS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def librdkafka() -> ctypes.CDLL:
+    """The library inside confluent-kafka's wheel."""
+    libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+    found = next(iter(libraries.glob("librdkafka*.so*")), None)
+    if found is None:
+        pytest.skip("this confluent-kafka is not a wheel with its own librdkafka")
+    return ctypes.CDLL(str(found))
+
+
+def as_signed(number: int) -> int:
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+@pytest.mark.parametrize(("key", "hashed"), VECTORS.items())
+def test_murmur2_agrees_with_kafkas_own_vectors(key: bytes, hashed: int) -> None:
+    assert as_signed(murmur2(key)) == hashed
+
+
+@pytest.mark.parametrize(("key", "hashed"), VECTORS.items())
+def test_the_sign_bit_is_masked_not_negated(key: bytes, hashed: int) -> None:
+    assert partition_of(key, 7) == (hashed & 0x7FFFFFFF) % 7
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.integers(1, 10_000)), min_size=1))
+def test_librdkafka_sends_a_key_to_the_partition_we_look_it_up_in(keys: list[tuple[bytes, int]]) -> None:
+    theirs = librdkafka().rd_kafka_msg_partitioner_murmur2
+    theirs.restype = ctypes.c_int32
+
+    for key, partitions in keys:
+        assert partition_of(key, partitions) == theirs(
+            None, key, ctypes.c_size_t(len(key)), ctypes.c_int32(partitions), None, None
+        )
+
+
+@given(st.binary(max_size=300), st.integers(1, 10_000))
+def test_a_partition_is_one_of_the_topics(key: bytes, partitions: int) -> None:
+    assert 0 <= partition_of(key, partitions) < partitions
+
+
+@given(st.binary(max_size=300))
+def test_a_hash_has_32_bits(key: bytes) -> None:
+    assert 0 <= murmur2(key) < 1 << 32
+
+
+def test_a_topic_of_one_partition_holds_every_key() -> None:
+    assert {partition_of(key, 1) for key in VECTORS} == {0}

@@ -1,0 +1,595 @@
+"""Queries over HTTP: answered here, or by the owner one hop away, or not at all; never wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from balance_service.cluster.directory import ServerTable
+from balance_service.cluster.membership import Lease
+from balance_service.cluster.partitioner import partition_of
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.errors import StoreCorruptedError
+from balance_service.http.problems import problems
+from balance_service.http.proxy import FORWARDED_HEADER, Proxy
+from balance_service.http.queries import PATH, Queries, exact_json
+from balance_service.http.routing import Routing
+from balance_service.metrics import Metrics
+from balance_service.read_models.balance import Balance
+from balance_service.state.records import POSITION_KEY
+from balance_service.state.store import StateStore, StoreView
+from tests.unit.fakes import Clock, balance_codec, position_codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+STATES = balance_codec()
+POSITIONS = position_codec()
+PARTITIONS = 2
+CUSTOMER = "c+1 &=ë"
+PARTITION = partition_of(CUSTOMER.encode(), PARTITIONS)
+OTHER_PARTITION = 1 - PARTITION
+EPOCH = 4
+END = 100
+TIMEOUT_SECONDS = 0.6
+
+
+@dataclass
+class Answer:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    seconds: float
+
+    @property
+    def detail(self) -> str:
+        assert self.headers["Content-Type"].startswith("application/problem+json")
+        problem = json.loads(self.text)
+        assert problem["status"] == self.status
+        return str(problem["detail"])
+
+
+class OneTask:
+    """A task as far as it is read from: what it shows can be replaced."""
+
+    def __init__(self, view: StoreView | None) -> None:
+        self.view = view
+
+
+@dataclass
+class Instance:
+    """An instance as far as it answers queries: a real store, a real lease, a real proxy; no Kafka."""
+
+    path: Path
+    address: str = "asker:1"
+    owns: bool = True
+    clock: Clock = field(default_factory=Clock)
+    damaged: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = StateStore(self.path, POSITIONS)
+        self.move_to(10)
+        self.lease = Lease(10_000, self.clock)
+        self.lease.renew(self.clock.now)
+        self.watermarks = Watermarks(lambda: {PARTITION: END}, self.clock)
+        self.watermarks.refresh()
+        self.servers = ServerTable(self.clock)
+
+    def put(self, amount: str, customer_id: str = CUSTOMER) -> None:
+        state = {"customerId": customer_id, "amount": Decimal(amount)}
+        self.store.write([(customer_id.encode(), STATES.encode(state))], 1)
+
+    def move_to(self, position: int) -> None:
+        self.store.write([(POSITION_KEY, POSITIONS.encode({"position": position, "epoch": EPOCH}))], 1)
+
+    def hear_of_owner(self, address: str, epoch: int = 1) -> None:
+        task = {
+            "readModel": "balance",
+            "partition": PARTITION,
+            "role": "ACTIVE",
+            "state": "RUNNING",
+            "epoch": epoch,
+            "position": 1,
+        }
+        record = {"address": address, "incarnation": "i", "tasks": [task]}
+        self.servers.hear(address, record, live=True)
+
+    def task(self, partition: int) -> OneTask | None:
+        return OneTask(self.store.view) if self.owns and partition == PARTITION else None
+
+    @asynccontextmanager
+    async def app(self) -> AsyncIterator[web.Application]:
+        proxy = Proxy()
+        read_model = Balance()
+        routing = Routing("balance", PARTITIONS, self.address, self, self, self.watermarks, self.servers)
+        queries = Queries(
+            routing,
+            proxy,
+            self.address,
+            lambda frame: read_model.view(STATES.decode(frame)),
+            lambda partition, _error: self.damaged.append(partition),
+            TIMEOUT_SECONDS,
+            Metrics(),
+        )
+        app = web.Application(middlewares=[problems])
+        app.router.add_get(PATH, queries.get_balance, allow_head=False)
+        try:
+            yield app
+        finally:
+            await proxy.close()
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "store")
+
+
+async def _ask(app: web.Application, headers: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:
+    async with TestServer(app) as server, ClientSession() as client:
+        began = time.monotonic()
+        async with client.get(server.make_url(PATH).with_query(parameters), headers=headers) as response:
+            return Answer(response.status, await response.text(), response.headers, time.monotonic() - began)
+
+
+def ask(instance: Instance, *, headers: Mapping[str, str] | None = None, **parameters: str) -> Answer:
+    async def run() -> Answer:
+        async with instance.app() as app:
+            return await _ask(app, headers or {}, {"customerId": CUSTOMER, **parameters})
+
+    return asyncio.run(run())
+
+
+@dataclass
+class Peer:
+    """Another server, that answers as it is told and keeps what it was asked."""
+
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    asked: list[web.Request] = field(default_factory=list)
+    elsewhere: int = 0
+
+    def app(self) -> web.Application:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self.asked.append(request)
+            return await self.answer(request)
+
+        async def other(_request: web.Request) -> web.StreamResponse:
+            self.elsewhere += 1
+            return web.json_response({"amount": 666})
+
+        app = web.Application()
+        app.router.add_get(PATH, handle)
+        app.router.add_get("/{tail:.*}", other)
+        return app
+
+
+def ask_with_peers(
+    instance: Instance,
+    *peers: Peer,
+    before: Callable[[list[str]], object] | None = None,
+    **parameters: str,
+) -> Answer:
+    """Ask an instance that knows of these peers; the last one is the owner, as far as it knows."""
+
+    async def run() -> Answer:
+        async with AsyncExitStack() as stack:
+            addresses = []
+            for peer in peers:
+                server = await stack.enter_async_context(TestServer(peer.app()))
+                addresses.append(f"{server.host}:{server.port}")
+            for epoch, address in enumerate(addresses, 1):
+                if before is None:
+                    instance.hear_of_owner(address, epoch)
+            if before is not None:
+                before(addresses)
+            app = await stack.enter_async_context(instance.app())
+            return await _ask(app, {}, {"customerId": CUSTOMER, **parameters})
+
+    instance.owns = False
+    return asyncio.run(run())
+
+
+def answering(
+    status: int = 200, text: str = '{"amount": 12.34}', headers: Mapping[str, str] | None = None
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(_request: web.Request) -> web.StreamResponse:
+        content_type = "application/json" if status == 200 else "application/problem+json"
+        return web.Response(status=status, text=text, headers=headers, content_type=content_type)
+
+    return handle
+
+
+# --- answered here
+
+
+@pytest.mark.parametrize(
+    "amount",
+    ["12.34", "0.10", "0.00", "-5.00", "9007199254740993.01", "9" * 36 + ".99", "-" + "9" * 36 + ".99"],
+)
+def test_the_owner_answers_with_the_exact_digits(instance: Instance, amount: str) -> None:
+    instance.put(amount)
+
+    answer = ask(instance)
+
+    assert (answer.status, answer.text) == (200, f'{{"amount": {amount}}}')
+    assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def test_an_answer_says_where_it_came_from(instance: Instance) -> None:
+    instance.put("1.00")
+    instance.move_to(93)
+
+    headers = ask(instance).headers
+
+    assert {name: value for name, value in headers.items() if name.startswith("Balance-")} == {
+        "Balance-Application-Server": "asker:1",
+        "Balance-Role": "active",
+        "Balance-Position": f"{PARTITION}:93",
+        "Balance-Epoch": str(EPOCH),
+        "Balance-Lag": "7",
+    }
+
+
+def test_an_unknown_customer_is_not_found_and_the_answer_says_as_of_when(instance: Instance) -> None:
+    answer = ask(instance)
+
+    assert (answer.status, answer.detail) == (404, "no such customer")
+    assert answer.headers["Balance-Position"] == f"{PARTITION}:10"
+
+
+def test_while_nobody_owns_the_partition_the_answer_is_unavailable_not_unknown(instance: Instance) -> None:
+    instance.owns = False
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "own" in answer.detail
+
+
+def test_an_instance_whose_lease_has_expired_does_not_answer_as_owner(instance: Instance) -> None:
+    instance.put("12.34")
+    instance.clock.now += 9
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+    assert "12.34" not in answer.text
+
+
+def test_an_instance_without_a_lease_refuses_what_is_forwarded_to_it(instance: Instance) -> None:
+    instance.put("12.34")
+    instance.lease.revoke()
+
+    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).status == 421
+
+
+def test_an_instance_that_believes_itself_the_owner_does_not_proxy_to_itself(instance: Instance) -> None:
+    instance.owns = False
+    instance.hear_of_owner(instance.address)
+
+    assert ask(instance).status == 503
+
+
+def test_an_owner_answers_what_is_forwarded_to_it(instance: Instance) -> None:
+    instance.put("12.34")
+
+    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).text == '{"amount": 12.34}'
+
+
+def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> None:
+    class Damaged(StoreView):
+        def get(self, key: bytes) -> bytes | None:
+            raise StoreCorruptedError("checksum mismatch")
+
+    view = instance.store.view
+    assert view is not None
+    # What `damaged` in test_store.py shows of a real flipped bit.
+    view.__class__ = Damaged
+
+    answer = ask(instance)
+
+    assert (answer.status, instance.damaged) == (503, [PARTITION])
+    assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize("parameters", [{"customerId": ""}, {"customerId": "a\nb"}, {"minPosition": "x"}])
+def test_a_malformed_query_is_a_problem(instance: Instance, parameters: dict[str, str]) -> None:
+    answer = ask(instance, headers=None, **parameters)
+
+    assert answer.status == 400
+    assert answer.detail
+
+
+# --- read your writes
+
+
+def test_a_position_already_reached_is_answered_at_once(instance: Instance) -> None:
+    instance.put("1.00")
+
+    answer = ask(instance, minPosition=f"{PARTITION}:10")
+
+    assert answer.status == 200
+    assert answer.seconds < TIMEOUT_SECONDS / 2
+
+
+def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None:
+    instance.put("1.00")
+
+    async def run() -> Answer:
+        async with instance.app() as app:
+            asked = asyncio.ensure_future(
+                _ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"})
+            )
+            await asyncio.sleep(0.2)
+            assert not asked.done()
+            instance.put("3.00")
+            instance.move_to(11)
+            return await asked
+
+    answer = asyncio.run(run())
+
+    assert answer.text == '{"amount": 3.00}'
+    assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
+
+
+def test_a_position_that_is_not_reached_in_time_is_unavailable(instance: Instance) -> None:
+    instance.put("1.00")
+
+    answer = ask(instance, minPosition=f"{PARTITION}:11")
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+    assert TIMEOUT_SECONDS <= answer.seconds < TIMEOUT_SECONDS + 1
+
+
+def test_an_unknown_customer_is_waited_for_too(instance: Instance) -> None:
+    assert ask(instance, minPosition=f"{PARTITION}:11").status == 503
+
+
+def test_a_position_of_another_partition_is_refused(instance: Instance) -> None:
+    answer = ask(instance, minPosition=f"{OTHER_PARTITION}:1")
+
+    assert answer.status == 400
+    assert f"the customer's is {PARTITION}" in answer.detail
+
+
+# --- one hop away
+
+
+def test_a_query_is_answered_by_the_owner_through_one_hop(instance: Instance) -> None:
+    peer = Peer(answering(text='{"amount": 9007199254740993.01}'))
+
+    answer = ask_with_peers(instance, peer, minPosition=f"{PARTITION}:7")
+
+    assert (answer.status, answer.text) == (200, '{"amount": 9007199254740993.01}')
+    (request,) = peer.asked
+    assert request.headers[FORWARDED_HEADER] == instance.address
+    assert dict(request.query) == {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:7"}
+
+
+def test_a_forwarded_query_is_never_proxied_again(instance: Instance) -> None:
+    instance.owns = False
+    instance.hear_of_owner("peer:1")
+
+    answer = ask(instance, headers={FORWARDED_HEADER: "peer:2"})
+
+    assert answer.status == 421
+    assert f"does not own partition {PARTITION}" in answer.detail
+
+
+def test_an_owner_that_says_unknown_is_believed(instance: Instance) -> None:
+    peer = Peer(answering(404, '{"detail": "no such customer"}'))
+
+    assert ask_with_peers(instance, peer).status == 404
+    assert len(peer.asked) == 1
+
+
+def test_an_owner_that_is_unavailable_says_when_to_come_back(instance: Instance) -> None:
+    answer = ask_with_peers(instance, Peer(answering(503, "{}", {"Retry-After": "7"})))
+
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+
+
+def test_a_changed_owner_is_asked_once_more(instance: Instance) -> None:
+    new = Peer(answering())
+    addresses: list[str] = []
+
+    async def no_longer(_request: web.Request) -> web.StreamResponse:
+        instance.hear_of_owner(addresses[1], epoch=2)
+        return web.Response(status=421, text="{}", content_type="application/problem+json")
+
+    old = Peer(no_longer)
+
+    def only_the_old_one(known: list[str]) -> None:
+        addresses.extend(known)
+        instance.hear_of_owner(known[0], epoch=1)
+
+    answer = ask_with_peers(instance, old, new, before=only_the_old_one)
+
+    assert answer.text == '{"amount": 12.34}'
+    assert (len(old.asked), len(new.asked)) == (1, 1)
+
+
+def test_a_partition_that_became_ours_meanwhile_is_answered_here(instance: Instance) -> None:
+    instance.put("5.00")
+
+    async def handed_over(_request: web.Request) -> web.StreamResponse:
+        instance.owns = True
+        return web.Response(status=421, text="{}", content_type="application/problem+json")
+
+    answer = ask_with_peers(instance, Peer(handed_over))
+
+    assert answer.text == '{"amount": 5.00}'
+
+
+def test_nobody_is_asked_a_third_time(instance: Instance) -> None:
+    peer = Peer(answering(421, "{}"))
+
+    answer = ask_with_peers(instance, peer)
+
+    assert answer.status == 503
+    assert "no longer owns" in answer.detail
+    assert len(peer.asked) == 2
+
+
+def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance) -> None:
+    async def slowly(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3)
+        return web.json_response({})
+
+    answer = ask_with_peers(instance, Peer(slowly))
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert answer.seconds < TIMEOUT_SECONDS + 0.5
+
+
+def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance) -> None:
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+        return response
+
+    answer = ask_with_peers(instance, Peer(trickle))
+
+    assert answer.status == 503
+    assert answer.seconds < TIMEOUT_SECONDS + 0.5
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no such host:1", "[::1:1", "", "a@b:c"])
+def test_a_peer_that_cannot_be_reached_is_unavailable(instance: Instance, address: str) -> None:
+    instance.owns = False
+    instance.hear_of_owner(address)
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_neither_followed_nor_passed_on(instance: Instance, status: int) -> None:
+    peer = Peer(answering(status, "{}", {"Location": "/elsewhere"}))
+
+    answer = ask_with_peers(instance, peer)
+
+    assert answer.status == 503
+    assert peer.elsewhere == 0
+    assert "Location" not in answer.headers
+
+
+def test_an_answer_that_is_not_ours_is_not_passed_on(instance: Instance) -> None:
+    async def page(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<script>", content_type="text/html")
+
+    answer = ask_with_peers(instance, Peer(page))
+
+    assert answer.status == 503
+    assert "<script>" not in answer.text
+
+
+def test_an_oversized_answer_is_refused(instance: Instance) -> None:
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b" " * 1024)
+        return response
+
+    answer = ask_with_peers(instance, Peer(flood))
+
+    assert answer.status == 503
+    assert "more than 65536 bytes" in answer.detail
+
+
+def test_only_headers_of_the_contract_are_passed_on(instance: Instance) -> None:
+    ours = {
+        "Balance-Application-Server": "peer:1",
+        "Balance-Role": "active",
+        "Balance-Position": "0:1",
+        "Balance-Lag": "0",
+        "Balance-Epoch": "3",
+    }
+    others = {"Set-Cookie": "a=b", "X-Internal": "secret", "Access-Control-Allow-Origin": "*"}
+
+    headers = ask_with_peers(instance, Peer(answering(headers={**ours, **others}))).headers
+
+    assert ours.items() <= dict(headers).items()
+    assert not headers.keys() & others.keys()
+
+
+def test_a_compressed_answer_is_refused_not_unpacked(instance: Instance) -> None:
+    bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
+
+    assert ask_with_peers(instance, bomb).status == 503
+
+
+# --- what is said
+
+
+@pytest.mark.parametrize(
+    ("value", "digits"),
+    [("0.00", "0.00"), ("1E+3", "1000"), ("1E-7", "0.0000001"), ("-0.50", "-0.50"), ("9" * 40, "9" * 40)],
+)
+def test_a_decimal_is_written_with_exactly_its_digits(value: str, digits: str) -> None:
+    assert exact_json({"amount": Decimal(value)}) == f'{{"amount": {digits}}}'
+
+
+def test_an_error_nobody_expected_is_a_problem_without_details(instance: Instance) -> None:
+    async def run() -> Answer:
+        async def fails(_request: web.Request) -> web.StreamResponse:
+            raise RuntimeError("the balance of c1 is 12.34")
+
+        app = web.Application(middlewares=[problems])
+        app.router.add_get(PATH, fails)
+        return await _ask(app, {}, {})
+
+    answer = asyncio.run(run())
+
+    assert answer.status == 500
+    assert "12.34" not in answer.text
+
+
+def test_a_wrong_method_is_a_problem_that_names_the_right_one(instance: Instance) -> None:
+    async def run() -> Mapping[str, Any]:
+        async with (
+            instance.app() as app,
+            TestServer(app) as server,
+            ClientSession() as client,
+            client.post(server.make_url(PATH)) as response,
+        ):
+            return {
+                "status": response.status,
+                "type": response.content_type,
+                "allow": response.headers["Allow"],
+            }
+
+    assert asyncio.run(run()) == {"status": 405, "type": "application/problem+json", "allow": "GET"}
+
+
+def test_an_unknown_path_is_a_problem(instance: Instance) -> None:
+    async def run() -> tuple[int, str]:
+        async with (
+            instance.app() as app,
+            TestServer(app) as server,
+            ClientSession() as client,
+            client.get(URL(server.make_url("/nowhere"))) as response,
+        ):
+            return response.status, response.content_type
+
+    assert asyncio.run(run()) == (404, "application/problem+json")
