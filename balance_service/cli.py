@@ -67,14 +67,10 @@ def serve(*, print_config: bool) -> None:
 
 
 @cli.command()
-@click.option(
-    "--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="How many to run."
-)
+@click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="How many to run.")
 @click.option("--kafka-port", default=9092, show_default=True, help="Broker's port; 0 picks a free one.")
 @click.option("--registry-port", default=8081, show_default=True, help="Registry's port; 0 picks a free one.")
-@click.option(
-    "--http-port", default=5051, show_default=True, help="First instance's port; 0 picks free ones."
-)
+@click.option("--http-port", default=5051, show_default=True, help="First instance's port; 0 picks free ones.")
 @click.option(
     "--data-dir",
     default="local-data",
@@ -149,11 +145,7 @@ def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
     finally:
         publisher.close()
     position = f"{partition}:{offset + 1}"
-    click.echo(
-        json.dumps({"position": position})
-        if as_json
-        else f"added {funds}; visible from position {position} on"
-    )
+    click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
 
 
 @cli.command("get-balance")
@@ -193,9 +185,7 @@ def status(*, as_json: bool) -> None:
 @cli.command()
 @click.option("--events", required=True, type=click.IntRange(1), help="How many events.")
 @click.option("--customers", required=True, type=click.IntRange(1), help="Of how many customers.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Events per second; as fast as possible."
-)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Events per second; as fast as possible.")
 def load(events: int, customers: int, rate: float | None) -> None:
     """Append many random FundsAdded events."""
     from balance_service.avro.registry import SchemaRegistry

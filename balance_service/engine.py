@@ -24,8 +24,8 @@ from balance_service.events.stream import Stream
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from balance_service.state.commit import Folding
+from balance_service.state.opening import TaskContext
 from balance_service.state.state_directory import StateDirectory
-from balance_service.state.task import TaskContext
 from balance_service.state.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ class Engine:
             self,
             self._positions,
         )
-        self.watermarks = Watermarks(
-            partial(self.topics.offsets, settings.topic, range(self.source.partitions))
-        )
+        self.watermarks = Watermarks(partial(self.topics.offsets, settings.topic, range(self.source.partitions)))
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
         """A codec for one of our own records on one of our own topics; waits for the registry."""
@@ -122,7 +120,7 @@ class Engine:
         self.membership.start()
 
     def stop(self) -> None:
-        """Let go of everything, within about six seconds."""
+        """Let go of everything. What takes longer than its bound is left to the end of the process."""
         self.membership.stop()
         self.stream.stop(2.0)
         self.watermarks.stop(0.5)
@@ -136,7 +134,7 @@ class Engine:
         self.tasks.assign(partitions)
 
     def revoked(self, partitions: frozenset[int]) -> None:
-        """Close the tasks; a running commit has half a session to end."""
+        """Close the tasks; a running commit has half a session, and at most four seconds, to end."""
         self._metrics.rebalances.labels("revoked").inc()
         self.tasks.revoke(partitions, min(self.settings.session_timeout_ms / 2000, 4.0))
 

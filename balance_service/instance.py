@@ -30,7 +30,7 @@ from balance_service.http.routing import Routing
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.metrics import Metrics
 from balance_service.read_models.balance import Balance
-from balance_service.state.task import TaskState
+from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,8 +70,20 @@ class Instance:
 
         Raises:
             ConfigurationError: broker, registry or state directory are not usable as configured.
+            FatalError: a thread failed, so that the instance could not go on.
         """
         loop = asyncio.get_running_loop()
+        failures: list[BaseException] = []
+
+        def thread_failed(failure: threading.ExceptHookArgs) -> None:
+            log.critical(
+                "a thread failed; stopping", thread=getattr(failure.thread, "name", ""), exc_info=failure.exc_value
+            )
+            failures.append(failure.exc_value or failure.exc_type())
+            loop.call_soon_threadsafe(self._stopping.set)
+
+        # None of our threads ends by itself: an instance without one of them would be half alive.
+        threading.excepthook = thread_failed
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         runner = await serve(make_app(self._handlers), self._listener)
@@ -91,6 +103,8 @@ class Instance:
             await proxy.close()
             await runner.cleanup()
             log.info("stopped")
+        if failures:
+            raise FatalError(f"the instance could not go on: {failures[0]}")
 
     def unready(self) -> Sequence[str]:
         """Why this instance should get no queries now."""
@@ -100,11 +114,11 @@ class Instance:
         if engine is None:
             return ["this instance is starting"]
         reasons = [] if engine.membership.joined.is_set() else ["this instance has not joined its group yet"]
-        for task in engine.tasks.snapshots():
-            if task.state != TaskState.RUNNING.value:
-                reasons.append(
-                    f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
-                )
+        reasons += [
+            f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
+            for task in engine.tasks.snapshots()
+            if task.state != TaskState.RUNNING.value
+        ]
         if engine.stream.problem:
             reasons.append(f"the stream does not go on: {engine.stream.problem}")
         if engine.membership.partitions and not engine.membership.lease.holds:
@@ -145,9 +159,7 @@ class Instance:
         return self._metrics.text()
 
     def _start_engine(self) -> Engine:
-        engine = Engine(
-            self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set
-        )
+        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set)
         self._metrics.watch(engine)
         settings = self._settings
         codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))
@@ -220,9 +232,7 @@ class Instance:
 
 def _published(task: TaskSnapshot) -> PublishedTask:
     task_id = task.task_id
-    return PublishedTask(
-        task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position
-    )
+    return PublishedTask(task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position)
 
 
 def _check_resolves(application_server: str) -> None:

@@ -13,7 +13,7 @@ _REPEAT_SECONDS = 10.0
 
 def configure_logging(level: str) -> None:
     """Send our events, and those of the libraries that use the standard library's logging, to stderr as JSON."""
-    shared = [
+    shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

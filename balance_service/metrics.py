@@ -52,9 +52,7 @@ class Metrics:
         self._read = self._counter("balance_events_read", "Records read from the source.", _TASK)
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter("balance_events_ignored", "Records of other types.", _TASK)
-        self._dead = self._counter(
-            "balance_events_dead_lettered", "Records that could not be applied.", _TASK
-        )
+        self._dead = self._counter("balance_events_dead_lettered", "Records that could not be applied.", _TASK)
         self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
         self.batch_seconds = Histogram(
             "balance_batch_duration_seconds",
@@ -110,17 +108,13 @@ class _TaskCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         labels = ("read_model", "partition")
         position = GaugeMetricFamily("balance_position", "Next source offset to apply.", labels=labels)
-        lag = GaugeMetricFamily(
-            "balance_lag", "Records between position and the source's end.", labels=labels
-        )
+        lag = GaugeMetricFamily("balance_lag", "Records between position and the source's end.", labels=labels)
         size = GaugeMetricFamily("balance_store_bytes", "Bytes of the state store.", labels=labels)
         restored = GaugeMetricFamily("balance_restored_records", "Changelog records restored.", labels=labels)
         to_restore = GaugeMetricFamily(
             "balance_records_to_restore", "Changelog offsets to restore at opening.", labels=labels
         )
-        state = GaugeMetricFamily(
-            "balance_task_state", "1 for the state a task is in.", labels=(*labels, "state")
-        )
+        state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*labels, "state"))
         for task in self._engine.tasks.snapshots():
             of = (task.task_id.read_model, str(task.task_id.partition))
             behind = self._engine.watermarks.lag(task.task_id.partition, task.position)

@@ -1,6 +1,7 @@
 """Rebuild: drop the read model of a stopped application and replay the source through the same engine.
 
-Nothing but the changelog and local stores is dropped, and both are copies of what the source says. Interrupted, it
+Nothing is dropped but the changelog, the local stores and the directory of instances: copies of what the source says,
+and of what nobody says any more. Interrupted, it
 leaves a read model that is further back, never a wrong one: run it again, or let the service go on from there.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
@@ -19,7 +20,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Retr
 from balance_service.kafka.clients import by_remedy, common_config
 from balance_service.kafka.topics import Topics
 from balance_service.metrics import Metrics
-from balance_service.state.task import TaskState
+from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,24 +89,18 @@ class _Alone:
         self._topics = topics
         self._source = source
         self._assigned: set[int] = set()
-        config = consumer_config(
-            common_config(settings), settings.application_id, settings.session_timeout_ms
-        )
+        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
         self._consumer = Consumer(config)
 
-    def __enter__(self) -> _Alone:
+    def __enter__(self) -> Self:
         try:
-            self._consumer.subscribe(
-                [self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke
-            )
+            self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
             deadline = time.monotonic() + _JOIN_SECONDS
             wanted = set(range(self._source.partitions))
             while self._assigned != wanted:
                 if self._topics.group_members() > 1 or time.monotonic() > deadline:
                     self.check()
-                    raise RetriableError(
-                        "the group did not give this process every partition in time; try again"
-                    )
+                    raise RetriableError("the group did not give this process every partition in time; try again")
                 self._consumer.poll(_LOOK_EVERY_SECONDS)
             self.check()
         except KafkaException as error:

@@ -47,21 +47,17 @@ class Settings(BaseSettings):
         "http://localhost:8081", description="Confluent-compatible schema registry.", pattern=r"^https?://"
     )
     schema_registry_user: str | None = Field(None, description="Basic-auth user of the registry.")
-    schema_registry_password: SecretStr | None = Field(
-        None, description="Basic-auth password of the registry."
-    )
+    schema_registry_password: SecretStr | None = Field(None, description="Basic-auth password of the registry.")
     application_id: str = Field(
         "balance-service",
         pattern=_NAME,
         description="Names the consumer group, the internal topics and the transactional ids.",
     )
     topic: str = Field("balance", pattern=_NAME, description="The source topic: the truth.")
-    partitions: int = Field(
-        2, ge=1, le=10_000, description="Partitions of the source topic, when created here."
-    )
+    partitions: int = Field(2, ge=1, le=10_000, description="Partitions of the source topic, when created here.")
     replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic created here.")
     create_topics: bool = Field(
-        True, description="Create topics that are missing; otherwise a missing source topic is an error."
+        True, description="Create the source topic if it is missing; otherwise that is an error."
     )
     allow_finite_retention: bool = Field(
         False, description="Accept a source topic from which the model cannot be rebuilt in full."
@@ -75,9 +71,7 @@ class Settings(BaseSettings):
     session_timeout_ms: int = Field(
         10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
     )
-    max_records_per_batch: int = Field(
-        1_000_000, ge=1, description="Upper bound of a micro-batch, in records."
-    )
+    max_records_per_batch: int = Field(1_000_000, ge=1, description="Upper bound of a micro-batch, in records.")
     polling_delay_ms: int = Field(
         50, ge=1, le=60_000, description="How long an idle query waits before it looks for new records."
     )
@@ -136,8 +130,7 @@ class Settings(BaseSettings):
     def _credentials_are_whole(self) -> Settings:
         if (self.schema_registry_user is None) != (self.schema_registry_password is None):
             raise ValueError(
-                f"{PREFIX}SCHEMA_REGISTRY_USER and {PREFIX}SCHEMA_REGISTRY_PASSWORD go together; "
-                "set both or none"
+                f"{PREFIX}SCHEMA_REGISTRY_USER and {PREFIX}SCHEMA_REGISTRY_PASSWORD go together; set both or none"
             )
         return self
 

@@ -63,9 +63,7 @@ class AvroCodec:
                 io.BytesIO(frame[_HEADER.size :]), writer, None if writer is self._schema else self._schema
             )
         except Exception as error:  # fastavro raises whatever its reader trips over
-            raise StoreCorruptedError(
-                f"a record under schema {schema_id} does not decode: {error}"
-            ) from error
+            raise StoreCorruptedError(f"a record under schema {schema_id} does not decode: {error}") from error
         if not isinstance(record, dict):
             raise StoreCorruptedError(f"schema {schema_id} is not that of a record")
         return record

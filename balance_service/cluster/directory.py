@@ -77,16 +77,12 @@ class ServerTable:
             live: whether it was said since we began to listen. What is older says nothing about now.
         """
         now = self._clock()
-        servers = {
-            a: s for a, s in self._servers.items() if now - s.heard_at < _FORGET_AFTER_SECONDS or not live
-        }
+        servers = {a: s for a, s in self._servers.items() if now - s.heard_at < _FORGET_AFTER_SECONDS or not live}
         if record is None:
             servers.pop(address, None)
         else:
             tasks = tuple(
-                PublishedTask(
-                    t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"]
-                )
+                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
                 for t in record["tasks"]
             )
             heard_at = now if live else float("-inf")
@@ -106,8 +102,7 @@ class ServerTable:
             (task.epoch, server, task)
             for server in self._servers.values()
             for task in server.tasks
-            if (task.read_model, task.partition, task.role) == (read_model, partition, ACTIVE)
-            and task.epoch > 0
+            if (task.read_model, task.partition, task.role) == (read_model, partition, ACTIVE) and task.epoch > 0
         ]
         if not claims:
             return None

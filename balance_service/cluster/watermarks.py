@@ -21,9 +21,7 @@ _EVERY_SECONDS = 1.0
 class Watermarks:
     """The end of each source partition, and how old that knowledge is."""
 
-    def __init__(
-        self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic) -> None:
         """Args:
         read: asks the broker; raises BalanceServiceError if it does not answer.
         """

@@ -74,15 +74,11 @@ class FundsAddedSerializer:
 class FundsAddedPublisher:
     """Publishes one event at a time. Owns its producer."""
 
-    def __init__(
-        self, config: ClientConfig, registry: SchemaRegistry, topic: str, timeout_seconds: float
-    ) -> None:
+    def __init__(self, config: ClientConfig, registry: SchemaRegistry, topic: str, timeout_seconds: float) -> None:
         """Raises RetriableError while the registry cannot be reached."""
         self._topic = topic
         self._serialize = FundsAddedSerializer(registry, topic)
-        self._producer = Producer(
-            {**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0}
-        )
+        self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()
@@ -116,19 +112,15 @@ class FundsAddedPublisher:
         self._stopping.set()
         self._thread.join(1.0)
 
-    def _produce(
-        self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]
-    ) -> None:
+    def _produce(self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
-            report(error if error is not None else (message.partition(), message.offset()))
+            report(error if error is not None else (int(message.partition() or 0), int(message.offset() or 0)))
 
         try:
             frame = self._serialize(customer_id, amount)
             self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery)
         except BufferError as error:
-            raise RetriableError(
-                "too many events are under way; this one was certainly not written"
-            ) from error
+            raise RetriableError("too many events are under way; this one was certainly not written") from error
         except KafkaException as error:
             raise RetriableError(f"the event was certainly not written: {error.args[0].str()}") from error
 
@@ -138,7 +130,5 @@ class FundsAddedPublisher:
 
 
 def _failure(error: KafkaError) -> RetriableError:
-    certainty = (
-        "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
-    )
+    certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
     return RetriableError(f"the event {certainty}: {error.str()}")

@@ -55,9 +55,7 @@ def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict
 
 def singles(table: pa.Table) -> list[SingleUpdate]:
     """Each row as an update of its own, with its record, in the table's order."""
-    return [
-        SingleUpdate(_record(row, ""), KeyedUpdate(row["key"], _update(row))) for row in table.to_pylist()
-    ]
+    return [SingleUpdate(_record(row, ""), KeyedUpdate(row["key"], _update(row))) for row in table.to_pylist()]
 
 
 def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
@@ -113,9 +111,7 @@ def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[KeyedUpd
     ]
     return [
         KeyedUpdate(key, dict(zip(combine, values, strict=True)))
-        for key, *values in zip(
-            result["key"].to_pylist(), *(column.to_pylist() for column in columns), strict=True
-        )
+        for key, *values in zip(result["key"].to_pylist(), *(column.to_pylist() for column in columns), strict=True)
     ]
 
 

@@ -38,7 +38,7 @@ _EXACT_TYPES = ("decimal", "int", "bigint")
 
 
 class Decoder:
-    """Decodes by the writer's schema, found by id. Used by one thread at a time.
+    """Decodes by the writer's schema, found by id. `resolve` is called by one thread at a time.
 
     A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
     never again, for what it means does not change; one that the registry does not know is asked for anew each time,
@@ -140,9 +140,7 @@ class Decoder:
             "value",
             cause.alias("frame_cause"),
             *(
-                F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(
-                    f"writer_{i}"
-                )
+                F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(f"writer_{i}")
                 for i, w in self._events.items()
             ),
         )
@@ -172,9 +170,7 @@ class Decoder:
         return judged.select(
             *_ENVELOPE,
             "frame_cause",
-            F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias(
-                "event_type"
-            ),
+            F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias("event_type"),
             *(F.when(intact, F.col(name)).alias(name) for name in names.values()),
         )
 
@@ -199,7 +195,7 @@ def _in_shape_of(reader: Schema, records: DataFrame, column: str) -> Column:
         KeyError: the writer lacks a field that has no default.
         TypeError: the writer has money in a type that is not exact.
     """
-    written = {field.name: field.dataType.simpleString() for field in records.schema[column].dataType.fields}
+    written = {field.name: field.dataType.simpleString() for field in records.select(f"{column}.*").schema}
     shaped: list[Column] = []
     missing: list[Column] = []
     lossy: list[Column] = []
@@ -259,7 +255,7 @@ _SPARK_TYPES: Mapping[str, str] = {
 
 def _spark_type(avro: Any) -> str:
     """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet."""
-    logical = avro.get("logicalType", avro["type"]) if isinstance(avro, dict) else avro
+    logical = str(avro.get("logicalType", avro["type"])) if isinstance(avro, dict) else avro
     if logical == "decimal":
         return f"decimal({_MAX_PRECISION},{avro.get('scale', 0)})"
     return _SPARK_TYPES[logical]

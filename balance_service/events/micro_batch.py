@@ -17,7 +17,7 @@ import structlog
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved
 from balance_service.state.records import TaskBatch
-from balance_service.state.task import TaskState
+from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

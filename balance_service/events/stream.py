@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from balance_service.errors import RetriableError
+from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
 from balance_service.events.spark import read_range, read_source
 
@@ -38,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECONDS = 0.5
 _BACK_OFF_SECONDS = 1.0
+_CHECK_LOG_EVERY_SECONDS = 5.0
 _MAX_COMMITTERS = 32
 
 
@@ -94,6 +96,8 @@ class Stream:
                 # Spark and py4j raise many things. The tasks' positions are the truth, so starting anew is safe.
                 if self._stopping.is_set():
                     return
+                if not _jvm_lives(self._spark):
+                    raise FatalError("Spark's JVM has ended") from error
                 self.problem = _first_line(error)
                 log.warning("the stream cannot go on for now", error=self.problem)
                 self._stopping.wait(_BACK_OFF_SECONDS)
@@ -129,8 +133,12 @@ class Stream:
     def _intact_tasks(self) -> dict[int, Task]:
         """The running tasks whose source is still the log they were folding."""
         tasks = self._tasks.running()
-        if not tasks:
-            return tasks
+        if tasks:
+            self._check_log(tasks)
+        return self._tasks.running()
+
+    def _check_log(self, tasks: Mapping[int, Task]) -> None:
+        """Halt the tasks whose source was cut short, made anew or repartitioned."""
         name = self._settings.topic
         topic = self._topics.find(name)
         exists = topic is not None and topic.partitions > max(tasks)
@@ -138,7 +146,6 @@ class Stream:
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
             task.check_log(topic, start.get(partition, 0), end.get(partition, 0))
-        return self._tasks.running()
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:
@@ -152,12 +159,16 @@ class Stream:
         return writer.start()
 
     def _watch(self, query: StreamingQuery, tasks: Mapping[int, Task], batches: MicroBatches) -> None:
+        checked = time.monotonic()
         while not self._stopping.is_set():
             self._changed.wait(_LOOK_EVERY_SECONDS)
             self._changed.clear()
             if batches.incomplete or self._tasks.running() != tasks:
                 self._changed.set()
                 return
+            if time.monotonic() - checked > _CHECK_LOG_EVERY_SECONDS:
+                self._check_log(tasks)
+                checked = time.monotonic()
             if not query.isActive:
                 failure = query.exception()
                 raise RetriableError(_first_line(failure) if failure else "the query ended by itself")
@@ -166,3 +177,8 @@ class Stream:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _jvm_lives(spark: SparkSession) -> bool:
+    gateway: Any = spark.sparkContext._gateway
+    return gateway is not None and gateway.proc.poll() is None

@@ -77,8 +77,7 @@ def bind(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use; stop what listens there or set BALANCE_HTTP_PORT"
             ) from None
         raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; "
-            "name an address of this machine"
+            f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
         ) from None
     listener.listen(1024)
     return listener

@@ -23,9 +23,7 @@ _MIN_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,18})")
 _DECIMAL = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
 _EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
-_AMOUNT_RULE = (
-    "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
-)
+_AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,7 @@ def balance_query(request: web.Request) -> BalanceQuery:
     if customer_id is None:
         raise Problem(400, "customerId is missing")
     min_position = _only(pairs, "minPosition")
-    return BalanceQuery(
-        checked_customer_id(customer_id), None if min_position is None else _position(min_position)
-    )
+    return BalanceQuery(checked_customer_id(customer_id), None if min_position is None else _position(min_position))
 
 
 def add_funds(body: bytes) -> AddFunds:

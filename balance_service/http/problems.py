@@ -48,9 +48,7 @@ def response(problem: Problem, headers: dict[str, str] | None = None) -> web.Res
         "status": problem.status,
         "detail": problem.detail,
     }
-    return web.Response(
-        status=problem.status, text=json.dumps(body), content_type=PROBLEM_JSON, headers=extra
-    )
+    return web.Response(status=problem.status, text=json.dumps(body), content_type=PROBLEM_JSON, headers=extra)
 
 
 @web.middleware

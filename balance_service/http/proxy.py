@@ -77,16 +77,12 @@ class Proxy:
             ) as answer:
                 is_ours = answer.status in _STATUSES and answer.content_type in _CONTENT_TYPES
                 if not is_ours or "Content-Encoding" in answer.headers:
-                    raise RetriableError(
-                        f"the owner at {address} answered {answer.status} with {answer.content_type}"
-                    )
+                    raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
                 body = await answer.content.read(_MAX_ANSWER_BYTES + 1)
                 while len(body) <= _MAX_ANSWER_BYTES and (more := await answer.content.readany()):
                     body += more
                 if len(body) > _MAX_ANSWER_BYTES:
-                    raise RetriableError(
-                        f"the owner at {address} answered with more than {_MAX_ANSWER_BYTES} bytes"
-                    )
+                    raise RetriableError(f"the owner at {address} answered with more than {_MAX_ANSWER_BYTES} bytes")
                 headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
                 return PeerAnswer(answer.status, body, answer.content_type, headers)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.state.task import ANSWERING
+from balance_service.state.task_state import ANSWERING
 
 if TYPE_CHECKING:
     from balance_service.cluster.directory import ApplicationServer, ServerTable

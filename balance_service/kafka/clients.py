@@ -59,10 +59,10 @@ _LOGIN_MODULES = {
 def common_config(settings: Settings) -> ClientConfig:
     """What every client of ours shares: brokers, the user's own properties, our logger."""
     return {
-        "bootstrap.servers": settings.bootstrap_servers,
         "client.id": settings.application_id,
-        "logger": logging.getLogger("librdkafka"),
         **settings.kafka_config,
+        "bootstrap.servers": settings.bootstrap_servers,
+        "logger": logging.getLogger("librdkafka"),
     }
 
 
@@ -138,9 +138,7 @@ def by_remedy(error: KafkaException, doing: str) -> RetriableError | TaskMigrate
     cause = error.args[0] if error.args else None
     if isinstance(cause, KafkaError) and cause.code() in _FENCED:
         return TaskMigratedError(f"fenced while {doing}: {cause.str()}")
-    return RetriableError(
-        f"Kafka failed while {doing}: {cause.str() if isinstance(cause, KafkaError) else error}"
-    )
+    return RetriableError(f"Kafka failed while {doing}: {cause.str() if isinstance(cause, KafkaError) else error}")
 
 
 def _quoted(value: str) -> str:
@@ -152,6 +150,4 @@ def _content(name: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"BALANCE_KAFKA_CONFIG: {name} {path} cannot be read: {error.strerror}"
-        ) from error
+        raise ConfigurationError(f"BALANCE_KAFKA_CONFIG: {name} {path} cannot be read: {error.strerror}") from error

@@ -67,9 +67,9 @@ class Topics:
             RetriableError: the broker does not answer.
         """
         try:
-            described = self._admin.describe_topics(
-                TopicCollection([name]), request_timeout=_REQUEST_TIMEOUT_SECONDS
-            )[name].result(_REQUEST_TIMEOUT_SECONDS)
+            described = self._admin.describe_topics(TopicCollection([name]), request_timeout=_REQUEST_TIMEOUT_SECONDS)[
+                name
+            ].result(_REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 return None
@@ -142,10 +142,7 @@ class Topics:
             return {}
         try:
             futures = self._admin.list_offsets(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)
-            return {
-                tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset)
-                for tp, future in futures.items()
-            }
+            return {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
         except KafkaException as error:
             raise by_remedy(error, f"reading the offsets of topic {name}") from error
         except FutureTimeoutError as error:
@@ -155,9 +152,9 @@ class Topics:
         """How many members the application's consumer group has now."""
         group = self._settings.application_id
         try:
-            described = self._admin.describe_consumer_groups(
-                [group], request_timeout=_REQUEST_TIMEOUT_SECONDS
-            )[group].result(_REQUEST_TIMEOUT_SECONDS)
+            described = self._admin.describe_consumer_groups([group], request_timeout=_REQUEST_TIMEOUT_SECONDS)[
+                group
+            ].result(_REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return 0

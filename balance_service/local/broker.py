@@ -132,9 +132,7 @@ class Broker:
         the kill interrupted (seen with 4.3.0), whose records no read-committed consumer ever gets.
         """
         self._configure("data", controller_only=True)
-        controller = ChildProcess(
-            "Kafka controller", self._folder, self._log.with_name("broker-recovery.log")
-        )
+        controller = ChildProcess("Kafka controller", self._folder, self._log.with_name("broker-recovery.log"))
         controller.start([*command, "kafka.Kafka", "server.properties"], held)
         activated_at: float | None = None
 
@@ -173,7 +171,5 @@ class Broker:
             )
         except subprocess.SubprocessError as error:
             output = getattr(error, "stdout", None) or ""
-            raise ConfigurationError(
-                f"the Kafka broker's storage could not be formatted: {error}\n{output}"
-            ) from error
+            raise ConfigurationError(f"the Kafka broker's storage could not be formatted: {error}\n{output}") from error
         fresh.rename(self._folder / "data")

@@ -59,16 +59,12 @@ def play() -> None:
 def _add(client: httpx.Client, instance: LocalInstance, customer: str) -> str:
     answer = None
     for amount in _AMOUNTS:
-        answer = client.post(
-            f"{instance.url}/api/balance.addFunds", json={"customerId": customer, "amount": amount}
-        )
+        answer = client.post(f"{instance.url}/api/balance.addFunds", json={"customerId": customer, "amount": amount})
         _expect(answer.status_code == httpx.codes.ACCEPTED, f"adding funds was answered {answer.text}")
     return str(answer.headers["Balance-Position"]) if answer is not None else ""
 
 
-def _ask_both(
-    client: httpx.Client, first: LocalInstance, second: LocalInstance, positions: dict[str, str]
-) -> None:
+def _ask_both(client: httpx.Client, first: LocalInstance, second: LocalInstance, positions: dict[str, str]) -> None:
     shown: set[str] = set()
     for customer, position in positions.items():
         for instance in (first, second):
@@ -121,6 +117,6 @@ def _rebuild(instance: LocalInstance) -> None:
     say(f"   {done.stdout.strip().splitlines()[-1]}")
 
 
-def _expect(condition: bool, otherwise: str) -> None:  # noqa: FBT001
+def _expect(condition: bool, otherwise: str) -> None:
     if not condition:
         raise BalanceServiceError(f"the demo failed: {otherwise}")

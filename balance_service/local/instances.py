@@ -12,7 +12,6 @@ from balance_service.local.process import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from balance_service.local.stack import LocalStack
 

@@ -65,9 +65,7 @@ def run_local(
     say("stopped")
 
 
-def start_instances(
-    cleanup: ExitStack, stack: LocalStack, count: int, http_port: int = 0
-) -> list[LocalInstance]:
+def start_instances(cleanup: ExitStack, stack: LocalStack, count: int, http_port: int = 0) -> list[LocalInstance]:
     """Start some instances side by side and wait until all are ready; `cleanup` stops them."""
     if not count:
         return []

@@ -26,9 +26,7 @@ class LocalStack:
 
     def __init__(self, data_dir: Path, kafka_port: int = 0, registry_port: int = 0) -> None:
         if kafka_port and kafka_port == registry_port:
-            raise ConfigurationError(
-                f"--kafka-port and --registry-port are both {kafka_port}; choose two ports"
-            )
+            raise ConfigurationError(f"--kafka-port and --registry-port are both {kafka_port}; choose two ports")
         self.data_dir = data_dir.absolute()
         logs = self.data_dir / "logs"
         self._broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port)
@@ -114,8 +112,7 @@ class LocalStack:
             self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(
-                f"the data directory {self.data_dir} cannot be used ({error.strerror}): "
-                "choose another with --data-dir"
+                f"the data directory {self.data_dir} cannot be used ({error.strerror}): choose another with --data-dir"
             ) from error
         # The children of a program that was killed a moment ago need a while to end.
         deadline = time.monotonic() + GRACE_SECONDS + 2

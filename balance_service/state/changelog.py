@@ -128,9 +128,7 @@ class ChangelogWriter:
                 on_delivery=delivery.report,
                 headers=self._headers(letter),
             )
-        producer.produce(
-            self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position
-        )
+        producer.produce(self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position)
         delivery.check(producer.flush(_COMMIT_TIMEOUT_SECONDS))
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         return delivery.position_offset + 1

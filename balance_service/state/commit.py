@@ -50,9 +50,7 @@ class Committed:
     dead_lettered: int
 
 
-def commit(
-    batch: TaskBatch, partition: int, epoch: int, folding: Folding, store: StateStore, writer: ChangelogWriter
-) -> Committed:
+def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore, writer: ChangelogWriter) -> Committed:
     """Steps 2 to 5.
 
     Raises:
@@ -65,7 +63,7 @@ def commit(
         raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
     states, more_letters = fold(batch, partition, folding, store)
     letters = sorted((*batch.dead_letters, *more_letters), key=lambda letter: letter.offset)
-    position = folding.position_codec.encode({"position": batch.end, "epoch": epoch})
+    position = folding.position_codec.encode(replace(stands_at, offset=batch.end).record())
     changelog_offset = writer.commit(states, letters, position)
     store.write((*states, (POSITION_KEY, position)), changelog_offset)
     return Committed(batch.applied - len(more_letters), batch.ignored, len(letters))
@@ -73,7 +71,7 @@ def commit(
 
 def write_position(position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter) -> None:
     """Record a position alone, as a task does when it is opened. Raises as `commit` does."""
-    record = codec.encode({"position": position.offset, "epoch": position.epoch})
+    record = codec.encode(position.record())
     store.write([(POSITION_KEY, record)], writer.commit([], [], record))
 
 
@@ -87,9 +85,7 @@ def fold(
     """
     before = _read(store, folding, dict.fromkeys(update.key for update in batch.updates))
     # A key that has a state here was checked when it came.
-    strangers = {
-        key for key, state in before.items() if state is None and folding.partition_of(key) != partition
-    }
+    strangers = {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
     after: dict[bytes, State] = {}
     to_single = set(strangers)
     for keyed in batch.updates:
@@ -122,6 +118,5 @@ def _read(store: StateStore, folding: Folding, keys: Iterable[bytes]) -> dict[by
     wanted = list(keys)
     decode = folding.state_codec.decode
     return {
-        key: None if frame is None else decode(frame)
-        for key, frame in zip(wanted, store.get_many(wanted), strict=True)
+        key: None if frame is None else decode(frame) for key, frame in zip(wanted, store.get_many(wanted), strict=True)
     }

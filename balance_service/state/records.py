@@ -28,10 +28,18 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything below `offset` of the source partition is in the store; `epoch` fences the task."""
+    """Everything below `offset` of the source partition is in the store; `epoch` fences the task.
+
+    `source_topic_id` tells the source from another topic that took its name later.
+    """
 
     offset: int
     epoch: int
+    source_topic_id: str
+
+    def record(self) -> dict[str, int | str]:
+        """The Avro record `Position`."""
+        return {"position": self.offset, "epoch": self.epoch, "sourceTopicId": self.source_topic_id}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,7 @@ class StateDirectory:
             owner, version = written["application_id"], written["format"]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ConfigurationError(
-                f"{marker} cannot be read ({error}); "
-                "remove the state directory to restore it from the changelog"
+                f"{marker} cannot be read ({error}); remove the state directory to restore it from the changelog"
             ) from error
         if owner != application_id:
             raise ConfigurationError(

@@ -194,7 +194,7 @@ class StateStore:
         if stored is None:
             return StoreView(self._db, None)
         fields = self._position_codec.decode(stored)
-        return StoreView(self._db, Position(fields["position"], fields["epoch"]))
+        return StoreView(self._db, Position(fields["position"], fields["epoch"], fields["sourceTopicId"]))
 
     def _get(self, key: bytes) -> bytes | None:
         try:

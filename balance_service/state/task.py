@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,68 +22,22 @@ from balance_service.errors import (
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.state.changelog import ChangelogWriter, replay
 from balance_service.state.commit import Committed, commit, write_position
-from balance_service.state.records import Position, TaskSnapshot
-from balance_service.state.store import FORMAT, StateStore, StoreIdentity
+from balance_service.state.opening import check_same_log, check_still_there, open_store, starting_position
+from balance_service.state.records import TaskSnapshot
+from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings
+    from balance_service.kafka.topics import Topic
     from balance_service.state.changelog import Record
-    from balance_service.state.commit import Folding
+    from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskBatch, TaskId
-    from balance_service.state.state_directory import StateDirectory
-    from balance_service.state.store import StoreView
+    from balance_service.state.store import StateStore, StoreView
 
 log = structlog.get_logger(__name__)
 
 _PROGRESS_EVERY_SECONDS = 2.0
-
-
-class TaskState(Enum):
-    """Where a task is in its life.
-
-    ```
-     CREATED ──► RESTORING ──► RUNNING ◄──► WAITING
-        │            │           │             │
-        │            ├───────────┼──► HALTED ◄─┤
-        ▼            ▼           ▼      │      ▼
-     CLOSED ◄────────────────────────── ┴ ─────
-    ```
-    RESTORING replays the changelog and answers nobody. RUNNING folds and answers. WAITING answers, but folds
-    nothing until something outside is back. HALTED does neither, until a person has looked. CLOSED is final:
-    a partition that comes back gets a new task.
-    """
-
-    CREATED = "CREATED"
-    RESTORING = "RESTORING"
-    RUNNING = "RUNNING"
-    WAITING = "WAITING"
-    HALTED = "HALTED"
-    CLOSED = "CLOSED"
-
-
-TRANSITIONS = {
-    TaskState.CREATED: {TaskState.RESTORING, TaskState.CLOSED},
-    TaskState.RESTORING: {TaskState.RUNNING, TaskState.HALTED, TaskState.CLOSED},
-    TaskState.RUNNING: {TaskState.WAITING, TaskState.HALTED, TaskState.CLOSED},
-    TaskState.WAITING: {TaskState.RUNNING, TaskState.HALTED, TaskState.CLOSED},
-    TaskState.HALTED: {TaskState.CLOSED},
-    TaskState.CLOSED: set(),
-}
-ANSWERING = frozenset({TaskState.RUNNING, TaskState.WAITING})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskContext:
-    """What all tasks of one read model share."""
-
-    settings: Settings
-    topics: Topics
-    source: Topic
-    folding: Folding
-    state_directory: StateDirectory
 
 
 class Task:
@@ -166,7 +118,7 @@ class Task:
             if self._state is not TaskState.RUNNING:
                 raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
             store, writer = self._opened()
-            return commit(batch, self.task_id.partition, self._epoch, self._context.folding, store, writer)
+            return commit(batch, self.task_id.partition, self._context.folding, store, writer)
 
     def check_log(self, topic: Topic | None, start: int, end: int) -> None:
         """Halt if the source is no longer the log this task was folding.
@@ -176,24 +128,11 @@ class Task:
             start: its first offset that is still there.
             end: its high watermark.
         """
-        reason = ""
-        ours = self._context.source
-        if topic is None or topic.topic_id != ours.topic_id:
-            reason = (
-                f"topic '{ours.name}' was deleted or made anew, so the balances are no longer its fold; "
-                "run `balance-service rebuild`"
-            )
-        elif topic.partitions != ours.partitions:
-            reason = _repartitioned(ours.name, ours.partitions, topic.partitions)
-        elif self.position > end:
-            reason = (
-                f"the store stands at {self.position}, beyond the end {end} of '{ours.name}'; "
-                "run `balance-service rebuild`"
-            )
-        elif self.position < start:
-            reason = f"events {self.position} to {start - 1} of '{ours.name}' are gone and were never applied"
-        if reason:
-            self.halt(reason)
+        try:
+            check_same_log(self._context.source, topic)
+            check_still_there(self._context.source.name, self.task_id.partition, self.position, start, end)
+        except TaskHaltedError as problem:
+            self.halt(str(problem))
 
     def wait(self, reason: str) -> None:
         """Stop folding until `resume`; queries go on."""
@@ -207,9 +146,7 @@ class Task:
     def halt(self, reason: str) -> None:
         """Stop folding and answering, for a person to look. Idempotent: the first reason stays."""
         with self._lock:
-            is_news = self._state is not TaskState.HALTED and self._move(
-                self._state, TaskState.HALTED, reason
-            )
+            is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
         if is_news:
             self._log.error("task halted", reason=reason)
 
@@ -256,78 +193,42 @@ class Task:
 
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
-        changelog = self._context.topics.prepare_changelog(self._context.source)
-        self._check_source(changelog)
-        settings, topics = self._context.settings, self._context.topics
+        context, partition = self._context, self.task_id.partition
+        settings, topics, source = context.settings, context.topics, context.source
+        changelog = topics.prepare_changelog(source)
+        check_same_log(source, topics.find(source.name), changelog)
         # (a) A store that is no copy of this changelog is worth nothing.
-        self._store = self._open_store(changelog)
+        self._store = open_store(self.task_id, context, changelog)
         # (b) From here on no predecessor can commit.
         self._writer = ChangelogWriter(
-            transactional_config(
-                settings, f"{settings.application_id}-{self.task_id.read_model}-{self.task_id.partition}"
-            ),
+            transactional_config(settings, f"{settings.application_id}-{self.task_id.read_model}-{partition}"),
             self.task_id,
             changelog.name,
             settings.dead_letters_topic,
-            settings.topic,
+            source.name,
             settings.application_id,
         )
         self._writer.fence()
         # (c) So its end, taken now, is the end.
-        end = topics.offsets(changelog.name, [self.task_id.partition])[self.task_id.partition]
-        if self._store.changelog_offset > end:
-            raise StoreCorruptedError(
-                f"the store stands at {self._store.changelog_offset}, beyond the changelog's end {end}"
-            )
-        self._restore(self._store, changelog, end)
+        end = topics.offsets(changelog.name, [partition])[partition]
+        start = self._store.changelog_offset
+        if start > end:
+            raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
+        self._to_restore = end - start
+        replay(
+            reader_config(settings), changelog.name, partition, start, end, self._restoring(end), self._closing.is_set
+        )
         # (d) One higher than any holder before.
-        position = self._starting_position(self._store.position)
-        write_position(position, self._context.folding.position_codec, self._store, self._writer)
+        position = starting_position(self._store.position, context, partition)
+        write_position(position, context.folding.position_codec, self._store, self._writer)
         self._epoch = position.epoch
         self._to(TaskState.RUNNING)
         self._log.info("task running", epoch=position.epoch, position=position.offset, restored=self.restored)
 
-    def _check_source(self, changelog: Topic) -> None:
-        source = self._context.source
-        if changelog.partitions != source.partitions:
-            raise TaskHaltedError(_repartitioned(source.name, changelog.partitions, source.partitions))
-
-    def _open_store(self, changelog: Topic) -> StateStore:
-        context = self._context
-        path = context.state_directory.store_path(self.task_id)
-        identity = StoreIdentity(
-            FORMAT,
-            context.settings.application_id,
-            self.task_id.read_model,
-            self.task_id.partition,
-            context.source.partitions,
-            context.source.topic_id,
-            changelog.topic_id,
-        )
-        codec = context.folding.position_codec
-        store = StateStore(path, codec)
-        stored = store.identity
-        if stored == identity:
-            return store
-        if stored is not None and stored.changelog_topic_id == changelog.topic_id:
-            store.close()
-            raise TaskHaltedError(
-                f"topic '{context.source.name}' is not the one the balances were folded from "
-                f"(was {stored.source_topic_id} with {stored.partitions} partitions, "
-                f"is {identity.source_topic_id} with {identity.partitions}); run `balance-service rebuild`"
-            )
-        if stored is not None:
-            self._log.warning("the changelog was made anew: the store is restored from it")
-            store.close()
-            del store
-            StateStore.wipe(path)
-            store = StateStore(path, codec)
-        store.identity = identity
-        return store
-
-    def _restore(self, store: StateStore, changelog: Topic, end: int) -> None:
+    def _restoring(self, end: int) -> Callable[[list[Record], int], None]:
+        """Writes what is replayed to the store, and says now and then how far it is."""
+        store, _ = self._opened()
         start = store.changelog_offset
-        self._to_restore = end - start
         began = reported = time.monotonic()
 
         def apply(records: list[Record], changelog_offset: int) -> None:
@@ -340,32 +241,7 @@ class Task:
                 left = (now - began) * (end - changelog_offset) / max(changelog_offset - start, 1)
                 self._log.info("restoring", restored=self.restored, seconds_left=round(left, 1))
 
-        config = reader_config(self._context.settings)
-        replay(config, changelog.name, self.task_id.partition, start, end, apply, self._closing.is_set)
-
-    def _starting_position(self, stored: Position | None) -> Position:
-        source, partition = self._context.source.name, self.task_id.partition
-        topics = self._context.topics
-        start = topics.offsets(source, [partition], earliest=True)[partition]
-        end = topics.offsets(source, [partition])[partition]
-        if stored is None:
-            if start > 0 and not self._context.settings.allow_finite_retention:
-                raise TaskHaltedError(
-                    f"the first {start} offsets of {source}-{partition} are gone, so the model cannot be "
-                    "built in full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
-                )
-            return Position(start, 1)
-        if stored.offset < start:
-            raise TaskHaltedError(
-                f"events {stored.offset} to {start - 1} of {source}-{partition} are gone "
-                "and were never applied"
-            )
-        if stored.offset > end:
-            raise TaskHaltedError(
-                f"the store stands at {stored.offset}, beyond the end {end} of {source}-{partition}; "
-                "run `balance-service rebuild`"
-            )
-        return Position(stored.offset, stored.epoch + 1)
+        return apply
 
     def _opened(self) -> tuple[StateStore, ChangelogWriter]:
         if self._store is None or self._writer is None:
@@ -376,10 +252,3 @@ class Task:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
         self._state = state
-
-
-def _repartitioned(topic: str, before: int, now: int) -> str:
-    return (
-        f"topic '{topic}' had {before} partitions and has {now}: its keys now hash elsewhere than their "
-        "history lies; copy the events, in order per key, to a new topic"
-    )

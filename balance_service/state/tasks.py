@@ -1,6 +1,6 @@
 """The tasks of one instance: one supervising thread per assigned partition.
 
-The membership thread calls `assign`, `revoke` and `lose`; each supervising thread opens its task, and opens
+The membership thread calls `assign` and `revoke`; each supervising thread opens its task, and opens
 another when one is closed while the partition is still ours; the stream reads `running` and is told of
 changes.
 """
@@ -15,6 +15,8 @@ import structlog
 
 from balance_service.errors import (
     BalanceServiceError,
+    ConfigurationError,
+    FatalError,
     RetriableError,
     StoreCorruptedError,
     TaskHaltedError,
@@ -22,13 +24,14 @@ from balance_service.errors import (
 )
 from balance_service.state.records import TaskId
 from balance_service.state.store import StateStore
-from balance_service.state.task import Task, TaskState
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskSnapshot
-    from balance_service.state.task import TaskContext
 
 log = structlog.get_logger(__name__)
 
@@ -143,7 +146,7 @@ class _Supervisor:
     def _open(self) -> BalanceServiceError | None:
         try:
             self.task.open()
-        except TaskHaltedError as error:
+        except (TaskHaltedError, ConfigurationError) as error:
             self.task.halt(str(error))
         except BalanceServiceError as error:
             return error
@@ -161,9 +164,7 @@ class _Supervisor:
                 self._wake.clear()
                 if self._error is not None:
                     error, self._error = self._error, None
-                    self._failures = (
-                        0 if time.monotonic() - opened > max(_BACK_OFF_SECONDS) else self._failures
-                    )
+                    self._failures = 0 if time.monotonic() - opened > max(_BACK_OFF_SECONDS) else self._failures
                     return error
             elif waiting and self.task.state is TaskState.WAITING:
                 self.task.resume()
@@ -171,6 +172,8 @@ class _Supervisor:
         return None
 
     def _recover(self, error: BalanceServiceError) -> None:
+        if isinstance(error, FatalError):
+            raise error
         migrated = isinstance(error, TaskMigratedError)
         self._log.warning("task closed, to be opened anew", error=str(error), fenced=migrated)
         self.task.close(max(_BACK_OFF_SECONDS))

@@ -12,36 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from balance_service.http import commands, queries
-from balance_service.local.instances import LocalInstance
+from tests.e2e.conftest import READ_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.local.stack import LocalStack
-
-_WARM_UP_SECONDS = 60
-_READ_TIMEOUT_SECONDS = 2
 _MAX_BODY_BYTES = 16 << 10
 _GET_PATHS = (queries.PATH, "/health/live", "/health/ready", "/metrics", "/api/status", "/openapi.json")
-
-
-@pytest.fixture(scope="module")
-def service(stack: LocalStack) -> Iterator[str]:
-    """The address of one warm instance with a topic of its own."""
-    name = f"contract-{uuid.uuid4().hex[:8]}"
-    environment = {
-        "BALANCE_TOPIC": name,
-        "BALANCE_APPLICATION_ID": name,
-        "BALANCE_READ_TIMEOUT": str(_READ_TIMEOUT_SECONDS),
-    }
-    instance = LocalInstance(80, stack, environment=environment)
-    try:
-        instance.launch()
-        instance.wait_ready()
-        _warm_up(instance.url)
-        yield instance.url
-    finally:
-        instance.stop()
 
 
 @pytest.fixture
@@ -66,9 +43,7 @@ def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client
 
 
 @pytest.mark.parametrize("amount", ["9999999999999999.99", '"9999999999999999.99"'])
-def test_sixteen_digits_and_two_decimals_keep_every_digit(
-    http: httpx.Client, customer: str, amount: str
-) -> None:
+def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, customer: str, amount: str) -> None:
     _add(http, customer, amount)
 
     answer = _read(http, customer, _add(http, customer, "0.02"))
@@ -128,9 +103,7 @@ def test_an_amount_that_is_not_money_is_refused_and_not_written(http: httpx.Clie
     assert _read(http, customer, _add(http, customer, "1")).text == '{"amount": 1.00}'
 
 
-def test_a_command_is_answered_202_with_an_empty_body_and_a_position(
-    http: httpx.Client, customer: str
-) -> None:
+def test_a_command_is_answered_202_with_an_empty_body_and_a_position(http: httpx.Client, customer: str) -> None:
     first, second = (_post(http, _body(customer, "1")) for _ in range(2))
 
     assert (first.status_code, first.content) == (202, b"")
@@ -168,15 +141,13 @@ def test_an_unknown_customer_is_a_404_that_says_how_far_was_read(http: httpx.Cli
     assert ":" in answer.headers["Balance-Position"]
 
 
-def test_a_position_too_far_is_a_503_once_the_read_timeout_has_passed(
-    http: httpx.Client, customer: str
-) -> None:
+def test_a_position_too_far_is_a_503_once_the_read_timeout_has_passed(http: httpx.Client, customer: str) -> None:
     partition, offset = _add(http, customer, "1").split(":")
     began = time.monotonic()
 
     answer = _read(http, customer, f"{partition}:{int(offset) + 1000}")
 
-    assert _READ_TIMEOUT_SECONDS - 0.1 < time.monotonic() - began < _READ_TIMEOUT_SECONDS + 2
+    assert READ_TIMEOUT_SECONDS - 0.1 < time.monotonic() - began < READ_TIMEOUT_SECONDS + 2
     _assert_problem(answer, 503, "was not reached in time")
     assert int(answer.headers["Retry-After"]) >= 1
 
@@ -188,9 +159,7 @@ def test_a_position_of_another_partition_is_a_400(http: httpx.Client, customer: 
         _assert_problem(_read(http, customer, f"{other}:{offset}"), 400, f"partition {other}")
 
 
-@pytest.mark.parametrize(
-    "position", ["", ":", "0", "0:", ":0", "-1:0", "0:-1", "a:b", "0:1:2", "0:1.5", " 0:1"]
-)
+@pytest.mark.parametrize("position", ["", ":", "0", "0:", ":0", "-1:0", "0:-1", "a:b", "0:1:2", "0:1.5", " 0:1"])
 def test_a_malformed_position_is_a_400(http: httpx.Client, customer: str, position: str) -> None:
     _assert_problem(_read(http, customer, position), 400, "minPosition")
 
@@ -249,9 +218,7 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
         "\u2028",
     ],
 )
-def test_an_id_is_any_text_and_comes_through_untouched(
-    http: httpx.Client, customer: str, prefix: str
-) -> None:
+def test_an_id_is_any_text_and_comes_through_untouched(http: httpx.Client, customer: str, prefix: str) -> None:
     position = _add(http, prefix + customer, "1")
 
     assert _read(http, prefix + customer, position).text == '{"amount": 1.00}'
@@ -438,16 +405,3 @@ def _samples(http: httpx.Client) -> dict[str, dict[frozenset[tuple[str, str]], f
 
 def _task(partition: int) -> frozenset[tuple[str, str]]:
     return frozenset({("read_model", "balance"), ("partition", str(partition))})
-
-
-def _warm_up(url: str) -> None:
-    """The first micro-batch of a process takes seconds; so that no test waits for it."""
-    body = {"customerId": "warm-up", "amount": 1}
-    deadline = time.monotonic() + _WARM_UP_SECONDS
-    while time.monotonic() < deadline:
-        appended = httpx.post(url + commands.PATH, json=body)
-        if appended.status_code == 202:
-            parameters = {"customerId": "warm-up", "minPosition": appended.headers["Balance-Position"]}
-            if httpx.get(url + queries.PATH, params=parameters).status_code == 200:
-                return
-    raise TimeoutError(f"{url} is not warm after {_WARM_UP_SECONDS} s")

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
-import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import pytest
 import schemathesis
 from hypothesis import settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from balance_service import __version__
-from balance_service.http import commands, queries
+from balance_service.http import queries
 from balance_service.http.operations import OPENAPI_FILE
-from balance_service.local.instances import LocalInstance
 from balance_service.read_models.balance import MAX_CUSTOMER_ID_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from balance_service.local.stack import LocalStack
-
-_WARM_UP_SECONDS = 60
 _EXAMPLES = 40
 
 _CONFIG = schemathesis.Config.from_dict(
@@ -65,22 +55,6 @@ def filter_body(_context: Any, body: Any) -> bool:
     return _fits(body.get("customerId")) and not is_near_miss
 
 
-@pytest.fixture(scope="module")
-def service(stack: LocalStack) -> Iterator[str]:
-    """The address of one warm instance with a topic of its own."""
-    name = f"openapi-{uuid.uuid4().hex[:8]}"
-    # A minPosition that is never reached costs this much, each time one is generated.
-    environment = {"BALANCE_TOPIC": name, "BALANCE_APPLICATION_ID": name, "BALANCE_READ_TIMEOUT": "2"}
-    instance = LocalInstance(70, stack, environment=environment)
-    try:
-        instance.launch()
-        instance.wait_ready()
-        _warm_up(instance.url)
-        yield instance.url
-    finally:
-        instance.stop()
-
-
 @schema.parametrize()
 @settings(max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None)
 def test_every_answer_is_as_documented(case: Any, service: str) -> None:
@@ -101,16 +75,3 @@ def test_the_document_served_is_the_one_in_the_package_with_its_version(service:
 def _fits(customer_id: Any) -> bool:
     said_by_schema = not isinstance(customer_id, str) or len(customer_id) > MAX_CUSTOMER_ID_BYTES
     return said_by_schema or len(customer_id.encode(errors="replace")) <= MAX_CUSTOMER_ID_BYTES
-
-
-def _warm_up(url: str) -> None:
-    """The first micro-batch of a process takes seconds; so that no test waits for it."""
-    body = {"customerId": "warm-up", "amount": 1}
-    deadline = time.monotonic() + _WARM_UP_SECONDS
-    while time.monotonic() < deadline:
-        appended = httpx.post(url + commands.PATH, json=body)
-        if appended.status_code == 202:
-            parameters = {"customerId": "warm-up", "minPosition": appended.headers["Balance-Position"]}
-            if httpx.get(url + queries.PATH, params=parameters).status_code == 200:
-                return
-    raise TimeoutError(f"{url} is not warm after {_WARM_UP_SECONDS} s")

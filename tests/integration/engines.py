@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -74,8 +74,7 @@ def catch_up(engine: Engine) -> None:
             return False
         tasks = {p: engine.tasks.task(p) for p in partitions}
         return all(
-            (task := tasks[p]) is not None and task.view is not None and task.position >= ends[p]
-            for p in partitions
+            (task := tasks[p]) is not None and task.view is not None and task.position >= ends[p] for p in partitions
         )
 
     eventually(caught_up, f"caught up; {engine.tasks.snapshots()} {engine.stream.problem}")
@@ -114,7 +113,7 @@ class Writer:
             }
         )
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -115,9 +115,7 @@ def test_the_stack_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> 
     _assert_children_end(_PARENT_OF_A_STACK, tmp_path, signal.SIGKILL, processes=4)
 
 
-@pytest.mark.parametrize(
-    ("setting", "flag"), [("kafka_port", "--kafka-port"), ("registry_port", "--registry-port")]
-)
+@pytest.mark.parametrize(("setting", "flag"), [("kafka_port", "--kafka-port"), ("registry_port", "--registry-port")])
 def test_a_port_in_use_is_named_with_its_flag_and_nothing_is_left_running(
     tmp_path: Path, setting: str, flag: str
 ) -> None:

@@ -6,8 +6,8 @@ import shutil
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.state.records import TaskId
-from balance_service.state.task import Task, TaskState
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
     Writer,
     balance,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.local.stack import LocalStack
+    from balance_service.state.records import TaskId
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 
@@ -131,9 +132,7 @@ def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself
         assert counted(engine, "dead_lettered") == 0
 
 
-def test_a_killed_broker_costs_nothing_but_time(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_killed_broker_costs_nothing_but_time(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         for customer in CUSTOMERS:

@@ -129,9 +129,7 @@ def test_a_balance_is_the_integer_sum_of_all_cents(amounts: list[Decimal]) -> No
     assert cents(folded(amounts)) == sum(map(cents, amounts))
 
 
-@given(
-    st.lists(AMOUNTS, min_size=1, max_size=20).flatmap(lambda a: st.tuples(st.just(a), st.permutations(a)))
-)
+@given(st.lists(AMOUNTS, min_size=1, max_size=20).flatmap(lambda a: st.tuples(st.just(a), st.permutations(a))))
 def test_the_order_of_events_does_not_change_the_balance(orders: tuple[list[Decimal], list[Decimal]]) -> None:
     one, other = orders
 

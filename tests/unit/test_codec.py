@@ -71,9 +71,10 @@ def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -
 def test_a_position_is_read_back_as_it_was_written(position: int, epoch: int) -> None:
     codec = position_codec()
 
-    assert codec.decode(codec.encode({"position": position, "epoch": epoch})) == {
+    assert codec.decode(codec.encode({"position": position, "epoch": epoch, "sourceTopicId": "t"})) == {
         "position": position,
         "epoch": epoch,
+        "sourceTopicId": "t",
     }
 
 
@@ -152,7 +153,7 @@ def test_a_schema_once_learned_needs_no_registry() -> None:
 
 def test_a_record_of_another_type_is_damage() -> None:
     registry = FakeRegistry()
-    frame = written_by(registry, load_schema("Position"), {"position": 1, "epoch": 1})
+    frame = written_by(registry, load_schema("Position"), {"position": 1, "epoch": 1, "sourceTopicId": "t"})
 
     with pytest.raises(StoreCorruptedError):
         balance_codec(registry).decode(frame)

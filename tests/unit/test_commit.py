@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
-from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import (
     MISPLACED,
@@ -63,9 +63,7 @@ class Source:
     events: list[Event]
     asked: list[Sequence[bytes]] = field(default_factory=list)
 
-    def batch(
-        self, start: int = 0, end: int | None = None, *, letters: Sequence[DeadLetter] = ()
-    ) -> TaskBatch:
+    def batch(self, start: int = 0, end: int | None = None, *, letters: Sequence[DeadLetter] = ()) -> TaskBatch:
         """Some of the events, the updates of each key combined."""
         end = len(self.events) if end is None else end
         taken = self.events[start:end]
@@ -103,7 +101,7 @@ def events(*amounts: str, key: bytes = MINE[0]) -> list[Event]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
     opened = StateStore(tmp_path / "balance_0", POSITIONS)
-    write_position(Position(0, EPOCH), POSITIONS, opened, FakeWriter())
+    write_position(Position(0, EPOCH, "t"), POSITIONS, opened, FakeWriter())
     yield opened
     opened.close()
 
@@ -114,9 +112,7 @@ def writer() -> FakeWriter:
 
 
 def put(store: StateStore, key: bytes, amount: Decimal) -> None:
-    store.write(
-        [(key, STATES.encode({"customerId": key.decode(), "amount": amount}))], store.changelog_offset
-    )
+    store.write([(key, STATES.encode({"customerId": key.decode(), "amount": amount}))], store.changelog_offset)
 
 
 def balances(store: StateStore) -> dict[bytes, Decimal]:
@@ -125,7 +121,7 @@ def balances(store: StateStore) -> dict[bytes, Decimal]:
 
 
 def committed(store: StateStore, writer: FakeWriter, batch: TaskBatch) -> Committed:
-    return commit(batch, PARTITION, EPOCH, FOLDING, store, writer)
+    return commit(batch, PARTITION, FOLDING, store, writer)
 
 
 def test_a_batch_is_added_to_the_balances(store: StateStore, writer: FakeWriter) -> None:
@@ -140,11 +136,9 @@ def test_the_changelog_gets_the_states_and_last_the_position(store: StateStore, 
     committed(store, writer, Source(events("1.00", "2.00")).batch())
 
     ((states, letters, position),) = writer.commits
-    assert [(key, STATES.decode(frame or b"")["amount"]) for key, frame in states] == [
-        (MINE[0], Decimal("3.00"))
-    ]
+    assert [(key, STATES.decode(frame or b"")["amount"]) for key, frame in states] == [(MINE[0], Decimal("3.00"))]
     assert letters == []
-    assert POSITIONS.decode(position) == {"position": 2, "epoch": EPOCH}
+    assert POSITIONS.decode(position) == {"position": 2, "epoch": EPOCH, "sourceTopicId": "t"}
 
 
 def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: FakeWriter) -> None:
@@ -153,7 +147,7 @@ def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: Fak
     ((states, _, position),) = writer.commits
     assert store.get_many([key for key, _ in states]) == [frame for _, frame in states]
     assert store.get_many([POSITION_KEY]) == [position]
-    assert store.position == Position(2, EPOCH)
+    assert store.position == Position(2, EPOCH, "t")
     assert store.changelog_offset == 2
 
 
@@ -166,7 +160,7 @@ def test_batch_after_batch_the_changelog_offset_passes_the_commit_markers(
     committed(store, writer, source.batch(1, 2))
 
     assert (store.changelog_offset, writer.end) == (5, 6)
-    assert store.position == Position(2, EPOCH)
+    assert store.position == Position(2, EPOCH, "t")
 
 
 @pytest.mark.parametrize("start", [0, 2, 4])
@@ -214,14 +208,14 @@ def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
         committed(store, FakeWriter(fails_with=error), Source(events("1.00")).batch())
 
     assert balances(store) == {MINE[0]: Decimal("10.00")}
-    assert (store.position, store.changelog_offset) == (Position(0, EPOCH), offset)
+    assert (store.position, store.changelog_offset) == (Position(0, EPOCH, "t"), offset)
 
 
 def test_a_range_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
     done = committed(store, writer, TaskBatch(0, 7, [], 0, 6, [], lambda _keys: []))
 
     assert done == Committed(applied=0, ignored=6, dead_lettered=0)
-    assert store.position == Position(7, EPOCH)
+    assert store.position == Position(7, EPOCH, "t")
     assert writer.commits[0][0] == []
 
 
@@ -241,9 +235,7 @@ def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: Fak
     assert [dead.offset for dead in writer.commits[0][1]] == [1, 2, 3, 9]
 
 
-def test_singles_are_read_only_where_combined_updates_cannot_be_applied(
-    store: StateStore, writer: FakeWriter
-) -> None:
+def test_singles_are_read_only_where_combined_updates_cannot_be_applied(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00"))
 
     committed(store, writer, source.batch())
@@ -253,9 +245,7 @@ def test_singles_are_read_only_where_combined_updates_cannot_be_applied(
 
 def test_only_the_events_that_overflow_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
     put(store, MINE[0], Decimal("9" * 35 + "8.99"))
-    source = Source(
-        [*events("0.50", "0.75", "0.50", "-3.00"), *events("7.00", key=MINE[1]), *events("5.00", "1.00")]
-    )
+    source = Source([*events("0.50", "0.75", "0.50", "-3.00"), *events("7.00", key=MINE[1]), *events("5.00", "1.00")])
 
     done = committed(store, writer, source.batch())
 
@@ -283,9 +273,7 @@ def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, 
     assert done == Committed(applied=0, ignored=0, dead_lettered=2)
 
 
-def test_updates_that_were_not_combined_are_folded_in_their_order(
-    store: StateStore, writer: FakeWriter
-) -> None:
+def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
@@ -295,9 +283,7 @@ def test_updates_that_were_not_combined_are_folded_in_their_order(
     assert len(writer.commits[0][0]) == 1
 
 
-def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(
-    store: StateStore, writer: FakeWriter
-) -> None:
+def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: StateStore, writer: FakeWriter) -> None:
     put(store, MINE[0], Decimal("9" * 35 + "8.99"))
     source = Source(events("0.50", "0.75", "0.25"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
@@ -309,12 +295,8 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(
     assert done == Committed(applied=2, ignored=0, dead_lettered=1)
 
 
-def test_the_events_of_a_key_of_another_partition_are_dead_letters(
-    store: StateStore, writer: FakeWriter
-) -> None:
-    source = Source(
-        [*events("1.00"), *events("2.00", key=STRANGE), *events("3.00"), *events("4.00", key=STRANGE)]
-    )
+def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
+    source = Source([*events("1.00"), *events("2.00", key=STRANGE), *events("3.00"), *events("4.00", key=STRANGE)])
 
     done = committed(store, writer, source.batch())
 
@@ -334,10 +316,10 @@ def test_a_fold_writes_nothing(store: StateStore) -> None:
 
 
 def test_a_position_can_be_written_alone(store: StateStore, writer: FakeWriter) -> None:
-    write_position(Position(0, EPOCH + 1), POSITIONS, store, writer)
+    write_position(Position(0, EPOCH + 1, "t"), POSITIONS, store, writer)
 
-    assert store.position == Position(0, EPOCH + 1)
-    assert writer.commits == [([], [], POSITIONS.encode({"position": 0, "epoch": EPOCH + 1}))]
+    assert store.position == Position(0, EPOCH + 1, "t")
+    assert writer.commits == [([], [], POSITIONS.encode({"position": 0, "epoch": EPOCH + 1, "sourceTopicId": "t"}))]
 
 
 def test_an_overflow_that_a_later_event_undoes_is_a_dead_letter_in_one_batch_as_in_two(
@@ -363,7 +345,7 @@ def test_where_batches_begin_and_end_does_not_change_what_overflows(
     outcomes = []
     for bounds in ([0, len(amounts)], sorted({0, len(amounts), *(c for c in cuts if c < len(amounts))})):
         store, writer = StateStore(tmp_path_factory.mktemp("store"), POSITIONS), FakeWriter()
-        write_position(Position(0, EPOCH), POSITIONS, store, writer)
+        write_position(Position(0, EPOCH, "t"), POSITIONS, store, writer)
         put(store, MINE[0], room)
         for start, end in pairwise(bounds):
             committed(store, writer, source.batch(start, end))

@@ -46,9 +46,7 @@ def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease
     assert not lease.holds
 
 
-def test_an_answer_that_comes_after_the_lease_would_have_ended_renews_nothing(
-    lease: Lease, clock: Clock
-) -> None:
+def test_an_answer_that_comes_after_the_lease_would_have_ended_renews_nothing(lease: Lease, clock: Clock) -> None:
     sent_at = clock.now
     clock.now += 30
     lease.renew(sent_at)

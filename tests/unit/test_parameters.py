@@ -139,10 +139,7 @@ def test_a_position_of_another_form_is_refused(position: str) -> None:
 
 
 def test_a_position_given_twice_is_refused() -> None:
-    assert (
-        refused_query("customerId=c1&minPosition=0:1&minPosition=0:2")
-        == "minPosition is given more than once"
-    )
+    assert refused_query("customerId=c1&minPosition=0:1&minPosition=0:2") == "minPosition is given more than once"
 
 
 @given(
@@ -309,15 +306,7 @@ def test_every_amount_of_money_is_taken_exactly_as_number_and_as_string(cents: i
         assert str(amount(literal)) == digits
 
 
-@given(
-    st.floats()
-    | st.integers()
-    | st.decimals()
-    | st.text()
-    | st.booleans()
-    | st.none()
-    | st.lists(st.integers())
-)
+@given(st.floats() | st.integers() | st.decimals() | st.text() | st.booleans() | st.none() | st.lists(st.integers()))
 def test_whatever_comes_is_an_exact_amount_or_refused(value: Any) -> None:
     body = json.dumps({"customerId": "c1", "amount": str(value) if isinstance(value, Decimal) else value})
     try:

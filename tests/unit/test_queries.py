@@ -91,7 +91,9 @@ class Instance:
         self.store.write([(customer_id.encode(), STATES.encode(state))], 1)
 
     def move_to(self, position: int) -> None:
-        self.store.write([(POSITION_KEY, POSITIONS.encode({"position": position, "epoch": EPOCH}))], 1)
+        self.store.write(
+            [(POSITION_KEY, POSITIONS.encode({"position": position, "epoch": EPOCH, "sourceTopicId": "t"}))], 1
+        )
 
     def hear_of_owner(self, address: str, epoch: int = 1) -> None:
         task = {
@@ -329,9 +331,7 @@ def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None
 
     async def run() -> Answer:
         async with instance.app() as app:
-            asked = asyncio.ensure_future(
-                _ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"})
-            )
+            asked = asyncio.ensure_future(_ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"}))
             await asyncio.sleep(0.2)
             assert not asked.done()
             instance.put("3.00")

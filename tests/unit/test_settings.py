@@ -180,9 +180,7 @@ def test_a_bad_kafka_config_is_refused_without_telling_its_secrets(
 
 
 @pytest.mark.parametrize("variable", ["BALANCE_SCHEMA_REGISTRY_USER", "BALANCE_SCHEMA_REGISTRY_PASSWORD"])
-def test_half_a_credential_is_refused_without_telling_it(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_half_a_credential_is_refused_without_telling_it(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     message = refusal(monkeypatch, **{variable: "hunter2"})
 
     assert message == (
@@ -201,9 +199,7 @@ def test_a_registry_url_with_credentials_is_not_told_when_refused(monkeypatch: p
     assert "hunter2" not in refusal(monkeypatch, BALANCE_SCHEMA_REGISTRY_URL="ftp://me:hunter2@registry")
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535"]
-)
+@pytest.mark.parametrize("address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535"])
 def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address
 
@@ -218,9 +214,7 @@ def test_every_setting_is_printed_by_its_variable() -> None:
 
 
 def test_what_is_printed_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load_settings(
-        kafka_config={"client.rack": "r1"}, read_timeout_seconds=1.5, create_topics=False
-    )
+    settings = load_settings(kafka_config={"client.rack": "r1"}, read_timeout_seconds=1.5, create_topics=False)
     for name, value in settings.printable().items():
         if value:
             monkeypatch.setenv(name, value)
@@ -349,9 +343,7 @@ def test_a_client_certificate_and_its_key_become_a_pem_key_store(tmp_path: Path)
 
 
 def test_a_key_file_that_cannot_be_read_is_the_settings_fault(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"BALANCE_KAFKA_CONFIG: ssl.key.location .*k.pem cannot be read"
-    ):
+    with pytest.raises(ConfigurationError, match=r"BALANCE_KAFKA_CONFIG: ssl.key.location .*k.pem cannot be read"):
         jvm_properties({"ssl.key.location": str(tmp_path / "k.pem")})
 
 

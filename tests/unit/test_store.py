@@ -25,7 +25,7 @@ IDENTITY = StoreIdentity(FORMAT, "balance-service", "balance", 1, 2, "source-id"
 
 
 def position_record(offset: int, epoch: int = 1) -> tuple[bytes, bytes]:
-    return POSITION_KEY, CODEC.encode({"position": offset, "epoch": epoch})
+    return POSITION_KEY, CODEC.encode({"position": offset, "epoch": epoch, "sourceTopicId": "t"})
 
 
 def view_of(store: StateStore) -> StoreView:
@@ -58,7 +58,7 @@ def test_states_position_and_changelog_offset_are_written_together(store: StateS
     store.write([(b"c1", b"one"), (b"c2", b"two"), position_record(10, epoch=3)], 13)
 
     assert store.get_many([b"c2", b"none", b"c1"]) == [b"two", None, b"one"]
-    assert store.position == Position(10, 3)
+    assert store.position == Position(10, 3, "t")
     assert store.changelog_offset == 13
 
 
@@ -70,19 +70,17 @@ def test_a_state_is_replaced_by_a_later_one_and_removed_by_a_tombstone(store: St
 
 
 def test_the_last_of_several_records_of_one_key_stays(store: StateStore) -> None:
-    store.write(
-        [(b"c1", b"one"), (b"c1", None), (b"c1", b"three"), position_record(1), position_record(2)], 5
-    )
+    store.write([(b"c1", b"one"), (b"c1", None), (b"c1", b"three"), position_record(1), position_record(2)], 5)
 
     assert store.get_many([b"c1"]) == [b"three"]
-    assert store.position == Position(2, 1)
+    assert store.position == Position(2, 1, "t")
 
 
 def test_a_write_without_a_position_record_keeps_the_position(store: StateStore) -> None:
     store.write([(b"c1", b"one"), position_record(10)], 2)
     store.write([(b"c2", b"two")], 3)
 
-    assert store.position == Position(10, 1)
+    assert store.position == Position(10, 1, "t")
     assert store.changelog_offset == 3
 
 
@@ -91,9 +89,9 @@ def test_a_view_is_immutable_under_later_writes(store: StateStore) -> None:
     before = view_of(store)
     store.write([(b"c1", b"newer"), (b"c2", b"two"), position_record(20)], 5)
 
-    assert (before.get(b"c1"), before.get(b"c2"), before.position) == (b"one", None, Position(10, 1))
+    assert (before.get(b"c1"), before.get(b"c2"), before.position) == (b"one", None, Position(10, 1, "t"))
     after = view_of(store)
-    assert (after.get(b"c1"), after.get(b"c2"), after.position) == (b"newer", b"two", Position(20, 1))
+    assert (after.get(b"c1"), after.get(b"c2"), after.position) == (b"newer", b"two", Position(20, 1, "t"))
 
 
 def test_a_reopened_store_has_what_was_written(path: Path) -> None:
@@ -105,7 +103,7 @@ def test_a_reopened_store_has_what_was_written(path: Path) -> None:
     reopened = StateStore(path, CODEC)
 
     assert reopened.identity == IDENTITY
-    assert (reopened.position, reopened.changelog_offset) == (Position(10, 2), 7)
+    assert (reopened.position, reopened.changelog_offset) == (Position(10, 2, "t"), 7)
     assert view_of(reopened).get(b"c1") == b"one"
     reopened.close()
 
@@ -220,7 +218,7 @@ def test_a_damaged_block_does_not_keep_the_others_from_answering(path: Path) -> 
     store = damaged(path)
 
     assert view_of(store).get(b"c01999") is not None
-    assert store.position == Position(10, 1)
+    assert store.position == Position(10, 1, "t")
     store.close()
 
 

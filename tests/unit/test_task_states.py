@@ -9,10 +9,11 @@ import pytest
 
 from balance_service.errors import FatalError, TaskMigratedError
 from balance_service.state.records import TaskBatch, TaskId
-from balance_service.state.task import ANSWERING, TRANSITIONS, Task, TaskState
+from balance_service.state.task import Task
+from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
-    from balance_service.state.task import TaskContext
+    from balance_service.state.opening import TaskContext
 
 LEGAL = {
     ("CREATED", "RESTORING"),

@@ -1,0 +1,132 @@
+"""Opening a task: its store, and whether the source still is the log that the store was folded from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from balance_service.errors import TaskHaltedError
+from balance_service.state.records import Position
+from balance_service.state.store import FORMAT, StateStore, StoreIdentity
+
+if TYPE_CHECKING:
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.settings import Settings
+    from balance_service.state.commit import Folding
+    from balance_service.state.records import TaskId
+    from balance_service.state.state_directory import StateDirectory
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """What all tasks of one read model share."""
+
+    settings: Settings
+    topics: Topics
+    source: Topic
+    folding: Folding
+    state_directory: StateDirectory
+
+
+def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
+    """Check that the source is still the topic it was, with as many partitions.
+
+    Args:
+        ours: the source as it was when the instance started.
+        now: as it is; None if it is gone.
+        changelog: where given, must have as many partitions.
+
+    Raises:
+        TaskHaltedError: it is not; the message says the way out.
+    """
+    if now is None or now.topic_id != ours.topic_id:
+        raise TaskHaltedError(_made_anew(ours.name))
+    for before, after in ((ours, now), (changelog, now)):
+        if before is not None and before.partitions != after.partitions:
+            raise TaskHaltedError(
+                f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}: its keys now hash "
+                "elsewhere than their history lies; copy the events, in order per key, to a new topic"
+            )
+
+
+def check_still_there(source: str, partition: int, position: int, start: int, end: int) -> None:
+    """Check that a position lies within what the source holds, `start` to `end`.
+
+    Raises:
+        TaskHaltedError: it does not, so that going on would skip events or apply others.
+    """
+    if position < start:
+        raise TaskHaltedError(
+            f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied"
+        )
+    if position > end:
+        raise TaskHaltedError(
+            f"the store stands at {position}, beyond the end {end} of {source}-{partition}; "
+            "run `balance-service rebuild`"
+        )
+
+
+def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> StateStore:
+    """The task's store: a copy of this changelog, or new.
+
+    Raises:
+        TaskHaltedError: it is a copy of this changelog, but of another source.
+        RetriableError: it cannot be opened now.
+        StoreCorruptedError: it is damaged.
+    """
+    path = context.state_directory.store_path(task_id)
+    identity = StoreIdentity(
+        FORMAT,
+        context.settings.application_id,
+        task_id.read_model,
+        task_id.partition,
+        context.source.partitions,
+        context.source.topic_id,
+        changelog.topic_id,
+    )
+    store = StateStore(path, context.folding.position_codec)
+    stored = store.identity
+    if stored == identity:
+        return store
+    if stored is not None:
+        store.close()
+        if stored.changelog_topic_id == changelog.topic_id:
+            raise TaskHaltedError(_made_anew(context.source.name))
+        log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
+        StateStore.wipe(path)
+        store = StateStore(path, context.folding.position_codec)
+    store.identity = identity
+    return store
+
+
+def starting_position(stored: Position | None, context: TaskContext, partition: int) -> Position:
+    """Where a task begins to fold, with an epoch higher than any before.
+
+    Raises:
+        TaskHaltedError: the source is another, or no longer holds what comes next.
+    """
+    source = context.source
+    start = context.topics.offsets(source.name, [partition], earliest=True)[partition]
+    end = context.topics.offsets(source.name, [partition])[partition]
+    if stored is None:
+        if start > 0 and not context.settings.allow_finite_retention:
+            raise TaskHaltedError(
+                f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
+                "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
+            )
+        return Position(start, 1, source.topic_id)
+    if stored.source_topic_id != source.topic_id:
+        raise TaskHaltedError(_made_anew(source.name))
+    check_still_there(source.name, partition, stored.offset, start, end)
+    return Position(stored.offset, stored.epoch + 1, source.topic_id)
+
+
+def _made_anew(source: str) -> str:
+    return (
+        f"topic '{source}' was deleted or made anew, so the balances are no longer its fold; "
+        "run `balance-service rebuild`"
+    )

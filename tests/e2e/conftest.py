@@ -1,0 +1,33 @@
+"""One warm instance for all tests that only ask and add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.service import application, new_instance, running, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from balance_service.local.instances import LocalInstance
+    from balance_service.local.stack import LocalStack
+
+READ_TIMEOUT_SECONDS = 2
+
+
+@pytest.fixture(scope="package")
+def warm_instance(stack: LocalStack) -> Iterator[LocalInstance]:
+    """One warm instance with a topic of its own, shared: name customers that nobody else names."""
+    # A minPosition that is never reached costs the read timeout, each time one is generated.
+    settings = application(BALANCE_READ_TIMEOUT=str(READ_TIMEOUT_SECONDS))
+    with running(new_instance(stack, settings)) as (instance,):
+        warm_up(instance.url)
+        yield instance
+
+
+@pytest.fixture(scope="package")
+def service(warm_instance: LocalInstance) -> str:
+    """Its address."""
+    return warm_instance.url

@@ -1,0 +1,406 @@
+"""What the e2e tests do: run real processes of the service, ask them over HTTP, look at what they left in Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+import uuid
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from io import BytesIO
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import fastavro
+import httpx
+import psutil
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.http import commands, queries
+from balance_service.local.instances import LocalInstance
+from tests.integration.engines import eventually, read_topic
+from tests.recount import recount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from balance_service.local.stack import LocalStack
+
+PARTITIONS = 2
+SESSION_TIMEOUT_SECONDS = 6.0
+STOP_SECONDS = 10.0
+_WARM_UP_SECONDS = 60.0
+_MOVE_SECONDS = 60.0
+_CATCH_UP_SECONDS = 90.0
+_RESERVED = b"\xff"
+
+_numbers = itertools.count(100)
+
+
+def application(**settings: str) -> dict[str, str]:
+    """Settings of an application whose names nobody else uses."""
+    name = uuid.uuid4().hex[:8]
+    return {
+        "BALANCE_TOPIC": f"balance-{name}",
+        "BALANCE_APPLICATION_ID": f"app-{name}",
+        "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
+        **settings,
+    }
+
+
+def on(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings, with the addresses of the stack."""
+    return {
+        "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
+        **settings,
+    }
+
+
+# Instances
+
+
+def new_instance(stack: LocalStack, settings: Mapping[str, str]) -> LocalInstance:
+    """An instance with a port and a state directory of its own, not started yet."""
+    return LocalInstance(next(_numbers), stack, environment=settings)
+
+
+@contextmanager
+def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
+    """These instances, started side by side; whichever are left are stopped at the end."""
+    try:
+        for instance in instances:
+            instance.launch()
+        for instance in instances:
+            instance.wait_ready()
+        yield instances
+    finally:
+        for instance in instances:
+            instance.stop()
+
+
+def process_of(instance: LocalInstance) -> psutil.Process:
+    """The service's own process, below its guard."""
+    for process in psutil.Process().children(recursive=True):
+        if (
+            process.cmdline()[1:] == ["-m", "balance_service", "serve"]
+            and process.environ().get("BALANCE_HTTP_PORT") == instance.environment["BALANCE_HTTP_PORT"]
+        ):
+            return process
+    raise AssertionError(f"{instance.name} is not running")
+
+
+def terminate(instance: LocalInstance) -> tuple[int, float]:
+    """SIGTERM; returns the exit code, and how many seconds it took."""
+    process = process_of(instance)
+    guard = process.parent()
+    assert guard is not None
+    began = time.monotonic()
+    process.terminate()
+    code = guard.wait(STOP_SECONDS + 5)  # it ends with its child's exit code
+    took = time.monotonic() - began
+    instance.stop()
+    assert code is not None
+    return int(code), took
+
+
+def status(instance: LocalInstance) -> dict[str, Any]:
+    """What an instance knows of itself and of the others."""
+    known: dict[str, Any] = httpx.get(f"{instance.url}/api/status", timeout=10).json()
+    return known
+
+
+def owned(instance: LocalInstance) -> set[int]:
+    """The partitions whose tasks run in an instance."""
+    try:
+        return {task["partition"] for task in status(instance)["tasks"] if task["state"] == "RUNNING"}
+    except httpx.HTTPError:
+        return set()
+
+
+def wait_until_spread(instances: Sequence[LocalInstance]) -> None:
+    """Wait until every instance owns something, nothing is owned twice, and each knows of all."""
+
+    def spread() -> bool:
+        parts = [owned(instance) for instance in instances]
+        everything = sorted(itertools.chain(*parts)) == list(range(PARTITIONS))
+        return everything and all(parts) and all(_heard_of(i) >= _addresses(instances) for i in instances)
+
+    eventually(spread, f"every instance owns a partition: {[owned(i) for i in instances]}", _MOVE_SECONDS)
+
+
+def _heard_of(instance: LocalInstance) -> set[str]:
+    servers = status(instance)["applicationServers"]
+    return {server["applicationServer"] for server in servers if not server["suspect"]}
+
+
+def _addresses(instances: Iterable[LocalInstance]) -> set[str]:
+    return {address(instance) for instance in instances}
+
+
+def address(instance: LocalInstance) -> str:
+    """Under which peers reach it."""
+    return instance.environment["BALANCE_APPLICATION_SERVER"]
+
+
+# Queries and commands
+
+
+def ask(url: str, customer: str, position: str | None = None, **headers: str) -> httpx.Response:
+    """A customer's balance, asked once."""
+    parameters = {"customerId": customer} | ({} if position is None else {"minPosition": position})
+    return httpx.get(url + queries.PATH, params=parameters, headers=headers, timeout=30)
+
+
+def add(url: str, customer: str, amount: str) -> str:
+    """Add funds; returns the position at which they are visible."""
+    answer = httpx.post(url + commands.PATH, json={"customerId": customer, "amount": amount}, timeout=30)
+    assert answer.status_code == 202, answer.text
+    return answer.headers["Balance-Position"]
+
+
+def warm_up(url: str) -> None:
+    """The first micro-batch of a process takes seconds; so that no test waits for it."""
+    deadline = time.monotonic() + _WARM_UP_SECONDS
+    while time.monotonic() < deadline:
+        appended = httpx.post(url + commands.PATH, json={"customerId": "warm-up", "amount": 1})
+        if appended.status_code == 202:
+            answer = ask(url, "warm-up", appended.headers["Balance-Position"])
+            if answer.status_code == 200:
+                return
+    raise TimeoutError(f"{url} is not warm after {_WARM_UP_SECONDS} s")
+
+
+def customers_of(partition: int, count: int) -> list[str]:
+    """Customers whose events lie in one partition."""
+    names = (f"customer-{n}" for n in itertools.count())
+    mine = (name for name in names if partition_of(name.encode(), PARTITIONS) == partition)
+    return list(itertools.islice(mine, count))
+
+
+def amount_of(answer: httpx.Response) -> Decimal:
+    """The amount of a 200, to the digit."""
+    assert answer.status_code == 200, (answer.status_code, answer.text)
+    amount = json.loads(answer.text, parse_float=Decimal)["amount"]
+    assert isinstance(amount, Decimal), answer.text
+    return amount
+
+
+def all_balances(instance: LocalInstance, customers: Iterable[str], ends: Mapping[int, int]) -> dict[str, Decimal]:
+    """Every balance as one instance answers it, itself or through a peer, at or after the topic's ends.
+
+    503 is asked again, as any client would; an unknown customer is left out.
+    """
+    found = {}
+    deadline = time.monotonic() + _CATCH_UP_SECONDS
+    with httpx.Client(base_url=instance.url, timeout=30) as http:
+        for customer in customers:
+            partition = partition_of(customer.encode(), PARTITIONS)
+            parameters = {"customerId": customer, "minPosition": f"{partition}:{ends[partition]}"}
+            while (answer := http.get(queries.PATH, params=parameters)).status_code == 503:
+                assert time.monotonic() < deadline, f"{instance.name} is not caught up: {answer.text}"
+            if answer.status_code != 404:
+                found[customer] = amount_of(answer)
+    return found
+
+
+class Poller:
+    """Asks for balances in the background, and keeps every answer that no client should ever get.
+
+    A 503 with Retry-After is always allowed, and so is no answer from those of whom it is said that they may be away.
+    """
+
+    def __init__(
+        self, instances: Sequence[LocalInstance], expected: Mapping[str, str], may_be_away: Sequence[LocalInstance] = ()
+    ) -> None:
+        """Args:
+        expected: customer → the one right body of a 200.
+        """
+        self._instances = instances
+        self._expected = dict(expected)
+        self._may_be_away = may_be_away
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in instances]
+        self.counts: Counter[tuple[str, int]] = Counter()
+        self.wrong: list[str] = []
+        self.silences: dict[tuple[str, int], float] = {}
+        """Longest time without a 200 by instance and partition, in seconds."""
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, instance: LocalInstance) -> None:
+        chooser, last = random.Random(1), dict.fromkeys(range(PARTITIONS), time.monotonic())
+        with httpx.Client(base_url=instance.url, timeout=30) as http:
+            while not self._stopping.wait(0.01):
+                customer = chooser.choice(list(self._expected))
+                try:
+                    answer = http.get(queries.PATH, params={"customerId": customer})
+                except httpx.TransportError as error:
+                    if instance not in self._may_be_away:
+                        self.wrong.append(f"{instance.name} did not answer: {error!r}")
+                    continue
+                self._judge(instance, customer, answer, last)
+
+    def _judge(self, instance: LocalInstance, customer: str, answer: httpx.Response, last: dict[int, float]) -> None:
+        self.counts[instance.name, answer.status_code] += 1
+        is_right = answer.status_code == 200 and answer.text == self._expected[customer]
+        if not is_right and not (answer.status_code == 503 and "Retry-After" in answer.headers):
+            self.wrong.append(f"{instance.name} about {customer}: {answer.status_code} {answer.text} {answer.headers}")
+        if answer.status_code == 200:
+            partition, now = partition_of(customer.encode(), PARTITIONS), time.monotonic()
+            key = instance.name, partition
+            self.silences[key] = max(self.silences.get(key, 0.0), now - last[partition])
+            last[partition] = now
+
+
+# The command line
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said, and how it ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def errors(self) -> list[str]:
+        """The sentences for the person."""
+        return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+
+
+class Command:
+    """`balance-service …` in a session of its own, its output in files."""
+
+    def __init__(
+        self, environment: Mapping[str, str], arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
+        self._out, self._err = out, err
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "balance_service", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return _text(self._out)
+
+    def interrupt(self) -> None:
+        """Ctrl-C, which a terminal sends to the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self, seconds: float) -> Done:
+        """Wait for its end."""
+        code = self.process.wait(seconds)
+        return Done(code, _text(self._out), _text(self._err), time.monotonic() - self._began)
+
+    def end(self) -> None:
+        """Whatever is left of it is killed."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextmanager
+def started(environment: Mapping[str, str], *arguments: str) -> Iterator[Command]:
+    """A command in the background."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        command = Command(environment, arguments, out, err)
+        try:
+            yield command
+        finally:
+            command.end()
+
+
+def run(environment: Mapping[str, str], *arguments: str, seconds: float = 60.0) -> Done:
+    """A command from start to end."""
+    with started(environment, *arguments) as command:
+        return command.wait(seconds)
+
+
+def _text(file: IO[bytes]) -> str:
+    # Not by seeking: the child writes at the same offset.
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+
+
+def assert_refused(done: Done, code: int, *named: str) -> None:
+    """One sentence for the person, which names what is wrong, and nothing of our insides."""
+    assert done.code == code, done
+    assert len(done.errors) == 1, done
+    assert "Traceback" not in done.stdout + done.stderr, done
+    for name in named:
+        assert name in done.errors[0], done.errors
+
+
+# Kafka
+
+
+def admin(stack: LocalStack) -> AdminClient:
+    """For what only an operator does."""
+    return AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+
+
+def create_topic(stack: LocalStack, name: str, partitions: int = PARTITIONS, **config: str) -> None:
+    """A topic as somebody else might have made it; `_` in names of settings stands for a dot."""
+    dotted = {key.replace("_", "."): value for key, value in config.items()}
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dotted)
+    admin(stack).create_topics([topic])[name].result(10)
+
+
+def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
+    """The high watermark of each partition; none while there is no such topic."""
+    wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
+    futures = admin(stack).list_offsets(wanted, request_timeout=10)
+    return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
+
+
+def recounted(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:
+    """Every balance as an independent recount of the topic has it."""
+    return recount(stack.bootstrap_servers, stack.schema_registry_url, settings["BALANCE_TOPIC"])
+
+
+def in_changelog(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, Decimal]:
+    """Every balance that the changelog holds, by the schemas of the registry."""
+    schemas: dict[int, Any] = {}
+    balances = {}
+    for record in read_topic(stack, f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"):
+        if record.key().startswith(_RESERVED):
+            continue
+        (schema_id,) = struct.unpack(">I", record.value()[1:5])
+        if schema_id not in schemas:
+            with urllib.request.urlopen(f"{stack.schema_registry_url}/schemas/ids/{schema_id}") as answer:
+                schemas[schema_id] = fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
+        state: Any = fastavro.schemaless_reader(BytesIO(record.value()[5:]), schemas[schema_id], None)
+        assert state["customerId"].encode() == record.key()
+        balances[state["customerId"]] = state["amount"]
+    return balances

@@ -1,0 +1,207 @@
+"""Two instances: whichever is asked gives the owner's answer, whatever becomes of the other one."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+import pytest
+
+from balance_service.local.instances import LocalInstance
+from tests.e2e.service import (
+    PARTITIONS,
+    SESSION_TIMEOUT_SECONDS,
+    STOP_SECONDS,
+    Poller,
+    add,
+    address,
+    application,
+    ask,
+    customers_of,
+    new_instance,
+    owned,
+    process_of,
+    running,
+    status,
+    terminate,
+    wait_until_spread,
+)
+from tests.integration.engines import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from balance_service.local.stack import LocalStack
+
+_CUSTOMERS = [customer for partition in range(PARTITIONS) for customer in customers_of(partition, 20)]
+_STAYING_SILENT_SECONDS = 3.0
+_MOVING_SILENT_SECONDS = 15.0
+_AWAKE_SECONDS = 15.0
+
+Pair = tuple[LocalInstance, LocalInstance]
+
+
+@pytest.fixture(scope="module")
+def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
+    settings = application()
+    with running(new_instance(stack, settings), new_instance(stack, settings)) as pair:
+        wait_until_spread(pair)
+        yield pair
+
+
+@pytest.fixture
+def pair(instances: Sequence[LocalInstance]) -> Pair:
+    """Both up, with a partition each, whatever the test before did to them."""
+    for instance in instances:
+        if not instance.running:
+            instance.launch()
+            instance.wait_ready()
+    wait_until_spread(instances)
+    first, second = instances
+    return first, second
+
+
+@pytest.fixture
+def balances(pair: Pair) -> dict[str, str]:
+    """Customer → the right body; some more is added for each test."""
+    return {customer: _add_and_read(pair[0], customer, "0.10") for customer in _CUSTOMERS}
+
+
+def test_both_give_the_same_answer_one_from_its_own_store_and_one_through_the_other(
+    pair: Pair, balances: dict[str, str]
+) -> None:
+    for customer, body in balances.items():
+        answers = [ask(instance.url, customer) for instance in pair]
+
+        assert [(answer.status_code, answer.text) for answer in answers] == [(200, body)] * 2
+        owner, epoch, position = (
+            {answer.headers[f"Balance-{name}"] for answer in answers}
+            for name in ("Application-Server", "Epoch", "Position")
+        )
+        assert len(owner) == len(epoch) == len(position) == 1
+        assert owner < {address(instance) for instance in pair}
+    owners = {ask(pair[0].url, customer).headers["Balance-Application-Server"] for customer in balances}
+    assert owners == {address(instance) for instance in pair}, "each answers for one partition"
+
+
+def test_a_forwarded_query_is_answered_421_by_whoever_does_not_own_the_customer(
+    pair: Pair, balances: dict[str, str]
+) -> None:
+    for customer, body in balances.items():
+        owner = ask(pair[0].url, customer).headers["Balance-Application-Server"]
+        for instance in pair:
+            answer = ask(instance.url, customer, **{"Balance-Forwarded": "127.0.0.1:1"})
+
+            if address(instance) == owner:
+                assert (answer.status_code, answer.text) == (200, body)
+            else:
+                assert answer.status_code == 421
+                assert "does not own partition" in answer.json()["detail"]
+
+
+def test_a_customer_nobody_has_named_is_a_404_from_either(pair: Pair) -> None:
+    for partition in range(PARTITIONS):
+        (unknown,) = customers_of(partition, 21)[20:]
+
+        assert [ask(instance.url, unknown).status_code for instance in pair] == [404, 404]
+
+
+def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everything(
+    pair: Pair, balances: dict[str, str]
+) -> None:
+    staying, leaving = pair
+    with Poller([staying], balances) as poller:
+        code, seconds = terminate(leaving)
+        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
+        _assert_answers_everything(staying, balances)
+
+    assert code == 0, leaving.log
+    assert seconds < STOP_SECONDS
+    assert not poller.wrong, poller.wrong[:5]
+    listed = [server["applicationServer"] for server in status(staying)["applicationServers"]]
+    assert listed == [address(staying)]
+
+
+def test_an_instance_that_is_added_takes_a_partition_while_every_answer_stays_right(
+    pair: Pair, balances: dict[str, str]
+) -> None:
+    staying, joining = pair
+    terminate(joining)
+    eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
+    _assert_answers_everything(staying, balances)
+
+    with Poller(pair, balances, may_be_away=[joining]) as poller:
+        joining.launch()
+        joining.wait_ready()
+        wait_until_spread(pair)
+        for instance in pair:
+            _assert_answers_everything(instance, balances)
+
+    print(poller.counts, poller.silences)
+    assert not poller.wrong, poller.wrong[:5]
+    assert poller.counts[joining.name, 200] > 0
+    (stayed,), (moved,) = owned(staying), owned(joining)
+    assert poller.silences[staying.name, stayed] < _STAYING_SILENT_SECONDS
+    assert poller.silences[staying.name, moved] < _MOVING_SILENT_SECONDS
+
+
+def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pair, balances: dict[str, str]) -> None:
+    awake, paused = pair
+    (partition,) = owned(paused)
+    theirs = customers_of(partition, 20)
+    process = process_of(paused)
+    tree = [process, *process.children(recursive=True)]
+
+    with ThreadPoolExecutor(len(theirs)) as pool:
+        _send(tree, "suspend")
+        try:
+            time.sleep(SESSION_TIMEOUT_SECONDS + 1)
+            eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other takes over", 20)
+            _assert_answers_everything(awake, balances)
+            for customer in theirs:
+                balances[customer] = _add_and_read(awake, customer, "0.07")
+            # They wait in its socket, and are the first that it sees.
+            waiting = [pool.submit(ask, paused.url, customer) for customer in theirs]
+            time.sleep(0.5)
+        finally:
+            _send(tree, "resume")
+        with Poller(pair, balances) as poller:
+            for customer, answer in zip(theirs, waiting, strict=True):
+                _assert_right_or_503(answer.result(), balances[customer])
+            wait_until_spread(pair)
+            for instance in pair:
+                _assert_answers_everything(instance, balances)
+
+    print(poller.counts, poller.silences)
+    assert not poller.wrong, poller.wrong[:5]
+    assert process.is_running(), "it has come back by itself"
+    assert poller.counts[paused.name, 200] > 0
+
+
+def _add_and_read(instance: LocalInstance, customer: str, amount: str) -> str:
+    answer = ask(instance.url, customer, add(instance.url, customer, amount))
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def _assert_answers_everything(instance: LocalInstance, balances: dict[str, str]) -> None:
+    """Every balance is right; 503 is asked again for a while, as any client would."""
+    deadline = time.monotonic() + _AWAKE_SECONDS
+    for customer, body in balances.items():
+        while (answer := ask(instance.url, customer)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.1)
+        assert (answer.status_code, answer.text) == (200, body), customer
+
+
+def _assert_right_or_503(answer: httpx.Response, body: str) -> None:
+    is_right = answer.status_code == 200 and answer.text == body
+    assert is_right or (answer.status_code == 503 and "Retry-After" in answer.headers), answer.text
+
+
+def _send(tree: list[psutil.Process], what: str) -> None:
+    for process in tree:
+        getattr(process, what)()
