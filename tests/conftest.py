@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from balance_service.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# What lands must not depend on luck; new examples are found on people's machines.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -97,22 +97,23 @@ class MicroBatches:
     def _settle(self) -> None:
         """Wait for the batch before."""
         if self._closed or (self._committing is not None and not self._committing.result()):
-            raise self._ended("a task did not take its part of the batch before")
+            self._end_query()
+            raise BatchIncompleteError("a task did not take its part of the batch before")
 
     def _resolve(self, table: pa.Table) -> dict[int, str]:
         """Ask the registry about ids that the plan does not know; returns the partitions that must wait, and why."""
         found = unresolved(table)
         try:
             if found and self._decoder.resolve(sorted(set().union(*found.values()))):
-                raise self._ended("the batch holds schemas that the plan does not know yet")
+                self._end_query()
+                raise BatchIncompleteError("the batch holds schemas that the plan does not know yet")
         except RetriableError as error:
             return dict.fromkeys(found, str(error))
         return {}
 
-    def _ended(self, reason: str) -> BatchIncompleteError:
+    def _end_query(self) -> None:
         self.incomplete = True
         self._on_incomplete()
-        return BatchIncompleteError(reason)
 
     def _ends(self, batch_id: int) -> dict[int, int]:
         # Spark writes its offset log before it runs the batch. The log, unlike the records, also tells of ranges
@@ -129,7 +130,19 @@ class MicroBatches:
         ends: Mapping[int, int],
         began: float,
     ) -> bool:
-        """Commit a batch; whether every task took its part."""
+        """Commit a batch; whether every task took its part. If not, the query must end even if no batch follows."""
+        complete = False
+        try:
+            complete = self._commit_parts(table, waiting, starts, ends)
+        finally:
+            self._metrics.batch_seconds.observe(time.monotonic() - began)
+            if not complete:
+                self._end_query()
+        return complete
+
+    def _commit_parts(
+        self, table: pa.Table, waiting: Mapping[int, str], starts: Mapping[int, int], ends: Mapping[int, int]
+    ) -> bool:
         parts = by_partition(table, self._read_model.combine)
         commits = []
         for partition, end in ends.items():
@@ -148,11 +161,7 @@ class MicroBatches:
         taken = [commit.result() for commit in commits]
         for partition, reason in waiting.items():
             self._tasks.wait(self._members[partition], reason)
-        self._metrics.batch_seconds.observe(time.monotonic() - began)
-        if waiting or not all(taken):
-            self._ended("")
-            return False
-        return True
+        return not waiting and all(taken)
 
     def _singles(self, partition: int, start: int, end: int, keys: Sequence[bytes]) -> Sequence[SingleUpdate]:
         records = self._read_range(partition, start, end)

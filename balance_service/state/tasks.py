@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-_WAITING_SECONDS = 1.0
+_WAITING_SECONDS = 2.0
 
 
 class Tasks:
@@ -87,7 +87,7 @@ class Tasks:
         return [task.snapshot() for task in self.all()]
 
     def wait(self, task: Task, reason: str) -> None:
-        """A task cannot go on for now: it leaves the stream and is tried again every second."""
+        """A task cannot go on for now: it leaves the stream and is tried again every two seconds."""
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
             supervisor.wait(reason)
