@@ -40,7 +40,7 @@ check: setup ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"
 	@$(BIN)/ruff check --quiet $(CHECKED) && echo "lint     ok"
 	@$(BIN)/mypy --no-error-summary && echo "types    ok"
-	@$(BIN)/lint-imports --no-cache >/tmp/balance-imports.$$$$ || { cat /tmp/balance-imports.$$$$; exit 1; }; rm -f /tmp/balance-imports.$$$$; echo "imports  ok"
+	@report=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$report"; exit 1; }; echo "imports  ok"
 
 format: setup ## Format, and fix what can be fixed
 	@$(BIN)/ruff format $(CHECKED)

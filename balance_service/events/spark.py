@@ -28,12 +28,13 @@ def start_spark(settings: Settings) -> SparkSession:
         ConfigurationError: no suitable Java, or the connector jars cannot be had.
     """
     os.environ["JAVA_HOME"] = str(java_executable().resolve().parent.parent)
-    jars = settings.spark_jars or ",".join(str(jar) for jar in resolve_jars("spark"))
+    jars = settings.spark_jars.split(",") if settings.spark_jars else [str(jar) for jar in resolve_jars("spark")]
     log4j = resource("deploy/log4j2.properties").as_uri()
     builder = (
         SparkSession.builder.appName(settings.application_id)
         .master(settings.spark_master)
-        .config("spark.jars", jars)
+        # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
+        .config("spark.driver.extraClassPath", os.pathsep.join(jars))
         .config("spark.driver.memory", settings.spark_driver_memory)
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC")
         .config("spark.driver.host", "127.0.0.1")

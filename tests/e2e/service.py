@@ -48,6 +48,8 @@ _CATCH_UP_SECONDS = 90.0
 _RESERVED = b"\xff"
 
 _numbers = itertools.count(100)
+# A connection for each request: who was asked before may have been killed since.
+_http = httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def application(**settings: str) -> dict[str, str]:
@@ -119,7 +121,7 @@ def terminate(instance: LocalInstance) -> tuple[int, float]:
 
 def status(instance: LocalInstance) -> dict[str, Any]:
     """What an instance knows of itself and of the others."""
-    known: dict[str, Any] = httpx.get(f"{instance.url}/api/status", timeout=10).json()
+    known: dict[str, Any] = _http.get(f"{instance.url}/api/status", timeout=10).json()
     return known
 
 
@@ -162,12 +164,12 @@ def address(instance: LocalInstance) -> str:
 def ask(url: str, customer: str, position: str | None = None, **headers: str) -> httpx.Response:
     """A customer's balance, asked once."""
     parameters = {"customerId": customer} | ({} if position is None else {"minPosition": position})
-    return httpx.get(url + queries.PATH, params=parameters, headers=headers, timeout=30)
+    return _http.get(url + queries.PATH, params=parameters, headers=headers)
 
 
 def add(url: str, customer: str, amount: str) -> str:
     """Add funds; returns the position at which they are visible."""
-    answer = httpx.post(url + commands.PATH, json={"customerId": customer, "amount": amount}, timeout=30)
+    answer = _http.post(url + commands.PATH, json={"customerId": customer, "amount": amount})
     assert answer.status_code == 202, answer.text
     return answer.headers["Balance-Position"]
 
@@ -176,7 +178,7 @@ def warm_up(url: str) -> None:
     """The first micro-batch of a process takes seconds; so that no test waits for it."""
     deadline = time.monotonic() + _WARM_UP_SECONDS
     while time.monotonic() < deadline:
-        appended = httpx.post(url + commands.PATH, json={"customerId": "warm-up", "amount": 1})
+        appended = _http.post(url + commands.PATH, json={"customerId": "warm-up", "amount": 1})
         if appended.status_code == 202:
             answer = ask(url, "warm-up", appended.headers["Balance-Position"])
             if answer.status_code == 200:
@@ -206,7 +208,7 @@ def all_balances(instance: LocalInstance, customers: Iterable[str], ends: Mappin
     """
     found = {}
     deadline = time.monotonic() + _CATCH_UP_SECONDS
-    with httpx.Client(base_url=instance.url, timeout=30) as http:
+    with httpx.Client(base_url=instance.url, timeout=30, verify=False) as http:
         for customer in customers:
             partition = partition_of(customer.encode(), PARTITIONS)
             parameters = {"customerId": customer, "minPosition": f"{partition}:{ends[partition]}"}
@@ -251,7 +253,7 @@ class Poller:
 
     def _run(self, instance: LocalInstance) -> None:
         chooser, last = random.Random(1), dict.fromkeys(range(PARTITIONS), time.monotonic())
-        with httpx.Client(base_url=instance.url, timeout=30) as http:
+        with httpx.Client(base_url=instance.url, timeout=30, verify=False) as http:
             while not self._stopping.wait(0.01):
                 customer = chooser.choice(list(self._expected))
                 try:
@@ -374,13 +376,15 @@ def create_topic(stack: LocalStack, name: str, partitions: int = PARTITIONS, **c
     """A topic as somebody else might have made it; `_` in names of settings stands for a dot."""
     dotted = {key.replace("_", "."): value for key, value in config.items()}
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dotted)
-    admin(stack).create_topics([topic])[name].result(10)
+    client = admin(stack)
+    client.create_topics([topic])[name].result(10)
 
 
 def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
     """The high watermark of each partition; none while there is no such topic."""
     wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    futures = admin(stack).list_offsets(wanted, request_timeout=10)
+    client = admin(stack)  # it must outlive its futures
+    futures = client.list_offsets(wanted, request_timeout=10)
     return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
 
 

@@ -6,11 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import httpx
-import psutil
 import pytest
 
-from balance_service.local.instances import LocalInstance
 from tests.e2e.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
@@ -34,40 +31,77 @@ from tests.integration.engines import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import httpx
+    import psutil
+
+    from balance_service.local.instances import LocalInstance
     from balance_service.local.stack import LocalStack
+
+    Pair = tuple[LocalInstance, LocalInstance]
 
 _CUSTOMERS = [customer for partition in range(PARTITIONS) for customer in customers_of(partition, 20)]
 _STAYING_SILENT_SECONDS = 3.0
 _MOVING_SILENT_SECONDS = 15.0
 _AWAKE_SECONDS = 15.0
 
-Pair = tuple[LocalInstance, LocalInstance]
-
 
 @pytest.fixture(scope="module")
-def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
+def instances(stack: LocalStack) -> Iterator[Pair]:
+    """The first is up, and no test stops it; the second is as the test before left it."""
     settings = application()
-    with running(new_instance(stack, settings), new_instance(stack, settings)) as pair:
-        wait_until_spread(pair)
-        yield pair
+    first, second = new_instance(stack, settings), new_instance(stack, settings)
+    with running(first):
+        try:
+            yield first, second
+        finally:
+            second.stop()
 
 
 @pytest.fixture
-def pair(instances: Sequence[LocalInstance]) -> Pair:
-    """Both up, with a partition each, whatever the test before did to them."""
-    for instance in instances:
-        if not instance.running:
-            instance.launch()
-            instance.wait_ready()
-    wait_until_spread(instances)
+def alone(instances: Pair) -> Pair:
+    """The first one up and the owner of everything, the second one not running."""
     first, second = instances
-    return first, second
+    if second.running:
+        terminate(second)
+    eventually(lambda: owned(first) == set(range(PARTITIONS)), "the first owns everything", 20)
+    return instances
 
 
 @pytest.fixture
-def balances(pair: Pair) -> dict[str, str]:
+def pair(instances: Pair) -> Pair:
+    """Both up, with a partition each."""
+    _, second = instances
+    if not second.running:
+        second.launch()
+        second.wait_ready()
+    wait_until_spread(instances)
+    return instances
+
+
+@pytest.fixture
+def balances(instances: Pair) -> dict[str, str]:
     """Customer → the right body; some more is added for each test."""
-    return {customer: _add_and_read(pair[0], customer, "0.10") for customer in _CUSTOMERS}
+    return _add_and_read(instances[0], _CUSTOMERS, "0.10")
+
+
+def test_an_instance_that_is_added_takes_a_partition_while_every_answer_stays_right(
+    alone: Pair, balances: dict[str, str]
+) -> None:
+    staying, joining = alone
+
+    with Poller(alone, balances, may_be_away=[joining]) as poller:
+        joining.launch()
+        joining.wait_ready()
+        wait_until_spread(alone)
+        for instance in alone:
+            _assert_answers_everything(instance, balances)
+
+    print(poller.counts, poller.silences)
+    assert not poller.wrong, poller.wrong[:5]
+    assert poller.counts[joining.name, 200] > 0
+    (stayed,), (moved,) = owned(staying), owned(joining)
+    assert poller.silences[staying.name, stayed] < _STAYING_SILENT_SECONDS
+    assert poller.silences[staying.name, moved] < _MOVING_SILENT_SECONDS
 
 
 def test_both_give_the_same_answer_one_from_its_own_store_and_one_through_the_other(
@@ -109,45 +143,6 @@ def test_a_customer_nobody_has_named_is_a_404_from_either(pair: Pair) -> None:
         assert [ask(instance.url, unknown).status_code for instance in pair] == [404, 404]
 
 
-def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everything(
-    pair: Pair, balances: dict[str, str]
-) -> None:
-    staying, leaving = pair
-    with Poller([staying], balances) as poller:
-        code, seconds = terminate(leaving)
-        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
-        _assert_answers_everything(staying, balances)
-
-    assert code == 0, leaving.log
-    assert seconds < STOP_SECONDS
-    assert not poller.wrong, poller.wrong[:5]
-    listed = [server["applicationServer"] for server in status(staying)["applicationServers"]]
-    assert listed == [address(staying)]
-
-
-def test_an_instance_that_is_added_takes_a_partition_while_every_answer_stays_right(
-    pair: Pair, balances: dict[str, str]
-) -> None:
-    staying, joining = pair
-    terminate(joining)
-    eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
-    _assert_answers_everything(staying, balances)
-
-    with Poller(pair, balances, may_be_away=[joining]) as poller:
-        joining.launch()
-        joining.wait_ready()
-        wait_until_spread(pair)
-        for instance in pair:
-            _assert_answers_everything(instance, balances)
-
-    print(poller.counts, poller.silences)
-    assert not poller.wrong, poller.wrong[:5]
-    assert poller.counts[joining.name, 200] > 0
-    (stayed,), (moved,) = owned(staying), owned(joining)
-    assert poller.silences[staying.name, stayed] < _STAYING_SILENT_SECONDS
-    assert poller.silences[staying.name, moved] < _MOVING_SILENT_SECONDS
-
-
 def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pair, balances: dict[str, str]) -> None:
     awake, paused = pair
     (partition,) = owned(paused)
@@ -161,8 +156,7 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
             time.sleep(SESSION_TIMEOUT_SECONDS + 1)
             eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other takes over", 20)
             _assert_answers_everything(awake, balances)
-            for customer in theirs:
-                balances[customer] = _add_and_read(awake, customer, "0.07")
+            balances |= _add_and_read(awake, theirs, "0.07")
             # They wait in its socket, and are the first that it sees.
             waiting = [pool.submit(ask, paused.url, customer) for customer in theirs]
             time.sleep(0.5)
@@ -181,10 +175,27 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
     assert poller.counts[paused.name, 200] > 0
 
 
-def _add_and_read(instance: LocalInstance, customer: str, amount: str) -> str:
-    answer = ask(instance.url, customer, add(instance.url, customer, amount))
-    assert answer.status_code == 200, answer.text
-    return answer.text
+def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everything(
+    pair: Pair, balances: dict[str, str]
+) -> None:
+    staying, leaving = pair
+    with Poller([staying], balances) as poller:
+        code, seconds = terminate(leaving)
+        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
+        _assert_answers_everything(staying, balances)
+
+    assert code == 0, leaving.log
+    assert seconds < STOP_SECONDS
+    assert not poller.wrong, poller.wrong[:5]
+    listed = [server["applicationServer"] for server in status(staying)["applicationServers"]]
+    assert listed == [address(staying)]
+
+
+def _add_and_read(instance: LocalInstance, customers: Sequence[str], amount: str) -> dict[str, str]:
+    positions = [add(instance.url, customer, amount) for customer in customers]
+    answers = [ask(instance.url, customer, position) for customer, position in zip(customers, positions, strict=True)]
+    assert [answer.status_code for answer in answers] == [200] * len(customers)
+    return {customer: answer.text for customer, answer in zip(customers, answers, strict=True)}
 
 
 def _assert_answers_everything(instance: LocalInstance, balances: dict[str, str]) -> None:
