@@ -18,6 +18,7 @@ from balance_service.java import java_executable
 from balance_service.local.broker_config import LOG4J_PROPERTIES, server_properties
 from balance_service.local.ports import HOST, accepts_connections, free_port, require_free
 from balance_service.local.process import ChildProcess
+from balance_service.local.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +40,10 @@ _ACTIVATED = "Activated periodic tasks"
 _FENCED_WITHIN_SECONDS = 2.0
 
 
-class Broker:
+class Broker(Server):
     """The broker whose data lie in `folder`; its state survives a stop, a kill and a change of port.
 
-    Owned and called by one thread. `port` 0 picks a free one, kept for this object's life.
+    `port` 0 picks a free one, kept for this object's life.
     """
 
     def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
@@ -50,26 +51,15 @@ class Broker:
         self._folder = folder
         self._log = log
         self._cluster_id = ""
-        self._process = ChildProcess("Kafka broker", folder, log)
+        super().__init__(ChildProcess("Kafka broker", folder, log))
 
     @property
     def bootstrap_servers(self) -> str:
         """Where clients start from."""
         return f"{HOST}:{self.port}"
 
-    @property
-    def running(self) -> bool:
-        """Whether the process is there."""
-        return self._process.running
-
     def launch(self, held: Sequence[int] = ()) -> None:
-        """Start the process, formatting its storage first if new; see `wait_ready`.
-
-        `held` are file descriptors to keep open until the process has ended.
-
-        Raises:
-            ConfigurationError: the port is in use, Java is missing, or the jars cannot be downloaded.
-        """
+        """Start the process, formatting its storage first if new."""
         java = str(java_executable(KAFKA_JAVA))
         classpath = f"{resolve_jars('kafka')[0].parent}/*"
         require_free(self.port, "Kafka broker", "--kafka-port")
@@ -85,28 +75,8 @@ class Broker:
         self._configure("data")
         self._process.start([*command, "kafka.Kafka", "server.properties"], held)
 
-    def wait_ready(self) -> None:
-        """Return once the broker answers clients.
-
-        Raises:
-            ConfigurationError: it ended or is too slow; with the tail of its log.
-        """
-        self._process.wait_ready(self._answers)
-
-    def start(self, held: Sequence[int] = ()) -> None:
-        """`launch` and `wait_ready`."""
-        self.launch(held)
-        self.wait_ready()
-
-    def stop(self) -> None:
-        """Shut down in good order, within a bound."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-
-    def _answers(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it answers now, as itself."""
         if not accepts_connections(self.port):
             return False
         try:

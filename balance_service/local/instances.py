@@ -9,9 +9,10 @@ import httpx
 
 from balance_service.local.ports import HOST, free_port, require_free
 from balance_service.local.process import ChildProcess
+from balance_service.local.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from balance_service.local.stack import LocalStack
 
@@ -19,10 +20,10 @@ _HTTP_OK = 200
 _ANSWER_SECONDS = 2.0
 
 
-class LocalInstance:
+class LocalInstance(Server):
     """One instance; its state directory outlives a stop, a kill and a change of port.
 
-    Owned and called by one thread. Port 0 picks a free one, kept for this object's life.
+    Port 0 picks a free one, kept for this object's life.
     """
 
     def __init__(
@@ -45,39 +46,15 @@ class LocalInstance:
             "BALANCE_STATE_DIR": str(self.state_dir),
             **(environment or {}),
         }
-        self._process = ChildProcess(f"service's {self.name}", stack.data_dir, self.log)
+        super().__init__(ChildProcess(f"service's {self.name}", stack.data_dir, self.log))
 
-    @property
-    def running(self) -> bool:
-        """Whether the process is there."""
-        return self._process.running
-
-    def launch(self) -> None:
-        """Start the process; see `wait_ready`.
-
-        Raises:
-            ConfigurationError: the port is in use.
-        """
+    def launch(self, held: Sequence[int] = ()) -> None:
+        """Start the process."""
         require_free(self.port, f"service's {self.name}", "--http-port")
-        self._process.start([sys.executable, "-m", "balance_service", "serve"], environment=self.environment)
+        self._process.start([sys.executable, "-m", "balance_service", "serve"], held, self.environment)
 
-    def wait_ready(self) -> None:
-        """Return once it wants queries.
-
-        Raises:
-            ConfigurationError: it ended or is too slow; with the tail of its log.
-        """
-        self._process.wait_ready(self._is_ready)
-
-    def stop(self) -> None:
-        """SIGTERM, and wait until it has left."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        self._process.kill()
-
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it wants queries now."""
         try:
             answer = httpx.get(f"{self.url}/health/ready", timeout=_ANSWER_SECONDS)
         except httpx.HTTPError:

@@ -10,6 +10,7 @@ from balance_service.jars import resolve_jars, unpack
 from balance_service.java import REGISTRY_JAVA, java_executable
 from balance_service.local.ports import HOST, accepts_connections, free_port, require_free
 from balance_service.local.process import ChildProcess
+from balance_service.local.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,63 +33,32 @@ _FLAGS = (
 )
 
 
-class Registry:
+class Registry(Server):
     """The registry whose schemas lie in `folder`; they survive a stop, a kill and a change of port.
 
-    Owned and called by one thread. `port` 0 picks a free one, kept for this object's life.
+    `port` 0 picks a free one, kept for this object's life.
     """
 
     def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
         self.port = port or free_port()
         self._folder = folder
-        self._process = ChildProcess("schema registry", folder, log)
+        super().__init__(ChildProcess("schema registry", folder, log))
 
     @property
     def url(self) -> str:
         """Base address of Confluent's API."""
         return f"http://{HOST}:{self.port}/apis/ccompat/v7"
 
-    @property
-    def running(self) -> bool:
-        """Whether the process is there."""
-        return self._process.running
-
     def launch(self, held: Sequence[int] = ()) -> None:
-        """Start the process; see `wait_ready`.
-
-        `held` are file descriptors to keep open until the process has ended.
-
-        Raises:
-            ConfigurationError: the port is in use, Java is missing, or the jars cannot be downloaded.
-        """
+        """Start the process."""
         java = str(java_executable(REGISTRY_JAVA, bundled=True))
         program = unpack(resolve_jars("registry")[0]) / "quarkus-run.jar"
         require_free(self.port, "schema registry", "--registry-port")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process.start([java, *_FLAGS, f"-Dquarkus.http.port={self.port}", "-jar", str(program)], held)
 
-    def wait_ready(self) -> None:
-        """Return once the registry answers.
-
-        Raises:
-            ConfigurationError: it ended or is too slow; with the tail of its log.
-        """
-        self._process.wait_ready(self._answers)
-
-    def start(self, held: Sequence[int] = ()) -> None:
-        """`launch` and `wait_ready`."""
-        self.launch(held)
-        self.wait_ready()
-
-    def stop(self) -> None:
-        """Shut down in good order, within a bound."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-
-    def _answers(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it answers now."""
         if not accepts_connections(self.port):
             return False
         try:
