@@ -26,7 +26,7 @@ from rich.text import Text
 
 from balance_service import __version__
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
-from balance_service.logs import configure_logging
+from balance_service.logs import configure_logging, quiet_logging
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def topics_create() -> None:
     from balance_service.kafka.topics import Topics
 
     settings = load_settings(create_topics=True)
+    quiet_logging()
     source = Topics(settings).prepare()
     click.echo(f"topic {source.name} with {source.partitions} partitions, and the internal topics, are there")
 
@@ -130,6 +131,7 @@ def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
     from balance_service.kafka.clients import producer_config
 
     settings = load_settings()
+    quiet_logging()
     try:
         key, funds = checked_customer_id(customer), amount_of(amount)
     except Problem as problem:
@@ -194,6 +196,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     from balance_service.load import produce_load
 
     settings = load_settings()
+    quiet_logging()
     Topics(settings).prepare()
     with _progress("producing", events) as (bar, task):
         total = produce_load(

@@ -52,6 +52,12 @@ def configure_logging(level: str) -> None:
     )
 
 
+def quiet_logging() -> None:
+    """For a command that says itself, in one sentence, what went wrong: each attempt to connect would bury that."""
+    configure_logging("WARNING")
+    logging.getLogger("librdkafka").setLevel(logging.CRITICAL)
+
+
 class _OncePerInterval(logging.Filter):
     """Lets a kind of message, told by its first word, pass once an interval."""
 

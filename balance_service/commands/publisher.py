@@ -19,6 +19,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError
+from balance_service.kafka.clients import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +76,13 @@ class FundsAddedPublisher:
     """Publishes one event at a time. Owns its producer."""
 
     def __init__(self, config: ClientConfig, registry: SchemaRegistry, topic: str, timeout_seconds: float) -> None:
-        """Raises RetriableError while the registry cannot be reached."""
+        """Raises RetriableError while the registry cannot be reached, ConfigurationError for a wrong property."""
         self._topic = topic
         self._serialize = FundsAddedSerializer(registry, topic)
-        self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+        try:
+            self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+        except KafkaException as error:
+            raise refused(error) from error
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()

@@ -50,6 +50,13 @@ def start_spark(settings: Settings) -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
         .config("spark.sql.streaming.minBatchesToRetain", "2")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+        # Spark's checkpoint is scratch here, but in its way: Hadoop's local file system sets permissions by a chmod
+        # process for each file, and only Spark's older manager of checkpoint files lets another one be named.
+        .config("spark.hadoop.fs.file.impl", "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem")
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+        )
     )
     return builder.getOrCreate()
 

@@ -98,7 +98,7 @@ class Stream:
                     return
                 if not _jvm_lives(self._spark):
                     raise FatalError("Spark's JVM has ended") from error
-                self.problem = _first_line(error)
+                self.problem = _in_short(error)
                 log.warning("the stream cannot go on for now", error=self.problem)
                 self._stopping.wait(_BACK_OFF_SECONDS)
                 self._changed.set()
@@ -149,8 +149,13 @@ class Stream:
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:
-            with self._batch_lock:
-                batches.process(rows, batch_id)
+            try:
+                with self._batch_lock:
+                    batches.process(rows, batch_id)
+            except Exception as error:
+                # Without its cause: Spark takes the traceback apart with a pattern that overflows the JVM's stack on
+                # a long one, and then the query neither runs nor ends.
+                raise RetriableError(_in_short(error)) from None
             self.problem = ""
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
@@ -171,12 +176,13 @@ class Stream:
                 checked = time.monotonic()
             if not query.isActive:
                 failure = query.exception()
-                raise RetriableError(_first_line(failure) if failure else "the query ended by itself")
+                raise RetriableError(_in_short(failure) if failure else "the query ended by itself")
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _in_short(error: Exception) -> str:
+    # py4j names the Java exception in the second line.
+    lines = str(error).strip().splitlines()[:2]
+    return " ".join(line.strip() for line in lines) if lines else type(error).__name__
 
 
 def _jvm_lives(spark: SparkSession) -> bool:

@@ -141,6 +141,12 @@ def by_remedy(error: KafkaException, doing: str) -> RetriableError | TaskMigrate
     return RetriableError(f"Kafka failed while {doing}: {cause.str() if isinstance(cause, KafkaError) else error}")
 
 
+def refused(error: KafkaException) -> ConfigurationError:
+    """The error of a client that could not be made: of its properties, only the user's own can be wrong."""
+    cause = error.args[0] if error.args else None
+    return ConfigurationError(f"BALANCE_KAFKA_CONFIG: {cause.str() if isinstance(cause, KafkaError) else error}")
+
+
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka.clients import by_remedy, common_config
+from balance_service.kafka.clients import by_remedy, common_config, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_REQUEST_TIMEOUT_SECONDS = 10.0
+# Less than an instance takes to stop at the latest: it waits for the request that is under way.
+_REQUEST_TIMEOUT_SECONDS = 5.0
 _APPEARS_WITHIN_SECONDS = 20.0
 _RECOMMENDED_REPLICAS = 3
 _DEAD_LETTER_HEADROOM_BYTES = 64 << 10
@@ -54,11 +55,14 @@ class Topics:
     """Looks topics up, makes them, checks their policies. Any thread may call."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError if the client refuses a property."""
         self._settings = settings
-        self._admin = AdminClient(
-            # Its stub knows no logger.
-            cast("dict[str, str | int | float | bool]", common_config(settings))
-        )
+        # Its stub knows no logger.
+        config = cast("dict[str, str | int | float | bool]", common_config(settings))
+        try:
+            self._admin = AdminClient(config)
+        except KafkaException as error:
+            raise refused(error) from error
 
     def find(self, name: str) -> Topic | None:
         """A topic as it is now; None if there is none.
@@ -75,7 +79,9 @@ class Topics:
                 return None
             raise by_remedy(error, f"looking up topic {name}") from error
         except FutureTimeoutError as error:
-            raise RetriableError(f"Kafka does not answer about topic {name}") from error
+            raise RetriableError(
+                f"Kafka at {self._settings.bootstrap_servers} does not answer about topic {name}"
+            ) from error
         return Topic(name, str(described.topic_id), len(described.partitions))
 
     def prepare(self) -> Topic:
@@ -146,7 +152,9 @@ class Topics:
         except KafkaException as error:
             raise by_remedy(error, f"reading the offsets of topic {name}") from error
         except FutureTimeoutError as error:
-            raise RetriableError(f"Kafka does not answer about the offsets of topic {name}") from error
+            raise RetriableError(
+                f"Kafka at {self._settings.bootstrap_servers} does not answer about the offsets of topic {name}"
+            ) from error
 
     def group_members(self) -> int:
         """How many members the application's consumer group has now."""
@@ -222,7 +230,10 @@ class Topics:
             )
 
     def _warn_of_few_replicas(self) -> None:
-        brokers = len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
+        try:
+            brokers = len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
+        except KafkaException as error:
+            raise by_remedy(error, "counting the brokers") from error
         if brokers >= _RECOMMENDED_REPLICAS > self._settings.replication_factor:
             log.warning(
                 "few replicas: a lost broker may lose events",

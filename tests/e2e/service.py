@@ -16,9 +16,10 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -97,11 +98,10 @@ def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
 def process_of(instance: LocalInstance) -> psutil.Process:
     """The service's own process, below its guard."""
     for process in psutil.Process().children(recursive=True):
-        if (
-            process.cmdline()[1:] == ["-m", "balance_service", "serve"]
-            and process.environ().get("BALANCE_HTTP_PORT") == instance.environment["BALANCE_HTTP_PORT"]
-        ):
-            return process
+        with suppress(psutil.NoSuchProcess):  # some are short-lived, or killed and not reaped yet
+            is_service = process.cmdline()[1:] == ["-m", "balance_service", "serve"]
+            if is_service and process.environ()["BALANCE_HTTP_PORT"] == instance.environment["BALANCE_HTTP_PORT"]:
+                return process
     raise AssertionError(f"{instance.name} is not running")
 
 
@@ -367,24 +367,26 @@ def assert_refused(done: Done, code: int, *named: str) -> None:
 # Kafka
 
 
+@cache
+def _admin(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+
+
 def admin(stack: LocalStack) -> AdminClient:
     """For what only an operator does."""
-    return AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+    return _admin(stack.bootstrap_servers)
 
 
-def create_topic(stack: LocalStack, name: str, partitions: int = PARTITIONS, **config: str) -> None:
-    """A topic as somebody else might have made it; `_` in names of settings stands for a dot."""
-    dotted = {key.replace("_", "."): value for key, value in config.items()}
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dotted)
-    client = admin(stack)
-    client.create_topics([topic])[name].result(10)
+def create_topic(stack: LocalStack, name: str, config: Mapping[str, str]) -> None:
+    """A topic as somebody else might have made it."""
+    topic = NewTopic(name, num_partitions=PARTITIONS, replication_factor=1, config=dict(config))
+    admin(stack).create_topics([topic])[name].result(10)
 
 
 def ends_of(stack: LocalStack, topic: str) -> dict[int, int]:
     """The high watermark of each partition; none while there is no such topic."""
     wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    client = admin(stack)  # it must outlive its futures
-    futures = client.list_offsets(wanted, request_timeout=10)
+    futures = admin(stack).list_offsets(wanted, request_timeout=10)
     return {tp.partition: int(future.result(10).offset) for tp, future in futures.items()}
 
 

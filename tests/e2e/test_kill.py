@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.local.instances import LocalInstance
+    from tests.e2e.service import Command
 
 _KILLS = 5
+_FOLDED = 500
 _CUSTOMERS = 500
 _GARBAGE_EVERY_SECONDS = 0.2
 _NOBODY = ("nobody", "misplaced", "other", "customer-500")
@@ -57,10 +59,10 @@ def test_after_kills_at_random_moments_every_balance_is_as_recounted(stack: Loca
     with running(*instances):
         with started(on(stack, settings), *load) as loading, Garbage(stack, settings):
             for _ in range(_KILLS):
-                _wait_until_folding(stack, settings, instances)
+                _wait_until_folding(stack, settings, loading)
                 time.sleep(chooser.uniform(0.0, 1.5))
                 victim = chooser.choice(instances)
-                print(f"{time.monotonic():.1f} killing {victim.name}, load {loading.process.poll()}")
+                print(f"killing {victim.name}")
                 victim.kill()
                 victim.launch()
             loaded = loading.wait(90)
@@ -76,7 +78,7 @@ def test_after_a_kill_of_the_broker_every_balance_is_as_recounted(fragile_stack:
     load = ["load", "--events", "15000", "--customers", str(_CUSTOMERS), "--rate", "1500"]
     with running(new_instance(stack, settings)) as instances:
         with started(on(stack, settings), *load) as loading, Garbage(stack, settings):
-            _wait_until_folding(stack, settings, instances)
+            _wait_until_folding(stack, settings, loading)
             stack.kill_broker()
             time.sleep(1.0)
             assert httpx.get(f"{instances[0].url}/health/live").status_code == 200
@@ -117,11 +119,15 @@ class Garbage:
                 writer.send("misplaced", writer.frame("misplaced", "1.00"), partition=elsewhere)
 
 
-def _wait_until_folding(stack: LocalStack, settings: Mapping[str, str], instances: Sequence[LocalInstance]) -> None:
+def _wait_until_folding(stack: LocalStack, settings: Mapping[str, str], loading: Command) -> None:
     """Wait until the changelog grows, so that what is killed next is in the middle of something."""
     changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
     began = sum(ends_of(stack, changelog).values())
-    eventually(lambda: sum(ends_of(stack, changelog).values()) > began + 1_000, "some instance folds")
+
+    def folding() -> bool:
+        return sum(ends_of(stack, changelog).values()) > began + _FOLDED or loading.process.poll() is not None
+
+    eventually(folding, "some instance folds")
 
 
 def _assert_as_recounted(stack: LocalStack, settings: Mapping[str, str], instances: Sequence[LocalInstance]) -> None:

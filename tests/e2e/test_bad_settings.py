@@ -1,0 +1,199 @@
+"""What is wrong is named in one sentence, with exit code 2; what is only not up yet is waited for."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from balance_service.local.ports import HOST, free_port
+from tests.e2e.service import (
+    STOP_SECONDS,
+    application,
+    assert_refused,
+    create_topic,
+    new_instance,
+    on,
+    run,
+    terminate,
+)
+from tests.integration.engines import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+_REFUSED = 2
+_FOR_EVER = {"retention.ms": "-1"}
+_SECRET = "open-sesame"
+
+
+@pytest.fixture
+def settings(stack: LocalStack, tmp_path: Path) -> dict[str, str]:
+    """Everything right; each test spoils one thing."""
+    port = free_port()
+    return on(stack, application()) | {
+        "BALANCE_HTTP_PORT": str(port),
+        "BALANCE_APPLICATION_SERVER": f"{HOST}:{port}",
+        "BALANCE_STATE_DIR": str(tmp_path / "state"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BALANCE_KAFKA_CONFIG", '{"security.protocol": '),
+        ("BALANCE_KAFKA_CONFIG", '["security.protocol"]'),
+        ("BALANCE_PARTITIONS", "0"),
+        ("BALANCE_PARTITIONS", "two"),
+        ("BALANCE_APPLICATION_SERVER", "0.0.0.0:5051"),
+        ("BALANCE_APPLICATION_SERVER", "[::]:5051"),
+        ("BALANCE_APPLICATION_SERVER", "no-such-host.invalid:5051"),
+        ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081"),
+    ],
+)
+def test_a_setting_that_cannot_be_right_is_named(settings: dict[str, str], name: str, value: str) -> None:
+    done = run(settings | {name: value}, "serve")
+
+    assert_refused(done, _REFUSED, name)
+
+
+def test_a_property_that_kafka_does_not_know_is_named_with_its_setting(settings: dict[str, str]) -> None:
+    done = run(settings | {"BALANCE_KAFKA_CONFIG": '{"no.such.property": "1"}'}, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_KAFKA_CONFIG", "no.such.property")
+
+
+def test_a_state_directory_below_a_file_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+
+    done = run(settings | {"BALANCE_STATE_DIR": str(tmp_path / "file" / "state")}, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_STATE_DIR", str(tmp_path / "file" / "state"))
+
+
+def test_a_directory_with_the_files_of_others_is_refused_and_left_alone(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "letters.txt").write_text("dear diary")
+
+    done = run(settings | {"BALANCE_STATE_DIR": str(tmp_path)}, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_STATE_DIR", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
+
+
+def test_a_state_directory_of_another_application_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state-directory.json").write_text('{"format": 1, "application_id": "another"}')
+
+    done = run(settings, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_STATE_DIR", "another")
+
+
+def test_a_port_in_use_is_refused(settings: dict[str, str]) -> None:
+    with socket.create_server((HOST, int(settings["BALANCE_HTTP_PORT"]))):
+        done = run(settings, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_HTTP_PORT", settings["BALANCE_HTTP_PORT"])
+
+
+def test_a_missing_topic_that_may_not_be_created_is_refused(settings: dict[str, str]) -> None:
+    done = run(settings | {"BALANCE_CREATE_TOPICS": "false"}, "serve")
+
+    assert_refused(done, _REFUSED, settings["BALANCE_TOPIC"], "BALANCE_CREATE_TOPICS")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{**_FOR_EVER, "cleanup.policy": "compact"}, {"retention.ms": "1000000"}, {**_FOR_EVER, "retention.bytes": "9999"}],
+)
+def test_a_source_that_does_not_keep_every_event_is_refused(
+    stack: LocalStack, settings: dict[str, str], config: dict[str, str]
+) -> None:
+    create_topic(stack, settings["BALANCE_TOPIC"], config)
+
+    done = run(settings, "serve")
+
+    assert_refused(done, _REFUSED, settings["BALANCE_TOPIC"], "BALANCE_ALLOW_FINITE_RETENTION")
+
+
+def test_a_changelog_that_is_not_compacted_is_refused(stack: LocalStack, settings: dict[str, str]) -> None:
+    changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+    create_topic(stack, changelog, {"cleanup.policy": "delete"})
+
+    done = run(settings, "serve")
+
+    assert_refused(done, _REFUSED, changelog, "cleanup.policy")
+
+
+def test_more_replicas_than_brokers_are_refused(settings: dict[str, str]) -> None:
+    done = run(settings | {"BALANCE_REPLICATION_FACTOR": "3"}, "serve")
+
+    assert_refused(done, _REFUSED, "BALANCE_REPLICATION_FACTOR", settings["BALANCE_TOPIC"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BALANCE_BOOTSTRAP_SERVERS", "{}:{}"), ("BALANCE_SCHEMA_REGISTRY_URL", "http://{}:{}")],
+)
+def test_an_instance_waits_for_what_is_not_up_alive_but_not_ready_and_heeds_sigterm(
+    stack: LocalStack, name: str, value: str
+) -> None:
+    nowhere = value.format(HOST, free_port())
+    instance = new_instance(stack, application(**{name: nowhere}))
+    instance.launch()
+    try:
+        eventually(lambda: '"event": "waiting"' in instance.log.read_text(), "it says that it waits")
+        time.sleep(1.0)
+        live, ready = (httpx.get(f"{instance.url}/health/{what}") for what in ("live", "ready"))
+        assert (live.status_code, ready.status_code) == (200, 503)
+        assert "starting" in ready.json()["detail"]
+
+        code, seconds = terminate(instance)
+
+        assert code == 0, instance.log.read_text()
+        assert seconds < STOP_SECONDS
+    finally:
+        instance.stop()
+    said = instance.log.read_text()
+    assert "Traceback" not in said
+    assert nowhere in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BALANCE_BOOTSTRAP_SERVERS", "{}:{}"), ("BALANCE_SCHEMA_REGISTRY_URL", "http://{}:{}")],
+)
+def test_a_command_that_reaches_nobody_says_so_once_and_fails(settings: dict[str, str], name: str, value: str) -> None:
+    nowhere = value.format(HOST, free_port())
+
+    done = run(settings | {name: nowhere}, "add-funds", "c1", "1")
+
+    assert_refused(done, 1)
+    assert done.stderr.splitlines() == done.errors, "nothing but that sentence"
+    assert done.seconds < 30
+
+
+def test_printed_settings_hide_every_secret(settings: dict[str, str]) -> None:
+    settings |= {
+        "BALANCE_SCHEMA_REGISTRY_USER": "ali-baba",
+        "BALANCE_SCHEMA_REGISTRY_PASSWORD": _SECRET,
+        "BALANCE_SCHEMA_REGISTRY_URL": f"https://ali-baba:{_SECRET}@registry:8081",
+        "BALANCE_KAFKA_CONFIG": f'{{"sasl.username": "ali-baba", "sasl.password": "{_SECRET}"}}',
+    }
+
+    done = run(settings, "serve", "--print-config")
+
+    assert done.code == 0, done
+    assert _SECRET not in done.stdout + done.stderr
+    shown = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert shown["BALANCE_TOPIC"] == settings["BALANCE_TOPIC"]
+    assert shown["BALANCE_STATE_DIR"] == settings["BALANCE_STATE_DIR"]
+    assert "ali-baba" in shown["BALANCE_KAFKA_CONFIG"]

@@ -1,0 +1,147 @@
+"""Rebuild: the read model dropped and folded anew, to the digit; only while nobody uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewPartitions
+
+from tests.e2e.service import (
+    PARTITIONS,
+    Done,
+    admin,
+    all_balances,
+    application,
+    assert_refused,
+    ends_of,
+    in_changelog,
+    new_instance,
+    on,
+    recounted,
+    run,
+    running,
+    started,
+)
+from tests.integration.engines import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from decimal import Decimal
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+_CUSTOMERS = 500
+_FEW, _EVENTS = 2_000, 100_000
+_REFUSED = 2
+# So small that a replay can be interrupted in its middle.
+_RECORDS_PER_BATCH = "10000"
+_FOLDED = 1_500
+
+
+class Application:
+    """A topic with a history, and an instance that has seen only its beginning; rebuilt in another directory."""
+
+    def __init__(self, stack: LocalStack, state_dir: Path) -> None:
+        self.stack = stack
+        self.settings = application(BALANCE_MAX_RECORDS_PER_BATCH=_RECORDS_PER_BATCH)
+        self.instance = new_instance(stack, self.settings)
+        self.environment = on(stack, self.settings) | {"BALANCE_STATE_DIR": str(state_dir)}
+        self.changelog = f"{self.settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+
+    def run(self, *arguments: str) -> Done:
+        return run(self.environment, *arguments, seconds=120)
+
+    def load(self, events: int) -> None:
+        done = self.run("load", "--events", str(events), "--customers", str(_CUSTOMERS))
+        assert done.code == 0, done
+
+    def recounted(self) -> dict[str, Decimal]:
+        return recounted(self.stack, self.settings)
+
+    def answered(self) -> dict[str, Decimal]:
+        customers = (f"customer-{n}" for n in range(_CUSTOMERS))
+        return all_balances(self.instance, customers, ends_of(self.stack, self.settings["BALANCE_TOPIC"]))
+
+
+@pytest.fixture(scope="module")
+def app(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """Its instance runs."""
+    app = Application(stack, tmp_path_factory.mktemp("rebuild") / "state")
+    app.load(_FEW)
+    with running(app.instance):
+        yield app
+
+
+@pytest.fixture(scope="module")
+def stopped(app: Application) -> Application:
+    """Stopped, and much has happened since."""
+    app.instance.stop()
+    app.load(_EVENTS - _FEW)
+    return app
+
+
+def test_a_rebuild_is_refused_while_an_instance_runs_and_does_it_no_harm(app: Application) -> None:
+    before = app.answered()
+
+    done = app.run("rebuild")
+
+    assert_refused(done, _REFUSED, app.settings["BALANCE_APPLICATION_ID"])
+    assert app.answered() == before == app.recounted()
+
+
+def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped: Application) -> None:
+    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "much has happened since"
+
+    done = stopped.run("rebuild")
+
+    assert done.code == 0, done
+    assert f"{_EVENTS} events applied, 0 records of other types ignored, 0 dead-lettered" in done.stdout
+    assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
+
+
+def test_a_rebuild_that_was_interrupted_is_run_again_and_ends_the_same(stopped: Application) -> None:
+    with started(stopped.environment, "rebuild") as rebuilding:
+        eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was made anew")
+        eventually(lambda: _records(stopped) >= _FOLDED, "it is in the middle of the replay")
+        rebuilding.interrupt()
+        interrupted = rebuilding.wait(20)
+    assert interrupted.code != 0
+    assert "Traceback" not in interrupted.stderr, interrupted.stderr
+    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "it was in the middle"
+
+    done = stopped.run("rebuild")
+
+    assert done.code == 0, done
+    assert f"{_EVENTS} events applied" in done.stdout
+    assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
+
+
+def test_an_instance_with_a_state_directory_from_before_the_rebuild_restores_itself(stopped: Application) -> None:
+    stopped.instance.launch()
+    stopped.instance.wait_ready()
+
+    assert stopped.answered() == stopped.recounted()
+    assert "the changelog was made anew" in stopped.instance.log.read_text()
+
+
+def test_a_rebuild_is_refused_once_the_topic_has_more_partitions(stack: LocalStack, tmp_path: Path) -> None:
+    app = Application(stack, tmp_path / "state")
+    app.load(100)
+    more = NewPartitions(app.settings["BALANCE_TOPIC"], PARTITIONS + 1)
+    admin(stack).create_partitions([more])[app.settings["BALANCE_TOPIC"]].result(10)
+
+    done = app.run("rebuild")
+
+    assert_refused(done, _REFUSED, app.settings["BALANCE_TOPIC"], "partitions")
+    assert sum(ends_of(stack, app.changelog).values()) == 0
+
+
+def _records(app: Application) -> int:
+    """How long the changelog is; none while it is being made anew."""
+    try:
+        return sum(ends_of(app.stack, app.changelog).values())
+    except KafkaException:
+        return 0
