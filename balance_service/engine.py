@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,13 +53,13 @@ class Engine:
         read_model: ReadModel,
         metrics: Metrics,
         on_change: Callable[[], None] = lambda: None,
-        stopping: Callable[[], bool] = lambda: False,
+        stopping: threading.Event | None = None,
     ) -> None:
         """Take the state directory, reach broker and registry, start Spark; waits for what is not up yet.
 
         Args:
             on_change: called on any thread when a task's state has changed.
-            stopping: asked while waiting; True gives up.
+            stopping: once set, waiting is given up.
 
         Raises:
             ConfigurationError: a setting, or what it names, is wrong.
@@ -69,7 +69,7 @@ class Engine:
         self.read_model = read_model
         self._metrics = metrics
         self._notify = on_change
-        self._stopping = stopping
+        self._stopping = stopping or threading.Event()
         self.state_directory = StateDirectory(settings.state_dir, settings.application_id)
         self.topics = Topics(settings)
         self.source: Topic = self.until_up(self.topics.prepare)
@@ -108,10 +108,9 @@ class Engine:
             try:
                 return attempt()
             except RetriableError as error:
-                if self._stopping():
-                    raise
                 log.warning("waiting", reason=str(error))
-                time.sleep(_RETRY_SECONDS)
+                if self._stopping.wait(_RETRY_SECONDS):
+                    raise
 
     def start(self) -> None:
         """Join the group and begin to fold; returns at once."""

@@ -159,7 +159,7 @@ class Instance:
         return self._metrics.text()
 
     def _start_engine(self) -> Engine:
-        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up.is_set)
+        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up)
         self._metrics.watch(engine)
         settings = self._settings
         codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))

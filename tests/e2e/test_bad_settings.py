@@ -10,16 +10,8 @@ import httpx
 import pytest
 
 from balance_service.local.ports import HOST, free_port
-from tests.e2e.service import (
-    STOP_SECONDS,
-    application,
-    assert_refused,
-    create_topic,
-    new_instance,
-    on,
-    run,
-    terminate,
-)
+from tests.e2e.commands import assert_refused, run
+from tests.e2e.service import STOP_SECONDS, application, create_topic, new_instance, on, terminate
 from tests.integration.engines import eventually
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.service import address, admin, application, assert_refused, on, run, started
+from tests.e2e.commands import assert_refused, run, started
+from tests.e2e.service import address, admin, application, on
 from tests.integration.engines import eventually
 
 if TYPE_CHECKING:

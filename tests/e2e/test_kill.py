@@ -13,6 +13,7 @@ import pytest
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.local.stack import LocalStack
+from tests.e2e.commands import started
 from tests.e2e.service import (
     PARTITIONS,
     all_balances,
@@ -24,7 +25,6 @@ from tests.e2e.service import (
     on,
     recounted,
     running,
-    started,
 )
 from tests.integration.engines import Writer, eventually
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.local.instances import LocalInstance
-    from tests.e2e.service import Command
+    from tests.e2e.commands import Command
 
 _KILLS = 5
 _FOLDED = 500

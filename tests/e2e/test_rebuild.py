@@ -8,21 +8,18 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
+from tests.e2e.commands import Done, assert_refused, run, started
 from tests.e2e.service import (
     PARTITIONS,
-    Done,
     admin,
     all_balances,
     application,
-    assert_refused,
     ends_of,
     in_changelog,
     new_instance,
     on,
     recounted,
-    run,
     running,
-    started,
 )
 from tests.integration.engines import eventually
 
