@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LOOK_EVERY_SECONDS = 1.0
+_VISIBLE_SECONDS = 60.0
 _SAMPLES = (
     ("alice", "12.34"),
     ("bob", "100"),
@@ -80,13 +82,18 @@ def start_instances(cleanup: ExitStack, stack: LocalStack, count: int, http_port
 
 
 def add_samples(instances: Sequence[LocalInstance]) -> None:
-    """Add some funds, and say what to try."""
+    """Add some funds, wait until every instance answers with them, and say what to try."""
     say("adding sample funds …")
-    with httpx.Client(base_url=instances[0].url, timeout=30.0) as client:
+    with httpx.Client(timeout=30.0) as client:
         for customer, amount in _SAMPLES:
-            answer = client.post("/api/balance.addFunds", json={"customerId": customer, "amount": amount})
+            answer = client.post(
+                f"{instances[0].url}/api/balance.addFunds", json={"customerId": customer, "amount": amount}
+            )
             if answer.is_error:
                 raise BalanceServiceError(f"adding funds failed: {answer.text}")
+            query = {"customerId": customer, "minPosition": answer.headers["Balance-Position"]}
+            for instance in instances:
+                _wait_until_answered(client, f"{instance.url}/api/customers.getBalance", query)
     say("try:")
     for instance in instances:
         say(f"  curl -i '{instance.url}/api/customers.getBalance?customerId=alice'")
@@ -95,6 +102,14 @@ def add_samples(instances: Sequence[LocalInstance]) -> None:
         """-H 'Content-Type: application/json' -d '{"customerId": "alice", "amount": 1.23}'"""
     )
     say(f"  curl {instances[0].url}/api/status")
+
+
+def _wait_until_answered(client: httpx.Client, url: str, query: dict[str, str]) -> None:
+    deadline = time.monotonic() + _VISIBLE_SECONDS
+    while (answer := client.get(url, params=query)).is_error:
+        if time.monotonic() > deadline:
+            raise BalanceServiceError(f"the sample funds do not show: {answer.text}")
+        time.sleep(_LOOK_EVERY_SECONDS / 10)
 
 
 def say(line: str) -> None:
