@@ -156,7 +156,6 @@ class Stream:
                 # Without its cause: Spark takes the traceback apart with a pattern that overflows the JVM's stack on
                 # a long one, and then the query neither runs nor ends.
                 raise RetriableError(_in_short(error)) from None
-            self.problem = ""
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
         updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
@@ -177,6 +176,8 @@ class Stream:
             if not query.isActive:
                 failure = query.exception()
                 raise RetriableError(_in_short(failure) if failure else "the query ended by itself")
+            # Not left to the next batch: on a quiet topic it may never come.
+            self.problem = ""
 
 
 def _in_short(error: Exception) -> str:
