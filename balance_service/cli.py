@@ -26,6 +26,7 @@ from rich.text import Text
 
 from balance_service import __version__
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.failpoints import arm
 from balance_service.logs import configure_logging, quiet_logging
 from balance_service.settings import load_settings
 
@@ -58,6 +59,7 @@ def serve(*, print_config: bool) -> None:
             click.echo(f"{name}={value}")
         return
     configure_logging(settings.log_level)
+    arm(settings.failpoints)
     from balance_service.instance import Instance  # importing Spark is slow
 
     async def run() -> None:

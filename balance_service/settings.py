@@ -22,7 +22,7 @@ _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _USER_IN_URL = re.compile(r"//[^/@]*@")
 _HIDDEN = "********"
-_NEVER_TOLD = {"kafka_config", "schema_registry_password"}
+_NEVER_TOLD = {"kafka_config", "schema_registry_password", "peer_secret"}
 _SECRET_WORDS = (
     "password",
     "secret",
@@ -91,6 +91,27 @@ class Settings(BaseSettings):
     kafka_config: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict, description="JSON object of extra Kafka client properties, librdkafka names."
     )
+    num_standby_replicas: int = Field(
+        0, ge=0, le=100, description="Copies of each partition's store that other instances keep up to date."
+    )
+    idempotency_window_seconds: float = Field(
+        86_400,
+        ge=1,
+        le=31_536_000,
+        allow_inf_nan=False,
+        validation_alias=f"{PREFIX}IDEMPOTENCY_WINDOW",
+        description="How long a repeated Idempotency-Key is recognised, in seconds of event time.",
+    )
+    peer_secret: SecretStr | None = Field(
+        None, min_length=16, description="Secret that all instances share, by which peers prove themselves."
+    )
+    peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated hosts, *.domains and networks that may be peers; empty for any."
+    )
+    max_concurrent_requests: int = Field(
+        1_000, ge=1, le=100_000, description="HTTP requests under way; more are answered 503."
+    )
+    failpoints: str = Field("", description="For tests: where this process is to die or stall; see failpoints.py.")
     log_level: str = Field(
         "INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level that is logged."
     )
@@ -110,6 +131,11 @@ class Settings(BaseSettings):
             if not isinstance(v, (str, int, float)):  # a bool is an int
                 raise ValueError(f"property '{name}' is neither a string nor a number nor a boolean")
         return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in parsed.items()}
+
+    @field_validator("peer_allow_list", mode="before")
+    @classmethod
+    def _parse_peer_allow_list(cls, value: Any) -> Any:
+        return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
 
     @field_validator("application_server")
     @classmethod

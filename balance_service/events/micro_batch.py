@@ -16,6 +16,7 @@ import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved
+from balance_service.failpoints import reach
 from balance_service.state.records import TaskBatch
 from balance_service.state.task_state import TaskState
 
@@ -168,6 +169,7 @@ class MicroBatches:
         return singles(self._decoder.updates_of_keys(records, keys).toArrow())
 
     def _commit_part(self, task: Task, batch: TaskBatch) -> bool:
+        reach("batch-read")
         try:
             done = task.process(batch)
         except TaskMigratedError as error:

@@ -18,6 +18,7 @@ from balance_service.errors import (
     TaskHaltedError,
     TaskMigratedError,
 )
+from balance_service.failpoints import reach
 from balance_service.kafka.clients import by_remedy
 from balance_service.state.records import POSITION_KEY
 
@@ -117,6 +118,7 @@ class ChangelogWriter:
     ) -> int:
         delivery = _Delivery()
         producer.begin_transaction()
+        reach("begun")
         for key, value in states:
             producer.produce(self._changelog, value, key, self._partition, on_delivery=delivery.report)
         for letter in dead_letters:
@@ -130,7 +132,9 @@ class ChangelogWriter:
             )
         producer.produce(self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position)
         delivery.check(producer.flush(_COMMIT_TIMEOUT_SECONDS))
+        reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
+        reach("committed")
         return delivery.position_offset + 1
 
     def _open_producer(self) -> Producer:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from balance_service.errors import PoisonRecordError, TaskMigratedError
+from balance_service.failpoints import reach
 from balance_service.state.records import POSITION_KEY, Position
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     states, more_letters = fold(batch, partition, folding, store)
     letters = sorted((*batch.dead_letters, *more_letters), key=lambda letter: letter.offset)
     position = folding.position_codec.encode(replace(stands_at, offset=batch.end).record())
+    reach("folded")
     changelog_offset = writer.commit(states, letters, position)
     store.write((*states, (POSITION_KEY, position)), changelog_offset)
+    reach("stored")
     return Committed(batch.applied - len(more_letters), batch.ignored, len(letters))
 
 

@@ -19,6 +19,7 @@ from balance_service.errors import (
     TaskHaltedError,
     TaskMigratedError,
 )
+from balance_service.failpoints import reach
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.state.changelog import ChangelogWriter, replay
 from balance_service.state.commit import Committed, commit, write_position
@@ -209,6 +210,7 @@ class Task:
             settings.application_id,
         )
         self._writer.fence()
+        reach("fenced")
         # (c) So its end, taken now, is the end.
         end = topics.offsets(changelog.name, [partition])[partition]
         start = self._store.changelog_offset
@@ -218,9 +220,11 @@ class Task:
         replay(
             reader_config(settings), changelog.name, partition, start, end, self._restoring(end), self._closing.is_set
         )
+        reach("restored")
         # (d) One higher than any holder before.
         position = starting_position(self._store.position, context, partition)
         write_position(position, context.folding.position_codec, self._store, self._writer)
+        reach("position-written")
         self._epoch = position.epoch
         self._to(TaskState.RUNNING)
         self._log.info("task running", epoch=position.epoch, position=position.offset, restored=self.restored)

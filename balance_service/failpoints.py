@@ -1,0 +1,74 @@
+"""Fail points: places between the steps of the commit protocol where a test can have the process die or stall.
+
+Off unless `BALANCE_FAILPOINTS` names them, and then nothing but a look into an empty mapping. Any thread may reach
+one. Source: fail points as FreeBSD's `fail(9)` and TiKV's `fail-rs` have them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+
+import structlog
+
+from balance_service.errors import ConfigurationError
+
+log = structlog.get_logger(__name__)
+
+FAILPOINTS = {
+    "batch-read": "Spark has handed over a batch; nothing is done with it yet",
+    "folded": "new states are computed; no transaction is begun",
+    "begun": "the transaction is begun; nothing is produced",
+    "produced": "every record of the transaction is delivered; it is not committed",
+    "committed": "the transaction is committed; the store is not written",
+    "stored": "the store is written",
+    "fenced": "an opening task has fenced its predecessors; its store is not up to date",
+    "restored": "an opening task's store is up to date; its new epoch is not written",
+    "position-written": "an opening task's new epoch is written; it does not run yet",
+}
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_SPEC = re.compile(r"(?P<name>[a-z-]+)=(?P<action>kill|stop)(?:@(?P<turn>[1-9][0-9]{0,8}))?")
+
+_lock = threading.Lock()
+_armed: dict[str, tuple[str, int]] = {}
+
+
+def arm(specification: str) -> None:
+    """Arm fail points, and disarm all others.
+
+    Args:
+        specification: comma-separated `name=action` or `name=action@n`; `kill` is SIGKILL, `stop` SIGSTOP, both sent to
+            this process the n-th time that the point is reached (the first, by default), once.
+
+    Raises:
+        ConfigurationError: no such point or action.
+    """
+    armed = {}
+    for part in filter(None, (p.strip() for p in specification.split(","))):
+        match = _SPEC.fullmatch(part)
+        if match is None or match["name"] not in FAILPOINTS:
+            raise ConfigurationError(
+                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop, with @n for the n-th time; "
+                f"the names are {', '.join(FAILPOINTS)}"
+            )
+        armed[match["name"]] = (match["action"], int(match["turn"] or 1))
+    with _lock:
+        _armed.clear()
+        _armed.update(armed)
+    if armed:
+        log.warning("fail points are armed", failpoints=specification)
+
+
+def reach(name: str) -> None:
+    """Say that a fail point is reached."""
+    if name not in _armed:
+        return
+    with _lock:
+        action, turns = _armed.pop(name, ("", 0))
+        if turns > 1:
+            _armed[name] = (action, turns - 1)
+    if turns == 1:
+        log.warning("a fail point strikes", failpoint=name, action=action)
+        os.kill(os.getpid(), _SIGNALS[action])
