@@ -182,6 +182,8 @@ class Settings(BaseSettings):
             value = getattr(self, name)
             if name == "kafka_config":
                 value = json.dumps({k: _hidden(k, v) for k, v in value.items()})
+            elif isinstance(value, tuple):
+                value = ",".join(value)
             shown[str(field.validation_alias or PREFIX + name.upper())] = (
                 "" if value is None else _without_user(str(value))
             )
