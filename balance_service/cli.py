@@ -5,34 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import httpx
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from balance_service import __version__
+from balance_service.cli_topics import topics
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.failpoints import arm
 from balance_service.logs import configure_logging, quiet_logging
+from balance_service.progress import progress_bar
 from balance_service.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _FAILED, _CONFIGURATION = 1, 2
 _ANSWER_SECONDS = 30.0
@@ -104,31 +88,19 @@ def demo() -> None:
     play()
 
 
-@cli.group()
-def topics() -> None:
-    """Topics of the service."""
-
-
-@topics.command("create")
-def topics_create() -> None:
-    """Create every topic that is missing, and check those that are there."""
-    from balance_service.kafka.topics import Topics
-
-    settings = load_settings(create_topics=True)
-    quiet_logging()
-    source = Topics(settings).prepare()
-    click.echo(f"topic {source.name} with {source.partitions} partitions, and the internal topics, are there")
+cli.add_command(topics)
 
 
 @cli.command("add-funds")
 @click.argument("customer")
 @click.argument("amount")
+@click.option("--idempotency-key", help="Of several events of a customer with the same key, one is applied.")
 @as_json
-def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
+def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_json: bool) -> None:
     """Append one FundsAdded event straight to the topic."""
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.commands.publisher import FundsAddedPublisher
-    from balance_service.http.parameters import amount_of, checked_customer_id
+    from balance_service.http.parameters import amount_of, checked_customer_id, checked_idempotency_key
     from balance_service.http.problems import Problem
     from balance_service.kafka.clients import producer_config
 
@@ -136,6 +108,7 @@ def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
     quiet_logging()
     try:
         key, funds = checked_customer_id(customer), amount_of(amount)
+        once = None if idempotency_key is None else checked_idempotency_key(idempotency_key)
     except Problem as problem:
         raise click.UsageError(problem.detail) from None
     publisher = FundsAddedPublisher(
@@ -145,7 +118,7 @@ def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
         settings.read_timeout_seconds,
     )
     try:
-        partition, offset = publisher.publish_and_wait(key, funds)
+        partition, offset = publisher.publish_and_wait(key, funds, once)
     finally:
         publisher.close()
     position = f"{partition}:{offset + 1}"
@@ -155,10 +128,12 @@ def add_funds(customer: str, amount: str, *, as_json: bool) -> None:
 @cli.command("get-balance")
 @click.argument("customer")
 @click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
+@click.option("--max-lag", type=click.IntRange(0), help="Take a standby's answer, at most so many records behind.")
 @as_json
-def get_balance(customer: str, min_position: str | None, *, as_json: bool) -> None:
+def get_balance(customer: str, min_position: str | None, max_lag: int | None, *, as_json: bool) -> None:
     """Ask the instance at BALANCE_APPLICATION_SERVER for a balance."""
     parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
+    parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
     answer = _ask("/api/customers.getBalance", parameters)
     if as_json:
         click.echo(answer.text)
@@ -200,7 +175,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     settings = load_settings()
     quiet_logging()
     Topics(settings).prepare()
-    with _progress("producing", events) as (bar, task):
+    with progress_bar("producing", events) as (bar, task):
         total = produce_load(
             producer_config(settings),
             SchemaRegistry.from_settings(settings),
@@ -222,33 +197,15 @@ def rebuild() -> None:
 
     settings = load_settings()
     configure_logging("WARNING")
-    with _progress("replaying", None) as (bar, task):
-        done = run_rebuild(settings, Balance(), lambda at, of: bar.update(task, completed=at, total=of))
-    records = done.applied + done.ignored + done.dead_lettered
+    with progress_bar("replaying", None) as (bar, task):
+        rebuilt = run_rebuild(settings, Balance(), lambda at, of: bar.update(task, completed=at, total=of))
+    done = rebuilt.done
+    records = done.applied + done.ignored + done.duplicates + done.dead_lettered
     click.echo(
         f"rebuilt: {done.applied} events applied, {done.ignored} records of other types ignored, "
-        f"{done.dead_lettered} dead-lettered, {records / max(done.seconds, 1e-9):,.0f} records a second"
+        f"{done.duplicates} duplicates passed over, {done.dead_lettered} dead-lettered, "
+        f"{records / max(rebuilt.seconds, 1e-9):,.0f} records a second"
     )
-
-
-class _RateColumn(ProgressColumn):
-    """Records per second, lately."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
-
-
-@contextmanager
-def _progress(what: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _RateColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield bar, bar.add_task(what, total=total)
 
 
 def _ask(path: str, parameters: dict[str, str]) -> httpx.Response:

@@ -23,7 +23,7 @@ from balance_service.events.spark import start_spark
 from balance_service.events.stream import Stream
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
-from balance_service.state.commit import Folding
+from balance_service.state.fold import Folding
 from balance_service.state.opening import TaskContext
 from balance_service.state.state_directory import StateDirectory
 from balance_service.state.tasks import Tasks
@@ -79,7 +79,9 @@ class Engine:
             read_model,
             self.state_codec,
             self.codec(settings.changelog_topic, load_schema("Position")),
+            self.codec(settings.changelog_topic, load_schema("IdempotencyMarker")),
             partial(partition_of, partitions=self.source.partitions),
+            int(settings.idempotency_window_seconds * 1000),
         )
         context = TaskContext(settings, self.topics, self.source, folding, self.state_directory)
         self.tasks = Tasks(read_model.name, context, self._changed)

@@ -4,6 +4,7 @@ BalanceServiceError
 ├── RetriableError          try again, after a back-off
 ├── PoisonRecordError       write the record to the dead letters and go on
 ├── TaskMigratedError       drop the task: another instance owns its partition now
+├── StoreFullError          fold nothing until the disk has room; what is stored is right
 ├── StoreCorruptedError     wipe the local store and restore it from the changelog
 ├── TaskHaltedError         stop this task alone and tell the person: its topic is not what it was
 ├── ConfigurationError      tell the person which setting is wrong; exit code 2
@@ -31,6 +32,10 @@ class PoisonRecordError(BalanceServiceError):
 
 class TaskMigratedError(BalanceServiceError):
     """The task was fenced, or its partition taken away, while it worked."""
+
+
+class StoreFullError(BalanceServiceError):
+    """The disk has no room for what comes next."""
 
 
 class StoreCorruptedError(BalanceServiceError):

@@ -18,18 +18,22 @@ import structlog
 
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, PublishedTask
+from balance_service.cluster.standbys import StandbyChooser
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.engine import Engine
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.http.app import Handlers, bind, make_app, serve
 from balance_service.http.commands import Commands
+from balance_service.http.limits import Limits
 from balance_service.http.operations import Operations
+from balance_service.http.peers import PeerTrust
 from balance_service.http.proxy import Proxy
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.metrics import Metrics
 from balance_service.read_models.balance import Balance
+from balance_service.state.records import Role
 from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 9.0
+_REQUEST_HEADROOM_SECONDS = 5.0
 
 
 class Instance:
@@ -86,8 +91,12 @@ class Instance:
         threading.excepthook = thread_failed
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        runner = await serve(make_app(self._handlers), self._listener)
-        proxy = Proxy()
+        settings = self._settings
+        limits = Limits(settings.max_concurrent_requests, settings.read_timeout_seconds + _REQUEST_HEADROOM_SECONDS)
+        secret = settings.peer_secret
+        trust = PeerTrust(secret.get_secret_value() if secret else None, settings.peer_allow_list)
+        server = await serve(make_app(self._handlers, limits, trust), self._listener, limits)
+        proxy = Proxy(trust)
         starting = asyncio.ensure_future(asyncio.to_thread(self._start_engine))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -101,7 +110,7 @@ class Instance:
             _exit_at_the_latest_in(_STOP_SECONDS)
             await self._stop(starting)
             await proxy.close()
-            await runner.cleanup()
+            await server.cleanup()
             log.info("stopped")
         if failures:
             raise FatalError(f"the instance could not go on: {failures[0]}")
@@ -117,7 +126,7 @@ class Instance:
         reasons += [
             f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
             for task in engine.tasks.snapshots()
-            if task.state != TaskState.RUNNING.value
+            if task.state != TaskState.RUNNING.value and (task.role is Role.ACTIVE or task.reason)
         ]
         if engine.stream.problem:
             reasons.append(f"the stream does not go on: {engine.stream.problem}")
@@ -139,7 +148,7 @@ class Instance:
                     "task": str(t.task_id),
                     "readModel": t.task_id.read_model,
                     "partition": t.task_id.partition,
-                    "role": t.role.lower(),
+                    "role": t.role.value.lower(),
                     "state": t.state,
                     "epoch": t.epoch,
                     "position": t.position,
@@ -147,6 +156,7 @@ class Instance:
                     "reason": t.reason,
                     "restored": t.restored,
                     "toRestore": t.to_restore,
+                    "secondsLeft": t.seconds_left,
                     "storeBytes": t.store_bytes,
                 }
                 for t in engine.tasks.snapshots()
@@ -179,6 +189,14 @@ class Instance:
             settings.application_server,
             codec,
             lambda: [_published(t) for t in engine.tasks.snapshots()],
+            lambda: engine.tasks.stand_by(standbys.partitions()),
+        )
+        standbys = StandbyChooser(
+            self._directory.table,
+            self._read_model.name,
+            engine.source.partitions,
+            settings.application_server,
+            settings.num_standby_replicas,
         )
         self._directory.start()
         engine.start()
@@ -232,7 +250,7 @@ class Instance:
 
 def _published(task: TaskSnapshot) -> PublishedTask:
     task_id = task.task_id
-    return PublishedTask(task_id.read_model, task_id.partition, task.role, task.state, task.epoch, task.position)
+    return PublishedTask(task_id.read_model, task_id.partition, task.role.value, task.state, task.epoch, task.position)
 
 
 def _check_resolves(application_server: str) -> None:

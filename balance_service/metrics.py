@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from balance_service.state.commit import Committed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from prometheus_client import Metric
 
-    from balance_service.state.commit import Committed
     from balance_service.state.records import TaskId
     from balance_service.state.tasks import Tasks
 
@@ -52,6 +53,9 @@ class Metrics:
         self._read = self._counter("balance_events_read", "Records read from the source.", _TASK)
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter("balance_events_ignored", "Records of other types.", _TASK)
+        self._duplicates = self._counter(
+            "balance_events_duplicates", "Events applied before under the same idempotency key.", _TASK
+        )
         self._dead = self._counter("balance_events_dead_lettered", "Records that could not be applied.", _TASK)
         self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
         self.batch_seconds = Histogram(
@@ -71,27 +75,20 @@ class Metrics:
     def committed(self, task_id: TaskId, done: Committed) -> None:
         """Count what a commit did."""
         labels = (task_id.read_model, str(task_id.partition))
-        self._read.labels(*labels).inc(done.applied + done.ignored + done.dead_lettered)
+        self._read.labels(*labels).inc(done.applied + done.ignored + done.duplicates + done.dead_lettered)
         self._applied.labels(*labels).inc(done.applied)
         self._ignored.labels(*labels).inc(done.ignored)
+        self._duplicates.labels(*labels).inc(done.duplicates)
         self._dead.labels(*labels).inc(done.dead_lettered)
 
     def watch(self, engine: Watched) -> None:
         """Read the states of this engine's tasks on each scrape."""
         self.registry.register(_TaskCollector(engine))
 
-    def totals(self) -> tuple[int, int, int]:
-        """Records applied, ignored and dead-lettered since the process started, over all tasks."""
-        applied, ignored, dead = (
-            sum(
-                sample.value
-                for metric in counter.collect()
-                for sample in metric.samples
-                if sample.name.endswith("_total")
-            )
-            for counter in (self._applied, self._ignored, self._dead)
-        )
-        return int(applied), int(ignored), int(dead)
+    def totals(self) -> Committed:
+        """What was done since the process started, over all tasks, in records."""
+        counters = (self._applied, self._ignored, self._duplicates, self._dead)
+        return Committed(*(int(sum(_totals(counter))) for counter in counters))
 
     def text(self) -> bytes:
         """All metrics, in Prometheus' text format."""
@@ -101,12 +98,17 @@ class Metrics:
         return Counter(name, what, labels, registry=self.registry)
 
 
+def _totals(counter: Counter) -> Iterator[float]:
+    for metric in counter.collect():
+        yield from (sample.value for sample in metric.samples if sample.name.endswith("_total"))
+
+
 class _TaskCollector(Collector):
     def __init__(self, engine: Watched) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        labels = ("read_model", "partition")
+        labels = ("read_model", "partition", "role")
         position = GaugeMetricFamily("balance_position", "Next source offset to apply.", labels=labels)
         lag = GaugeMetricFamily("balance_lag", "Records between position and the source's end.", labels=labels)
         size = GaugeMetricFamily("balance_store_bytes", "Bytes of the state store.", labels=labels)
@@ -116,7 +118,7 @@ class _TaskCollector(Collector):
         )
         state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*labels, "state"))
         for task in self._engine.tasks.snapshots():
-            of = (task.task_id.read_model, str(task.task_id.partition))
+            of = (task.task_id.read_model, str(task.task_id.partition), task.role.value.lower())
             behind = self._engine.watermarks.lag(task.task_id.partition, task.position)
             position.add_metric(of, task.position)
             if behind is not None:

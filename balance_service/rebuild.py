@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic
     from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings
+    from balance_service.state.commit import Committed
 
 log = structlog.get_logger(__name__)
 
@@ -37,11 +38,9 @@ _JOIN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild did, in records, and how long the replay took."""
+    """What a rebuild did, and how long the replay took."""
 
-    applied: int
-    ignored: int
-    dead_lettered: int
+    done: Committed
     seconds: float
 
 
@@ -77,7 +76,8 @@ def _refuse_repartitioned(topics: Topics, settings: Settings, source: Topic) -> 
     if changelog is not None and changelog.partitions != source.partitions:
         raise ConfigurationError(
             f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}: its keys now "
-            "hash elsewhere than their history lies; copy the events, in order per key, to a new topic"
+            "hash elsewhere than their history lies; copy the events to a new topic with `balance-service topics copy "
+            f"{source.name} NEW`, and start anew with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
         )
 
 
@@ -152,4 +152,4 @@ def _replay(engine: Engine, metrics: Metrics, progress: Callable[[int, int], Non
                 raise ConfigurationError(f"{task.task_id} is halted: {task.reason}")
         progress(sum(min(max(0, positions.get(p, 0)), end) for p, end in ends.items()), total)
         if positions.keys() == everything and all(positions[p] >= end for p, end in ends.items()):
-            return Rebuilt(*metrics.totals(), time.monotonic() - began)
+            return Rebuilt(metrics.totals(), time.monotonic() - began)

@@ -20,6 +20,8 @@ PREFIX = "BALANCE_"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
 # No user, path or scheme: what peers reach is a host and a port, an IPv6 address in brackets.
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+# The last label begins with a letter, as no address does that is mistyped.
+_HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 _USER_IN_URL = re.compile(r"//[^/@]*@")
 _HIDDEN = "********"
 _NEVER_TOLD = {"kafka_config", "schema_registry_password", "peer_secret"}
@@ -136,6 +138,20 @@ class Settings(BaseSettings):
     @classmethod
     def _parse_peer_allow_list(cls, value: Any) -> Any:
         return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("peer_allow_list")
+    @classmethod
+    def _hosts_or_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError:
+                if not _HOST_NAME.fullmatch(entry.removeprefix("*.")):
+                    raise ValueError(
+                        f"has {entry!r}, which is no host name, *.domain, IP address or network; "
+                        "list such, separated by commas, without ports"
+                    ) from None
+        return value
 
     @field_validator("application_server")
     @classmethod

@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from balance_service.errors import BalanceServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY_SECONDS = 1.0
 SUSPECT_AFTER_SECONDS = 3.0
-ACTIVE = "ACTIVE"
+ACTIVE, STANDBY = "ACTIVE", "STANDBY"
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 2.0
 _FORGET_AFTER_SECONDS = 3600.0
@@ -93,21 +93,36 @@ class ServerTable:
         """All that is known, suspects included, by address."""
         return [server for _, server in sorted(self._servers.items())]
 
-    def owner(self, read_model: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
-        """The instance whose active task has the highest epoch, if it can answer; None if unknown or suspect.
+    def claim(self, read_model: str, partition: int) -> tuple[ApplicationServer, PublishedTask] | None:
+        """The instance whose active task has the highest epoch, and that task; None if there is none.
 
         Only the highest epoch counts: when its holder is silent, an older one is not the owner instead.
         """
-        claims = [
-            (task.epoch, server, task)
-            for server in self._servers.values()
-            for task in server.tasks
-            if (task.read_model, task.partition, task.role) == (read_model, partition, ACTIVE) and task.epoch > 0
-        ]
-        if not claims:
+        claims = [(s, t) for s, t in self._tasks_of(read_model, partition) if t.role == ACTIVE and t.epoch > 0]
+        return max(claims, key=lambda claim: claim[1].epoch, default=None)
+
+    def owner(self, read_model: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
+        """The owner, if it can answer; None if it is unknown or suspect."""
+        claim = self.claim(read_model, partition)
+        if claim is None or claim[0].is_suspect(self._clock()) or claim[1].state not in states:
             return None
-        _, server, task = max(claims, key=lambda claim: claim[0])
-        return None if server.is_suspect(self._clock()) or task.state not in states else server
+        return claim[0]
+
+    def standbys(self, read_model: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances that stand by and can answer, the one that is furthest first."""
+        now = self._clock()
+        able = [
+            (task.position, server.address, server)
+            for server, task in self._tasks_of(read_model, partition)
+            if task.role == STANDBY and task.state in states and not server.is_suspect(now)
+        ]
+        return [server for _, _, server in sorted(able, reverse=True)]
+
+    def _tasks_of(self, read_model: str, partition: int) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        for server in self._servers.values():
+            for task in server.tasks:
+                if (task.read_model, task.partition) == (read_model, partition):
+                    yield server, task
 
 
 class Directory:
@@ -121,7 +136,13 @@ class Directory:
         address: str,
         codec: AvroCodec,
         tasks: Callable[[], Sequence[PublishedTask]],
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
+        """Args:
+        tasks: what is published.
+        on_round: called after each publication, on this directory's thread; must return at once.
+        """
+        self._on_round = on_round
         self._topic = topic
         self._codec = codec
         self._tasks = tasks
@@ -180,6 +201,8 @@ class Directory:
                     self._publish_now.clear()
                     self._publish(self._codec.encode(self._record()))
                     next_publish = now + PUBLISH_EVERY_SECONDS
+                    if live:
+                        self._on_round()
                 message = self._consumer.poll(_POLL_SECONDS)
                 if message is not None:
                     live = self._follow(message, live=live)

@@ -19,7 +19,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import refused
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,8 +87,11 @@ class FundsAddedPublisher:
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()
 
-    async def publish(self, customer_id: str, amount: Decimal) -> Delivered:
+    async def publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None = None) -> Delivered:
         """Append one event and wait until all in-sync replicas have it.
+
+        Args:
+            idempotency_key: of several events of a customer with the same one, the first is applied.
 
         Raises:
             RetriableError: it was not acknowledged; the message says whether it may have been written.
@@ -100,15 +103,15 @@ class FundsAddedPublisher:
             if not delivered.done():
                 delivered.set_result(outcome)
 
-        self._produce(customer_id, amount, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+        self._produce(customer_id, amount, idempotency_key, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
         if isinstance(outcome, KafkaError):
             raise _failure(outcome)
         return outcome
 
-    def publish_and_wait(self, customer_id: str, amount: Decimal) -> Delivered:
+    def publish_and_wait(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None = None) -> Delivered:
         """The same, for a caller without an event loop."""
-        return asyncio.run(self.publish(customer_id, amount))
+        return asyncio.run(self.publish(customer_id, amount, idempotency_key))
 
     def close(self) -> None:
         """Wait, within a bound, for what is under way."""
@@ -116,13 +119,22 @@ class FundsAddedPublisher:
         self._stopping.set()
         self._thread.join(1.0)
 
-    def _produce(self, customer_id: str, amount: Decimal, report: Callable[[Delivered | KafkaError], object]) -> None:
+    def _produce(
+        self,
+        customer_id: str,
+        amount: Decimal,
+        idempotency_key: bytes | None,
+        report: Callable[[Delivered | KafkaError], object],
+    ) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             report(error if error is not None else (int(message.partition() or 0), int(message.offset() or 0)))
 
         try:
             frame = self._serialize(customer_id, amount)
-            self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery)
+            headers: dict[str, str | bytes | None] = {}
+            if idempotency_key is not None:
+                headers[IDEMPOTENCY_HEADER] = idempotency_key
+            self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery, headers=headers)
         except BufferError as error:
             raise RetriableError("too many events are under way; this one was certainly not written") from error
         except KafkaException as error:

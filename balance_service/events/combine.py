@@ -10,12 +10,14 @@ import pyarrow.compute as pc
 
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.read_model import Combine
-from balance_service.state.records import DeadLetter, KeyedUpdate, SingleUpdate
+from balance_service.state.records import DeadLetter, KeyedUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ENVELOPE = frozenset({"partition", "offset", "cause", "schema_id", "timestamp", "record_key", "value", "key"})
+ENVELOPE = frozenset(
+    {"partition", "offset", "cause", "schema_id", "timestamp", "record_key", "value", "idempotency_key", "key"}
+)
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 _ROW = "row"
 _DECIMAL_DIGITS = 38
@@ -53,9 +55,12 @@ def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict
     }
 
 
-def singles(table: pa.Table) -> list[SingleUpdate]:
-    """Each row as an update of its own, with its record, in the table's order."""
-    return [SingleUpdate(_record(row, ""), KeyedUpdate(row["key"], _update(row))) for row in table.to_pylist()]
+def singles(table: pa.Table) -> list[KeyedUpdate]:
+    """Each row as an update of its own, with its record, in offset order."""
+    return [
+        KeyedUpdate(row["key"], _update(row), _record(row, ""), row["idempotency_key"])
+        for row in table.sort_by("offset").to_pylist()
+    ]
 
 
 def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
@@ -77,16 +82,26 @@ def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> Part
 def _combined(rows: pa.Table, combine: Mapping[str, Combine] | None) -> list[KeyedUpdate]:
     if combine is None or _may_overflow(rows, combine):
         return _single(rows)
-    swinging = pc.is_in(rows["key"], _swinging_keys(rows, combine))
-    steady = rows.filter(pc.invert(swinging))
-    return [*_aggregated(steady, combine), *_single(rows.filter(swinging))]
+    apart = pc.is_in(rows["key"], pa.concat_arrays([*_swinging_keys(rows, combine), *_keys_of_once(rows)]))
+    steady = rows.filter(pc.invert(apart))
+    return [*_aggregated(steady, combine), *_single(rows.filter(apart))]
 
 
 def _single(rows: pa.Table) -> list[KeyedUpdate]:
-    return [KeyedUpdate(row["key"], _update(row)) for row in rows.sort_by("offset").to_pylist()]
+    once = rows.filter(pc.is_valid(rows["idempotency_key"]))
+    if not once.num_rows:
+        return [KeyedUpdate(row["key"], _update(row)) for row in rows.sort_by("offset").to_pylist()]
+    # Only an event that names an idempotency key carries its record.
+    return [u if u.idempotency_key is not None else KeyedUpdate(u.key, u.update) for u in singles(rows)]
 
 
-def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Array:
+def _keys_of_once(rows: pa.Table) -> list[pa.Array]:
+    """Keys of which an event counts only if it is the first of its idempotency key."""
+    chunks: list[pa.Array] = rows.filter(pc.is_valid(rows["idempotency_key"]))["key"].chunks
+    return chunks
+
+
+def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Array]:
     """Keys with updates of both signs: their sum would hide that the state overflowed on the way to it."""
     keys = [pa.array([], rows.schema.field("key").type)]
     for name, how in combine.items():
@@ -95,7 +110,7 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Array:
             signs = rows.group_by("key").aggregate([(name, "min"), (name, "max")])
             both = pc.equal(pc.multiply(pc.sign(signs[f"{name}_min"]), pc.sign(signs[f"{name}_max"])), -1)
             keys += signs.filter(both)["key"].chunks
-    return pa.concat_arrays(keys)
+    return keys
 
 
 def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[KeyedUpdate]:

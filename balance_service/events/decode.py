@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.avro.functions import from_avro
 
 from balance_service.avro.codec import MAGIC
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -32,7 +33,7 @@ UNRESOLVED = "unresolved"
 _HEADER_BYTES = 5
 _MAX_PRECISION = 38
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
-_ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value")
+_ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value", "idempotency_key")
 _PROBLEM = "_problem"
 _EXACT_TYPES = ("decimal", "int", "bigint")
 
@@ -82,6 +83,7 @@ class Decoder:
             F.lit(0).alias("partition"),
             F.col("id").alias("offset"),
             F.current_timestamp().alias("timestamp"),
+            F.expr("cast(null as array<struct<key:string,value:binary>>)").alias("headers"),
         )
         self.updates(records).toArrow()
 
@@ -89,10 +91,13 @@ class Decoder:
         """The plan: Kafka records → one row each.
 
         Returns:
-            Columns `partition`, `offset`, `cause`; `key` and the update columns where there is an update; otherwise,
-            unless the record is ignored, `timestamp` (ms), `record_key` and `value`, and `schema_id` where unresolved.
+            Columns `partition`, `offset`, `cause`; `key` and the update columns where there is an update;
+            `idempotency_key` where its event names one; unless the record is ignored or a plain update, `timestamp`
+            (ms), `record_key` and `value`; `schema_id` where unresolved.
         """
-        return self._updates(records, F.col("cause").isNotNull() & (F.col("cause") != IGNORED))
+        cause = F.col("cause")
+        keep = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
+        return self._updates(records, keep)
 
     def updates_of_keys(self, records: DataFrame, keys: Collection[bytes]) -> DataFrame:
         """The same for the updates of some keys alone, each with its record's bytes, in offset order."""
@@ -114,7 +119,7 @@ class Decoder:
             F.when(keep_record, F.unix_millis("timestamp")).alias("timestamp"),
             F.when(keep_record, F.col("record_key")).alias("record_key"),
             F.when(keep_record, F.col("value")).alias("value"),
-            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("idempotency_key", "key", *columns)),
         )
 
     def _typed(self, records: DataFrame) -> DataFrame:
@@ -138,6 +143,7 @@ class Decoder:
             "key",
             F.col("key").alias("record_key"),
             "value",
+            _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
             *(
                 F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(f"writer_{i}")
@@ -259,6 +265,12 @@ def _spark_type(avro: Any) -> str:
     if logical == "decimal":
         return f"decimal({_MAX_PRECISION},{avro.get('scale', 0)})"
     return _SPARK_TYPES[logical]
+
+
+def _idempotency_key(headers: Column) -> Column:
+    """The first header of that name, unless it is empty; a record without headers costs nothing."""
+    named = F.filter(headers, lambda h: (h["key"] == IDEMPOTENCY_HEADER) & (F.octet_length(h["value"]) > 0))
+    return F.when(headers.isNotNull(), F.get(named, F.lit(0))["value"])
 
 
 def _frame_header(schema_id: int) -> Column:

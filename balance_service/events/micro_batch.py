@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from balance_service.events.decode import Decoder
     from balance_service.metrics import Metrics
     from balance_service.read_models.read_model import ReadModel
-    from balance_service.state.records import SingleUpdate
+    from balance_service.state.records import KeyedUpdate
     from balance_service.state.task import Task
     from balance_service.state.tasks import Tasks
 
@@ -164,7 +164,7 @@ class MicroBatches:
             self._tasks.wait(self._members[partition], reason)
         return not waiting and all(taken)
 
-    def _singles(self, partition: int, start: int, end: int, keys: Sequence[bytes]) -> Sequence[SingleUpdate]:
+    def _singles(self, partition: int, start: int, end: int, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
         records = self._read_range(partition, start, end)
         return singles(self._decoder.updates_of_keys(records, keys).toArrow())
 

@@ -86,5 +86,6 @@ def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[st
         **{f"kafka.{name}": value for name, value in translated.items()},
         "assign": json.dumps({topic: sorted(positions)}),
         "startingOffsets": json.dumps({topic: {str(p): o for p, o in positions.items()}}),
+        "includeHeaders": "true",
         "failOnDataLoss": "true",
     }

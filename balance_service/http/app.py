@@ -1,24 +1,32 @@
-"""The HTTP application: routes, limits, and one server on one port."""
+"""The HTTP application: routes, what stands before all of them, and one server on one port."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http import commands, queries
+from balance_service.http.limits import MAX_BODY_BYTES, Connection, Connections, Limits, limited, watched
+from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import problems, unavailable
+from balance_service.http.proxy import FORWARDED_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.typedefs import Middleware
+
     from balance_service.http.commands import Commands
     from balance_service.http.operations import Operations
     from balance_service.http.queries import Queries
 
-_MAX_BODY_BYTES = 16 << 10
 _SHUTDOWN_SECONDS = 1.0
+_BACKLOG = 1024
 
 
 class Handlers:
@@ -42,9 +50,16 @@ class Handlers:
         return await self.commands.add_funds(request)
 
 
-def make_app(handlers: Handlers) -> web.Application:
-    """All routes of the contract."""
-    app = web.Application(middlewares=[problems], client_max_size=_MAX_BODY_BYTES)
+def make_app(handlers: Handlers, limits: Limits | None = None, trust: PeerTrust | None = None) -> web.Application:
+    """All routes of the contract.
+
+    Args:
+        trust: what a forwarded query must prove; without it, nothing.
+    """
+    app = web.Application(
+        middlewares=[watched, problems, _proven(trust or PeerTrust()), limited(limits or Limits())],
+        client_max_size=MAX_BODY_BYTES,
+    )
     operations = handlers.operations
     app.add_routes(
         [
@@ -79,13 +94,53 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
         ) from None
-    listener.listen(1024)
+    listener.listen(_BACKLOG)
     return listener
 
 
-async def serve(app: web.Application, listener: socket.socket) -> web.AppRunner:
-    """Begin to answer; `cleanup()` of the runner ends it."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+class HttpServer:
+    """An application that answers on a socket."""
+
+    def __init__(self, runner: web.AppRunner, listening: asyncio.Server, connections: Connections) -> None:
+        self._runner = runner
+        self._listening = listening
+        self._connections = connections
+
+    async def cleanup(self) -> None:
+        """Take no more connections, let the requests under way end, briefly, and close."""
+        self._listening.close()
+        await self._runner.cleanup()
+        self._connections.close()
+
+
+async def serve(app: web.Application, listener: socket.socket, limits: Limits | None = None) -> HttpServer:
+    """Begin to answer; `cleanup()` of what is returned ends it."""
+    limits = limits or Limits()
+    loop = asyncio.get_running_loop()
+    runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
-    return runner
+    server = runner.server
+    if server is None:
+        raise FatalError("the HTTP server was set up and is not there")
+    connections = Connections(limits, loop)
+    listening = await loop.create_server(
+        lambda: Connection(server, connections, loop=loop, access_log=None, **limits.of_connections),
+        sock=listener,
+        backlog=_BACKLOG,
+    )
+    return HttpServer(runner, listening, connections)
+
+
+def _proven(trust: PeerTrust) -> Middleware:
+    """The middleware that takes forwarded requests from peers only."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        mark = request.headers.get(FORWARDED_HEADER)
+        if mark is not None:
+            trust.check(mark, request.raw_path)
+        return await handler(request)
+
+    return check

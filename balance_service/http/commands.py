@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from balance_service.errors import RetriableError
-from balance_service.http.parameters import add_funds
-from balance_service.http.problems import Problem, unavailable
+from balance_service.http.parameters import add_funds, idempotency_key
+from balance_service.http.problems import unavailable
 
 if TYPE_CHECKING:
     from balance_service.commands.publisher import FundsAddedPublisher
@@ -24,16 +24,10 @@ class Commands:
 
     async def add_funds(self, request: web.Request) -> web.Response:
         """Append `FundsAdded`, and answer with the position at which it will be visible."""
-        command = add_funds(await _body(request))
+        key = idempotency_key(request)
+        command = add_funds(await request.read())
         try:
-            partition, offset = await self._publisher.publish(command.customer_id, command.amount)
+            partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
         except RetriableError as error:
             raise unavailable(str(error)) from error
         return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except (web.RequestPayloadError, ConnectionResetError):
-        raise Problem(400, "the body ended early, or is not encoded as its headers say") from None

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _MAX_PARAMETERS = 16
+_MAX_LAG = re.compile(r"[0-9]{1,18}")
+_IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,128}")
 _MIN_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,18})")
 # Digits are checked before a number is made of them: Decimal takes "Infinity", "1_000" and exponents of any
 # size.
@@ -28,21 +30,29 @@ _AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most
 
 @dataclass(frozen=True, slots=True)
 class BalanceQuery:
-    """A checked query: the customer's key, and the position to wait for."""
+    """A checked query: the customer's key, the position to wait for, and how many records behind is recent enough."""
 
     customer_id: str
-    min_position: tuple[int, int] | None
+    min_position: tuple[int, int] | None = None
+    max_lag: int | None = None
 
     @property
     def key(self) -> bytes:
         """The customer's record key."""
         return self.customer_id.encode()
 
+    @property
+    def takes_standbys(self) -> bool:
+        """Whether one that is not the owner may answer: only who says how recent is recent enough."""
+        return self.min_position is not None or self.max_lag is not None
+
     def parameters(self) -> dict[str, str]:
         """The query as parameters again, for a peer."""
         parameters = {"customerId": self.customer_id}
         if self.min_position is not None:
             parameters["minPosition"] = f"{self.min_position[0]}:{self.min_position[1]}"
+        if self.max_lag is not None:
+            parameters["maxLag"] = str(self.max_lag)
         return parameters
 
 
@@ -70,8 +80,29 @@ def balance_query(request: web.Request) -> BalanceQuery:
     customer_id = _only(pairs, "customerId")
     if customer_id is None:
         raise Problem(400, "customerId is missing")
-    min_position = _only(pairs, "minPosition")
-    return BalanceQuery(checked_customer_id(customer_id), None if min_position is None else _position(min_position))
+    min_position, max_lag = _only(pairs, "minPosition"), _only(pairs, "maxLag")
+    return BalanceQuery(
+        checked_customer_id(customer_id),
+        None if min_position is None else _position(min_position),
+        None if max_lag is None else _lag(max_lag),
+    )
+
+
+def idempotency_key(request: web.Request) -> bytes | None:
+    """The header `Idempotency-Key` of a request, if it has one. Raises Problem 400."""
+    values = request.headers.getall("Idempotency-Key", [])
+    if not values:
+        return None
+    if len(values) > 1:
+        raise Problem(400, "Idempotency-Key is given more than once")
+    return checked_idempotency_key(values[0])
+
+
+def checked_idempotency_key(value: str) -> bytes:
+    """The key, if it can be one. Raises Problem 400."""
+    if not _IDEMPOTENCY_KEY.fullmatch(value):
+        raise Problem(400, "Idempotency-Key must have 1 to 128 visible ASCII characters")
+    return value.encode()
 
 
 def add_funds(body: bytes) -> AddFunds:
@@ -149,3 +180,9 @@ def _position(text: str) -> tuple[int, int]:
     if match is None:
         raise Problem(400, "minPosition must be partition:offset, such as 0:42")
     return int(match[1]), int(match[2])
+
+
+def _lag(text: str) -> int:
+    if not _MAX_LAG.fullmatch(text):
+        raise Problem(400, "maxLag must be a number of records, such as 100")
+    return int(text)

@@ -1,11 +1,12 @@
 """One hop to the instance that owns the key, over one pooled session.
 
-A peer's address comes from a topic, so it is not trusted: fixed path, re-encoded parameters, no redirects,
-capped size, headers by allow-list.
+A peer's address comes from a topic, so it is not trusted: hosts by allow-list, fixed path, re-encoded parameters, no
+redirects, capped size, headers by allow-list. What it is asked carries a mark, so that it does not pass it on again.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import aiohttp
 from yarl import URL
 
 from balance_service.errors import RetriableError
+from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import PROBLEM_JSON
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ _STATUSES = frozenset({200, 400, 404, 421, 500, 503})
 _CONTENT_TYPES = frozenset({"application/json", PROBLEM_JSON})
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_CONNECTIONS_PER_PEER = 64
+# Well below the time after which a peer closes an idle connection, so that no query meets a closing one.
+_IDLE_SECONDS = 15.0
+_FORBIDDEN = 403
+_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]{0,298}[!-~])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,15 @@ class PeerAnswer:
 class Proxy:
     """Asks peers. Belongs to the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: PeerTrust | None = None) -> None:
+        """Args:
+        trust: whom to ask, and how to prove that it is us who asks; without it anyone, without proof.
+        """
+        self._trust = PeerTrust() if trust is None else trust
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=_MAX_CONNECTIONS_PER_PEER),
+            connector=aiohttp.TCPConnector(
+                limit=0, limit_per_host=_MAX_CONNECTIONS_PER_PEER, keepalive_timeout=_IDLE_SECONDS
+            ),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -65,16 +77,25 @@ class Proxy:
         """GET a fixed path of a peer.
 
         Raises:
-            RetriableError: the peer did not answer in time, or not sensibly.
+            RetriableError: the peer may not be asked, refuses our proof, or did not answer in time or not sensibly.
         """
+        if not self._trust.allows(address):
+            raise RetriableError(
+                f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
+            )
         try:
             url = URL(f"http://{address}").with_path(path).with_query(parameters)
             async with self._session.get(
                 url,
-                headers={FORWARDED_HEADER: from_address},
+                headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs)},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as answer:
+                if answer.status == _FORBIDDEN:
+                    raise RetriableError(
+                        f"the owner at {address} does not accept the proof that this instance is its peer; give all "
+                        "instances the same BALANCE_PEER_SECRET, and clocks that agree"
+                    )
                 is_ours = answer.status in _STATUSES and answer.content_type in _CONTENT_TYPES
                 if not is_ours or "Content-Encoding" in answer.headers:
                     raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
@@ -84,6 +105,8 @@ class Proxy:
                 if len(body) > _MAX_ANSWER_BYTES:
                     raise RetriableError(f"the owner at {address} answered with more than {_MAX_ANSWER_BYTES} bytes")
                 headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
+                if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
+                    raise RetriableError(f"the owner at {address} answered with headers that are not an instance's")
                 return PeerAnswer(answer.status, body, answer.content_type, headers)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`GET /api/customers.getBalance`: answered from the local store, or by the owner, one hop away."""
+"""`GET /api/customers.getBalance`: answered from the local store, or by the owner or a standby, one hop away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from balance_service.http.problems import Problem, response, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER, PeerAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from decimal import Decimal
 
     from balance_service.http.parameters import BalanceQuery
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
+_UNAVAILABLE = 503
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
@@ -56,7 +57,7 @@ class Queries:
         self._metrics = metrics
 
     async def get_balance(self, request: web.Request) -> web.Response:
-        """A customer's balance, from its owner."""
+        """A customer's balance, from its owner; from a standby too, if the query says how recent it must be."""
         began = time.perf_counter()
         answered, status = "none", 500
         try:
@@ -67,11 +68,9 @@ class Queries:
                     400, f"minPosition is of partition {query.min_position[0]}, the customer's is {partition}"
                 )
             deadline = time.monotonic() + self._timeout_seconds
-            local = await self._local(partition, query, deadline)
+            local = await self._local(partition, query, deadline, is_forwarded=FORWARDED_HEADER in request.headers)
             if local is not None:
                 answered, answer = "local", self._answer(partition, local)
-            elif FORWARDED_HEADER in request.headers:
-                raise Problem(_MISDIRECTED, f"{self._address} does not own partition {partition}")
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, deadline)
             status = answer.status
@@ -83,28 +82,45 @@ class Queries:
             elapsed = time.perf_counter() - began
             self._metrics.query_seconds.labels(answered, str(status)).observe(elapsed)
 
-    async def _local(self, partition: int, query: BalanceQuery, deadline: float) -> LocalAnswer | None:
-        """The owner's answer, at or after the wanted position; None if this instance is not the owner."""
-        wanted = query.min_position[1] if query.min_position is not None else 0
+    async def _local(
+        self, partition: int, query: BalanceQuery, deadline: float, *, is_forwarded: bool
+    ) -> LocalAnswer | None:
+        """An answer from here that is recent enough; None if others are to be asked.
+
+        The owner waits for the wanted position, for nobody knows more. So does a standby that was asked by a peer, for
+        that is not to be passed on.
+        """
         while True:
-            try:
-                answer = self._routing.read(partition, query.key)
-            except StoreCorruptedError as error:
-                self._on_damage(partition, error)
-                raise unavailable("the local store is damaged and is being restored") from error
-            if answer is None or answer.position.offset >= wanted:
-                return answer
+            local = self._read(partition, query)
+            if local is not None and _is_recent_enough(local, query):
+                return local
+            may_answer = local is not None and (local.is_owner or query.takes_standbys)
+            if is_forwarded and not may_answer:
+                raise Problem(_MISDIRECTED, f"{self._address} does not own partition {partition}")
+            if local is None or not (local.is_owner or is_forwarded):
+                return None
+            if _is_reached(local, query):
+                behind = "an unknown number of" if local.lag is None else local.lag
+                raise unavailable(f"{self._address} is {behind} records behind, and maxLag is {query.max_lag}")
             if time.monotonic() >= deadline:
-                raise unavailable(f"position {partition}:{wanted} was not reached in time")
+                raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> web.Response:
-        """The owner's answer through it; asks once more if the owner has changed meanwhile.
+    def _read(self, partition: int, query: BalanceQuery) -> LocalAnswer | None:
+        try:
+            return self._routing.read(partition, query.key)
+        except StoreCorruptedError as error:
+            self._on_damage(partition, error)
+            if query.takes_standbys:
+                return None
+            raise unavailable("the local store is damaged and is being restored") from error
 
-        A query that waits for a position goes on asking: it outlasts a partition's move where its deadline
-        does.
+    async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> web.Response:
+        """A peer's answer; asks all who may have one once more if that fails, for the owner may have changed.
+
+        A query that waits for a position goes on asking: it outlasts a partition's move where its deadline does.
         """
-        reason = f"nobody is known to own partition {partition} now"
+        refusal = unavailable(f"nobody is known to own partition {partition} now")
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
@@ -112,28 +128,36 @@ class Queries:
                     break
                 await asyncio.sleep(min(_REFRESH_SECONDS, left))
                 # It may have become ours.
-                local = await self._local(partition, query, deadline)
+                local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
                     return self._answer(partition, local)
-            owner, left = self._routing.owner(partition), deadline - time.monotonic()
-            if owner is None or left <= 0:
-                continue
-            try:
-                answer = await self._proxy.get(
-                    owner.address, PATH, query.parameters(), self._address, left + _HEADROOM_SECONDS
-                )
-            except RetriableError as error:
-                reason = str(error)
-                continue
-            if answer.status != _MISDIRECTED:
-                return _passed_on(answer)
-            reason = f"{owner.address} no longer owns partition {partition}"
-        raise unavailable(reason)
+            for address, seconds, is_last in self._candidates(partition, query, deadline):
+                try:
+                    answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
+                except RetriableError as error:
+                    refusal = unavailable(str(error))
+                    continue
+                if answer.status == _MISDIRECTED:
+                    refusal = unavailable(f"{address} no longer owns partition {partition}")
+                elif is_last or answer.status != _UNAVAILABLE:
+                    return _passed_on(answer)
+        raise refusal
+
+    def _candidates(self, partition: int, query: BalanceQuery, deadline: float) -> Iterator[tuple[str, float, bool]]:
+        """Whom to ask, one after the other; for how long, half of what is left but the last one; whether it is that."""
+        owner = self._routing.owner(partition)
+        servers = [] if owner is None else [owner]
+        servers += self._routing.standbys(partition) if query.takes_standbys else []
+        for following, server in zip(range(len(servers) - 1, -1, -1), servers, strict=True):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            yield server.address, left / 2 if following else left + _HEADROOM_SECONDS, not following
 
     def _answer(self, partition: int, local: LocalAnswer) -> web.Response:
         headers = {
             "Balance-Application-Server": self._address,
-            "Balance-Role": "active",
+            "Balance-Role": "active" if local.is_owner else "standby",
             "Balance-Position": f"{partition}:{local.position.offset}",
             "Balance-Epoch": str(local.position.epoch),
         }
@@ -143,6 +167,20 @@ class Queries:
             return response(Problem(404, "no such customer"), headers)
         body = exact_json(self._view(local.frame)).encode()
         return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _wanted(query: BalanceQuery) -> int:
+    return 0 if query.min_position is None else query.min_position[1]
+
+
+def _is_reached(local: LocalAnswer, query: BalanceQuery) -> bool:
+    return local.position.offset >= _wanted(query)
+
+
+def _is_recent_enough(local: LocalAnswer, query: BalanceQuery) -> bool:
+    """Whether an answer may be given: the owner's, or one that is as recent as the query wants it."""
+    is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
+    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)
 
 
 def exact_json(view: Mapping[str, Any]) -> str:

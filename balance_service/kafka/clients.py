@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 ClientConfig = dict[str, object]
 
+IDEMPOTENCY_HEADER = "idempotency-key"
+"""Kafka header by which a producer names an event, so that of several with one name and key one is applied."""
+
 log = structlog.get_logger(__name__)
 
 _FENCED = {

@@ -1,45 +1,28 @@
-"""The changelog of one task: one transactional writer, and the replay that restores a store.
-
-A `ChangelogWriter` belongs to one task and is used under that task's lock. `replay` runs on the thread that
-opens the task.
-"""
+"""The one writer of a task's changelog partition; used under that task's lock."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from balance_service.errors import (
-    FatalError,
-    RetriableError,
-    StoreCorruptedError,
-    TaskHaltedError,
-    TaskMigratedError,
-)
+from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
 from balance_service.kafka.clients import by_remedy
+from balance_service.state.changelog_reader import offset_of
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from confluent_kafka import Message
 
     from balance_service.kafka.clients import ClientConfig
-    from balance_service.state.records import DeadLetter, TaskId
-
-Record = tuple[bytes, bytes | None]
+    from balance_service.state.records import DeadLetter, Record, TaskId
 
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
-_REPLAY_BATCH = 20_000
-# A compacted changelog may hold millions of states before its first position record: while nobody reads the
-# store, what precedes a position may be written in parts, for the replay never ends before a position record.
-_REPLAY_BUFFER = 200_000
-_REPLAY_SILENCE_SECONDS = 30.0
 
 
 class ChangelogWriter:
@@ -166,107 +149,10 @@ class _Delivery:
     def report_position(self, error: KafkaError | None, message: Message) -> None:
         self.report(error, message)
         if error is None:
-            self.position_offset = _offset(message)
+            self.position_offset = offset_of(message)
 
     def check(self, unsent: int) -> None:
         if self._error is not None:
             raise KafkaException(self._error)
         if unsent or self.position_offset < 0:
             raise RetriableError(f"{unsent} records of a micro-batch were not delivered in time")
-
-
-def replay(
-    config: ClientConfig,
-    topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    apply: Callable[[list[Record], int], None],
-    should_stop: Callable[[], bool],
-) -> int:
-    """Read the changelog, as committed, from `start` until the reader stands at `end`.
-
-    Args:
-        config: of a consumer that reads what is committed.
-        topic: the changelog.
-        partition: of the changelog.
-        start: the store's changelog offset.
-        end: the changelog's end, taken once no predecessor can write any more.
-        should_stop: asked between reads.
-        apply: called with records in their order and the changelog offset after them; a position record,
-            where one is among them, is the last.
-
-    Returns:
-        How many records were read.
-
-    Raises:
-        StoreCorruptedError: the changelog no longer has `start`.
-        TaskHaltedError: the changelog ends in states without a position.
-        TaskMigratedError: asked to stop.
-        RetriableError: the broker is silent.
-    """
-    if start >= end:
-        return 0
-    consumer = Consumer(config)
-    try:
-        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right
-        # answer.
-        consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
-        return _replay(consumer, TopicPartition(topic, partition), end, apply, should_stop)
-    except KafkaException as error:
-        raise by_remedy(error, f"replaying {topic}-{partition}") from error
-    finally:
-        consumer.close()
-
-
-def _replay(
-    consumer: Consumer,
-    tp: TopicPartition,
-    end: int,
-    apply: Callable[[list[Record], int], None],
-    should_stop: Callable[[], bool],
-) -> int:
-    buffer: list[Record] = []
-    count, reached, heard = 0, -1, time.monotonic()
-    # Control records take offsets too, so the end is where the reader stands, never a last record.
-    while max(reached, consumer.position([tp])[0].offset) < end:
-        if should_stop():
-            raise TaskMigratedError("the partition was taken away while its store was restored")
-        messages = consumer.consume(_REPLAY_BATCH, timeout=0.1)
-        if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > _REPLAY_SILENCE_SECONDS:
-            raise RetriableError(f"the changelog {tp.topic}-{tp.partition} was not read to its end in time")
-        for message in messages:
-            if (error := message.error()) is not None:
-                reached = _end_of_partition(error, message)
-                continue
-            key = message.key() or b""
-            buffer.append((key, message.value()))
-            count += 1
-            if key == POSITION_KEY or len(buffer) >= _REPLAY_BUFFER:
-                apply(buffer, _offset(message) + 1)
-                buffer = []
-    if buffer:
-        raise TaskHaltedError(
-            f"the changelog {tp.topic}-{tp.partition} ends in states without a position, so it was not "
-            "written by this service alone; run `balance-service rebuild`"
-        )
-    return count
-
-
-def _end_of_partition(error: KafkaError, message: Message) -> int:
-    if error.code() == KafkaError._PARTITION_EOF:
-        return _offset(message)
-    if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-        raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
-    if not error.retriable():
-        raise KafkaException(error)
-    return -1
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    if offset is None:
-        raise FatalError("the broker delivered a record without an offset")
-    return offset

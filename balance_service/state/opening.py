@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,7 +14,7 @@ from balance_service.state.store import FORMAT, StateStore, StoreIdentity
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
-    from balance_service.state.commit import Folding
+    from balance_service.state.fold import Folding
     from balance_service.state.records import TaskId
     from balance_service.state.state_directory import StateDirectory
 
@@ -49,7 +49,8 @@ def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = Non
         if before is not None and before.partitions != after.partitions:
             raise TaskHaltedError(
                 f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}: its keys now hash "
-                "elsewhere than their history lies; copy the events, in order per key, to a new topic"
+                "elsewhere than their history lies; copy the events to a new topic with `balance-service topics copy "
+                f"{ours.name} NEW`, and start anew with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
             )
 
 
@@ -122,7 +123,7 @@ def starting_position(stored: Position | None, context: TaskContext, partition: 
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
     check_still_there(source.name, partition, stored.offset, start, end)
-    return Position(stored.offset, stored.epoch + 1, source.topic_id)
+    return replace(stored, epoch=stored.epoch + 1)
 
 
 def _made_anew(source: str) -> str:

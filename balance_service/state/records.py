@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ RESERVED_PREFIX = b"\xff"
 """First byte of keys that are no state's: it occurs in no UTF-8."""
 
 POSITION_KEY = RESERVED_PREFIX + b"position"
+
+Record = tuple[bytes, bytes | None]
+"""A record of a changelog: key and value, framed; no value deletes the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +30,34 @@ class TaskId:
         return f"{self.read_model}_{self.partition}"
 
 
+class Role(Enum):
+    """What a task does with its partition: fold the source into it, or copy what the one that does so commits."""
+
+    ACTIVE = "ACTIVE"
+    STANDBY = "STANDBY"
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Everything below `offset` of the source partition is in the store; `epoch` fences the task.
 
-    `source_topic_id` tells the source from another topic that took its name later.
+    `source_topic_id` tells the source from another topic that took its name later. `stream_time_ms` is the greatest
+    timestamp of an event with an idempotency key below `offset`, -1 if there is none: what makes such keys expire.
     """
 
     offset: int
     epoch: int
     source_topic_id: str
+    stream_time_ms: int = -1
 
     def record(self) -> dict[str, int | str]:
         """The Avro record `Position`."""
-        return {"position": self.offset, "epoch": self.epoch, "sourceTopicId": self.source_topic_id}
+        return {
+            "position": self.offset,
+            "epoch": self.epoch,
+            "sourceTopicId": self.source_topic_id,
+            "streamTime": self.stream_time_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +72,24 @@ class DeadLetter:
 
 
 class KeyedUpdate(NamedTuple):
-    """What one event, or several combined, changes under one key."""
+    """What one event, or several combined, changes under one key.
+
+    `record` is the event's own; None where several are combined, or it was not kept. `idempotency_key` is what its
+    producer named it by, so that of several with the same name one counts; such an event always has its record.
+    """
 
     key: bytes
     update: Mapping[str, Any]
-
-
-class SingleUpdate(NamedTuple):
-    """One event's update, with the record it came from."""
-
-    record: DeadLetter
-    keyed: KeyedUpdate
+    record: DeadLetter | None = None
+    idempotency_key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
     """One task's part of a micro-batch: the source offsets `[start, end)`.
 
-    `singles` reads the events of some keys again, one by one in offset order; it is asked only where combined
-    updates cannot be applied.
+    `updates` of one key are in offset order. `singles` reads the events of some keys again, one by one in offset order,
+    with their records; it is asked only where an update without its record cannot be applied.
     """
 
     start: int
@@ -81,7 +98,7 @@ class TaskBatch:
     applied: int
     ignored: int
     dead_letters: Sequence[DeadLetter]
-    singles: Callable[[Sequence[bytes]], Sequence[SingleUpdate]] = field(repr=False)
+    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +106,12 @@ class TaskSnapshot:
     """What a task says of itself, for the directory and for people."""
 
     task_id: TaskId
-    role: str
+    role: Role
     state: str
     epoch: int
     position: int
     reason: str
     restored: int
     to_restore: int
+    seconds_left: float | None
     store_bytes: int

@@ -23,7 +23,13 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
+from balance_service.errors import (
+    BalanceServiceError,
+    ConfigurationError,
+    RetriableError,
+    StoreCorruptedError,
+    StoreFullError,
+)
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
 
 if TYPE_CHECKING:
@@ -40,10 +46,12 @@ _SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _NOT_FOUND = "key not found"
 # A file that RocksDB's own manifest names and that is gone never comes back by trying again.
 _DAMAGE = ("Corruption", "No such file or directory")
+_FULL = ("No space left", "Disk quota exceeded")
 
 _CACHE_BYTES = 64 << 20
 _WRITE_BUFFERS_BYTES = 128 << 20
 _BLOOM_BITS_PER_KEY = 10
+_ROOM_BYTES = 32 << 20
 # One cache and one budget for all stores of the process, so that memory does not grow with partitions.
 _CACHE = Cache(_CACHE_BYTES)
 _WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
@@ -167,11 +175,37 @@ class StateStore:
             raise _translated(error) from error
         return values
 
+    def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        """At most `limit` of the keys from `start` on and below `stop`, in their order."""
+        try:
+            iterator = self._db.iter()
+            iterator.seek(start)
+            found: list[bytes] = []
+            while len(found) < limit and iterator.valid() and (key := iterator.key()) < stop:
+                found.append(key)
+                iterator.next()
+            iterator.status()
+        except Exception as error:
+            raise _translated(error) from error
+        return found
+
+    def require_room(self) -> None:
+        """Raises StoreFullError if the disk has less room than the next writes may need."""
+        try:
+            room = room_bytes(self.path)
+        except OSError as error:
+            raise StoreCorruptedError(f"the local store is gone: {error}") from error
+        if room < _ROOM_BYTES:
+            raise StoreFullError(
+                f"the disk of {self.path} has {room >> 20} MiB left and needs {_ROOM_BYTES >> 20}; make room"
+            )
+
     def write(self, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int) -> None:
         """Apply changelog records (a position record among them, or not) and their end, at once.
 
         Raises:
             RetriableError: the disk refuses the write.
+            StoreFullError: the disk is full.
             StoreCorruptedError: the store is damaged.
         """
         batch = WriteBatch(raw_mode=True)
@@ -193,8 +227,8 @@ class StateStore:
         stored = self._get(POSITION_KEY)
         if stored is None:
             return StoreView(self._db, None)
-        fields = self._position_codec.decode(stored)
-        return StoreView(self._db, Position(fields["position"], fields["epoch"], fields["sourceTopicId"]))
+        f = self._position_codec.decode(stored)
+        return StoreView(self._db, Position(f["position"], f["epoch"], f["sourceTopicId"], f["streamTime"]))
 
     def _get(self, key: bytes) -> bytes | None:
         try:
@@ -225,9 +259,21 @@ def _options() -> Options:
     return options
 
 
-def _translated(error: Exception) -> Exception:
+def room_bytes(path: Path) -> int:
+    """What is left on the disk that holds a path, for this user."""
+    return shutil.disk_usage(path).free
+
+
+def has_room(path: Path) -> bool:
+    """Whether a disk that was full has room again: twice what is needed, so that it does not fill at once."""
+    return room_bytes(path) >= 2 * _ROOM_BYTES
+
+
+def _translated(error: Exception) -> BalanceServiceError:
     # rocksdict raises bare exceptions; RocksDB's status code leads the message.
     message = str(error)
+    if any(sign in message for sign in _FULL):
+        return StoreFullError(f"the disk of the local store is full: {message}")
     if any(sign in message for sign in _DAMAGE):
         return StoreCorruptedError(f"the local store is damaged: {message}")
     return RetriableError(f"the local store cannot be used: {message}")

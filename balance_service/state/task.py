@@ -1,7 +1,7 @@
-"""One read model on one source partition: its store, its writer, its state machine.
+"""One read model on one source partition: its store, its role, its state machine.
 
-A supervising thread opens and closes the task, a commit thread processes batches, any thread may take a view.
-The lock is held while the task is opened, processes or is freed; views and snapshots need none.
+A supervising thread opens, tails, promotes and closes the task, a commit thread processes batches, any thread may take
+a view. The lock is held while the task is opened, tails, processes or is freed; views and snapshots need none.
 """
 
 from __future__ import annotations
@@ -13,50 +13,55 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import (
-    FatalError,
-    StoreCorruptedError,
-    TaskHaltedError,
-    TaskMigratedError,
-)
+from balance_service.errors import FatalError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.failpoints import reach
 from balance_service.kafka.clients import reader_config, transactional_config
-from balance_service.state.changelog import ChangelogWriter, replay
+from balance_service.state.changelog import ChangelogWriter
+from balance_service.state.changelog_reader import ChangelogReader
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.opening import check_same_log, check_still_there, open_store, starting_position
-from balance_service.state.records import TaskSnapshot
+from balance_service.state.records import Role, TaskSnapshot
+from balance_service.state.restoration import Restoration
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from balance_service.kafka.topics import Topic
-    from balance_service.state.changelog import Record
     from balance_service.state.opening import TaskContext
-    from balance_service.state.records import TaskBatch, TaskId
+    from balance_service.state.records import Record, TaskBatch, TaskId
     from balance_service.state.store import StateStore, StoreView
 
 log = structlog.get_logger(__name__)
 
-_PROGRESS_EVERY_SECONDS = 2.0
+# Compaction leaves what is younger than an hour, so a reader this far behind still sees every transaction whole.
+_WHOLE_FOR_SECONDS = 600.0
 
 
 class Task:
-    """Active work on one partition, from opening to closing; never opened twice."""
+    """Work on one partition, from opening to closing; never opened twice.
 
-    def __init__(self, task_id: TaskId, context: TaskContext) -> None:
+    A standby applies what the owner commits, and may be promoted once; then it is the owner.
+    """
+
+    def __init__(self, task_id: TaskId, context: TaskContext, role: Role = Role.ACTIVE, reason: str = "") -> None:
+        """Args:
+        reason: why the one before had to be closed; shown until this one runs.
+        """
         self.task_id = task_id
         self._context = context
         self._lock = threading.RLock()
         self._state = TaskState.CREATED
-        self._reason = ""
+        self._role = role
+        self._reason = reason
         self._closing = threading.Event()
         self._store: StateStore | None = None
         self._writer: ChangelogWriter | None = None
+        self._reader: ChangelogReader | None = None
         self._epoch = 0
-        self.restored = 0
-        self._to_restore = 0
+        self._at_end = float("-inf")
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
+        self.restoration = Restoration(self._log)
 
     @property
     def state(self) -> TaskState:
@@ -64,9 +69,9 @@ class Task:
         return self._state
 
     @property
-    def epoch(self) -> int:
-        """The fencing number under which it was opened; 0 before."""
-        return self._epoch
+    def role(self) -> Role:
+        """Whether it owns its partition. Ask before `view`: a view taken later is at least as new as the role."""
+        return self._role
 
     @property
     def position(self) -> int:
@@ -76,36 +81,53 @@ class Task:
 
     @property
     def view(self) -> StoreView | None:
-        """States and position as of the last commit; None unless the task answers."""
+        """States and position as of the last commit applied; None unless the task answers."""
         answers = self._state in ANSWERING and not self._closing.is_set()
         return self._store.view if self._store is not None and answers else None
 
     def snapshot(self) -> TaskSnapshot:
         """What the task says of itself."""
-        store, state = self._store, self._state
-        size = store.size_bytes if store is not None and state in ANSWERING else 0
+        store, state, restoration = self._store, self._state, self.restoration
         return TaskSnapshot(
             self.task_id,
-            "ACTIVE",
+            self._role,
             state.value,
             self._epoch,
             self.position,
             self._reason,
-            self.restored,
-            self._to_restore,
-            size,
+            restoration.restored,
+            restoration.to_restore,
+            restoration.seconds_left if state is TaskState.RESTORING else None,
+            store.size_bytes if store is not None and state in ANSWERING else 0,
         )
 
     def open(self) -> None:
-        """Become the one writer, bring the store up to the changelog's end, take a new epoch.
+        """Bring the store up to the changelog's end; as the owner, become the one writer and take a new epoch.
 
         Raises:
             RetriableError: something outside does not answer; close this task and open another.
             TaskMigratedError: closed, or fenced, meanwhile.
             TaskHaltedError: source or changelog are not what they were.
+            StoreFullError: the disk has no room.
         """
         with self._held():
             self._open()
+
+    def tail(self) -> None:
+        """As a standby, apply what the owner has committed since, or wait briefly for it. Raises as `open`."""
+        with self._held():
+            _, reader = self._opened()
+            if reader.tail():
+                self._at_end = time.monotonic()
+                if self._state is TaskState.RESTORING:
+                    self._to(TaskState.TAILING)
+
+    def promote(self) -> None:
+        """As a standby, become the owner, from where it is. Raises as `open`."""
+        with self._held():
+            topics, source = self._context.topics, self._context.source
+            check_same_log(source, topics.find(source.name))
+            self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
         """Commit this task's part of a micro-batch.
@@ -113,13 +135,13 @@ class Task:
         Raises:
             TaskMigratedError: the part is not ours to take, or the task was fenced or closed.
             RetriableError: nobody knows the outcome; close this task and open another.
+            StoreFullError: the disk has no room.
             StoreCorruptedError: wipe the store, open another.
         """
         with self._held():
-            if self._state is not TaskState.RUNNING:
+            if self._state is not TaskState.RUNNING or self._store is None or self._writer is None:
                 raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
-            store, writer = self._opened()
-            return commit(batch, self.task_id.partition, self._context.folding, store, writer)
+            return commit(batch, self.task_id.partition, self._context.folding, self._store, self._writer)
 
     def check_log(self, topic: Topic | None, start: int, end: int) -> None:
         """Halt if the source is no longer the log this task was folding.
@@ -136,8 +158,11 @@ class Task:
             self.halt(str(problem))
 
     def wait(self, reason: str) -> None:
-        """Stop folding until `resume`; queries go on."""
-        if self._move(TaskState.RUNNING, TaskState.WAITING, reason):
+        """Apply nothing until `resume`, or until another is opened; queries go on."""
+        with self._lock:
+            waits = self._state in (TaskState.RUNNING, TaskState.TAILING)
+            waits = waits and self._move(self._state, TaskState.WAITING, reason)
+        if waits:
             self._log.warning("task waiting", reason=reason)
 
     def resume(self) -> None:
@@ -187,70 +212,84 @@ class Task:
         if self._state is TaskState.CLOSED:
             return
         self._to(TaskState.CLOSED)
-        if self._writer is not None:
-            self._writer.close()
-        if self._store is not None:
-            self._store.close()
+        for owned in (self._writer, self._reader, self._store):
+            if owned is not None:
+                owned.close()
 
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
         context, partition = self._context, self.task_id.partition
-        settings, topics, source = context.settings, context.topics, context.source
+        topics, source = context.topics, context.source
         changelog = topics.prepare_changelog(source)
         check_same_log(source, topics.find(source.name), changelog)
         # (a) A store that is no copy of this changelog is worth nothing.
         self._store = open_store(self.task_id, context, changelog)
+        self._reader = ChangelogReader(
+            reader_config(context.settings), changelog.name, partition, self._store.changelog_offset, self._apply
+        )
+        if self._role is Role.ACTIVE:
+            self._own()
+        else:
+            self._catch_up()
+            self._at_end = time.monotonic()
+            self._to(TaskState.TAILING)
+            self._reason = ""
+            self._log.info("task tailing", position=self.position, restored=self.restoration.restored)
+
+    def _own(self) -> None:
+        context, task_id = self._context, self.task_id
+        settings, source = context.settings, context.source
+        store, reader = self._opened()
         # (b) From here on no predecessor can commit.
         self._writer = ChangelogWriter(
-            transactional_config(settings, f"{settings.application_id}-{self.task_id.read_model}-{partition}"),
-            self.task_id,
-            changelog.name,
+            transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"),
+            task_id,
+            settings.changelog_topic,
             settings.dead_letters_topic,
             source.name,
             settings.application_id,
         )
         self._writer.fence()
         reach("fenced")
-        # (c) So its end, taken now, is the end.
-        end = topics.offsets(changelog.name, [partition])[partition]
-        start = self._store.changelog_offset
-        if start > end:
-            raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
-        self._to_restore = end - start
-        replay(
-            reader_config(settings), changelog.name, partition, start, end, self._restoring(end), self._closing.is_set
-        )
+        # (c) So the changelog's end, taken now, is the end.
+        self._catch_up()
         reach("restored")
         # (d) One higher than any holder before.
-        position = starting_position(self._store.position, context, partition)
-        write_position(position, context.folding.position_codec, self._store, self._writer)
+        position = starting_position(store.position, context, task_id.partition)
+        write_position(position, context.folding.position_codec, store, self._writer)
         reach("position-written")
-        self._epoch = position.epoch
+        reader.close()
+        self._reader = None
+        self._epoch, self._role = position.epoch, Role.ACTIVE
         self._to(TaskState.RUNNING)
-        self._log.info("task running", epoch=position.epoch, position=position.offset, restored=self.restored)
+        self._reason = ""
+        self._log.info(
+            "task running", epoch=position.epoch, position=position.offset, restored=self.restoration.restored
+        )
 
-    def _restoring(self, end: int) -> Callable[[list[Record], int], None]:
-        """Writes what is replayed to the store, and says now and then how far it is."""
+    def _catch_up(self) -> None:
+        """Replay the changelog up to its present end."""
+        store, reader = self._opened()
+        changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
+        start, end = store.changelog_offset, self._context.topics.offsets(changelog, [partition])[partition]
+        if start > end:
+            raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
+        self.restoration.begin(start, end)
+        reader.replay(end, self._closing.is_set)
+
+    def _apply(self, records: list[Record], changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()
-        start = store.changelog_offset
-        began = reported = time.monotonic()
+        is_whole = is_whole and time.monotonic() - self._at_end < _WHOLE_FOR_SECONDS
+        if self._state is TaskState.TAILING and not is_whole:
+            self._to(TaskState.RESTORING)
+        store.require_room()
+        store.write(records, changelog_offset)
+        self.restoration.advance(len(records), changelog_offset)
 
-        def apply(records: list[Record], changelog_offset: int) -> None:
-            nonlocal reported
-            store.write(records, changelog_offset)
-            self.restored += len(records)
-            now = time.monotonic()
-            if now - reported >= _PROGRESS_EVERY_SECONDS:
-                reported = now
-                left = (now - began) * (end - changelog_offset) / max(changelog_offset - start, 1)
-                self._log.info("restoring", restored=self.restored, seconds_left=round(left, 1))
-
-        return apply
-
-    def _opened(self) -> tuple[StateStore, ChangelogWriter]:
-        if self._store is None or self._writer is None:
-            raise FatalError(f"task {self.task_id} is {self._state.value} without a store")
-        return self._store, self._writer
+    def _opened(self) -> tuple[StateStore, ChangelogReader]:
+        if self._store is None or self._reader is None:
+            raise FatalError(f"task {self.task_id} is {self._state.value} without store or reader")
+        return self._store, self._reader
 
     def _to(self, state: TaskState) -> None:
         if state not in TRANSITIONS[self._state]:

@@ -1,8 +1,8 @@
 """The tasks of one instance: one supervising thread per assigned partition.
 
-The membership thread calls `assign` and `revoke`; each supervising thread opens its task, and opens
-another when one is closed while the partition is still ours; the stream reads `running` and is told of
-changes.
+The membership thread calls `assign` and `revoke`, the directory's `stand_by`; each supervising thread opens its task,
+tails or promotes it, and opens another when one is closed while the partition is still to be worked on; the stream
+reads `running` and is told of changes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from balance_service.errors import (
     FatalError,
     RetriableError,
     StoreCorruptedError,
+    StoreFullError,
     TaskHaltedError,
     TaskMigratedError,
 )
-from balance_service.state.records import TaskId
-from balance_service.state.store import StateStore
+from balance_service.state.records import Role, TaskId
+from balance_service.state.store import StateStore, has_room
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
 
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+# One that was fenced may have slept through the loss of its partition; by then the group has told it.
+_FENCED_BACK_OFF_SECONDS = 2.0
 _WAITING_SECONDS = 2.0
 
 
 class Tasks:
-    """Active tasks by partition. Invariant: at most one task per partition is open at a time."""
+    """Tasks by partition. Invariant: at most one task per partition is open at a time."""
 
     def __init__(self, read_model: str, context: TaskContext, on_change: Callable[[], None]) -> None:
         self._read_model = read_model
@@ -50,12 +53,23 @@ class Tasks:
         self._supervisors: dict[int, _Supervisor] = {}
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Begin to open a task for each partition; returns at once."""
+        """Begin to own each partition, from its standby where there is one; returns at once."""
         with self._lock:
             for partition in partitions:
-                if partition not in self._supervisors:
-                    task_id = TaskId(self._read_model, partition)
-                    self._supervisors[partition] = _Supervisor(task_id, self._context, self._on_change)
+                if partition in self._supervisors:
+                    self._supervisors[partition].promote()
+                else:
+                    self._supervise(partition, Role.ACTIVE)
+
+    def stand_by(self, partitions: Iterable[int]) -> None:
+        """Keep standbys of exactly these partitions, but of none that is owned here; returns at once."""
+        wanted = frozenset(partitions)
+        with self._lock:
+            for partition in wanted - self._supervisors.keys():
+                self._supervise(partition, Role.STANDBY)
+            standbys = {p for p, supervisor in self._supervisors.items() if supervisor.role is Role.STANDBY}
+            for partition in standbys - wanted:
+                self._supervisors.pop(partition).stop()
 
     def revoke(self, partitions: Iterable[int], timeout_seconds: float) -> None:
         """Close these tasks; running commits may end first, within the bound."""
@@ -70,12 +84,12 @@ class Tasks:
             self._on_change()
 
     def task(self, partition: int) -> Task | None:
-        """The task of a partition; None if the partition is not ours."""
+        """The task of a partition, in whichever role; None if there is none here."""
         supervisor = self._supervisors.get(partition)
         return None if supervisor is None else supervisor.task
 
     def all(self) -> list[Task]:
-        """The tasks of all partitions that are ours, by partition."""
+        """All tasks, in whichever role, by partition."""
         return [supervisor.task for _, supervisor in sorted(self._supervisors.copy().items())]
 
     def running(self) -> dict[int, Task]:
@@ -98,11 +112,17 @@ class Tasks:
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(error)
 
+    def _supervise(self, partition: int, role: Role) -> None:
+        task_id = TaskId(self._read_model, partition)
+        self._supervisors[partition] = _Supervisor(task_id, self._context, role, self._on_change)
+
 
 class _Supervisor:
-    """Keeps one assigned partition's task open, from a thread of its own."""
+    """Keeps one partition's task at work in the role that is wanted, from a thread of its own."""
 
-    def __init__(self, task_id: TaskId, context: TaskContext, on_change: Callable[[], None]) -> None:
+    def __init__(self, task_id: TaskId, context: TaskContext, role: Role, on_change: Callable[[], None]) -> None:
+        self.role = role
+        """What the task is to be; what it is, it says itself."""
         self._task_id = task_id
         self._context = context
         self._on_change = on_change
@@ -111,9 +131,14 @@ class _Supervisor:
         self._error: BalanceServiceError | None = None
         self._failures = 0
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self.task = Task(task_id, context)
+        self.task = Task(task_id, context, role)
         self._thread = threading.Thread(target=self._supervise, name=f"task-{task_id}", daemon=True)
         self._thread.start()
+
+    def promote(self) -> None:
+        """The task is to own its partition; returns at once."""
+        self.role = Role.ACTIVE
+        self._wake.set()
 
     def failed(self, error: BalanceServiceError) -> None:
         """The task must be closed and opened anew; returns at once."""
@@ -137,50 +162,73 @@ class _Supervisor:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _supervise(self) -> None:
-        while not self._stopping.is_set():
-            error = self._open() or self._watch()
-            if error is None:
-                return
-            self._recover(error)
-
-    def _open(self) -> BalanceServiceError | None:
         try:
-            self.task.open()
+            while not self._stopping.is_set():
+                error = self._attempt(self.task.open) or self._watch()
+                if error is None:
+                    return
+                self._recover(error)
+        finally:
+            self.task.close(max(_BACK_OFF_SECONDS))
+
+    def _attempt(self, step: Callable[[], None]) -> BalanceServiceError | None:
+        """One step of the task's life, and what went wrong with it."""
+        before = self.task.state, self.task.role
+        try:
+            step()
         except (TaskHaltedError, ConfigurationError) as error:
             self.task.halt(str(error))
         except BalanceServiceError as error:
             return error
         except Exception as error:
-            self._log.exception("opening the task failed")
-            return RetriableError(f"opening the task failed: {error}")
-        self._on_change()
+            self._log.exception("a step of the task failed")
+            return RetriableError(f"a step of the task failed: {error}")
+        if (self.task.state, self.task.role) != before:
+            self._on_change()
         return None
 
     def _watch(self) -> BalanceServiceError | None:
+        """Do what the role asks for until something is wrong; None once the task is not wanted any more."""
         opened = time.monotonic()
         while not self._stopping.is_set():
-            waiting = self.task.state is TaskState.WAITING
-            if self._wake.wait(_WAITING_SECONDS if waiting else None):
-                self._wake.clear()
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    self._failures = 0 if time.monotonic() - opened > max(_BACK_OFF_SECONDS) else self._failures
-                    return error
-            elif waiting and self.task.state is TaskState.WAITING:
+            state, error = self.task.state, None
+            if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
+                error = self._attempt(self.task.tail if self.role is Role.STANDBY else self.task.promote)
+            elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
                 self.task.resume()
                 self._on_change()
+            self._wake.clear()
+            reported, self._error = self._error, None
+            error = error or reported
+            if isinstance(error, StoreFullError):
+                error = self._wait_for_room(error)
+            if error is not None:
+                self._failures = 0 if time.monotonic() - opened > max(_BACK_OFF_SECONDS) else self._failures
+                return error
+        return None
+
+    def _wait_for_room(self, full: StoreFullError) -> BalanceServiceError | None:
+        """Let the task answer from what it has; what it is closed for, in the end."""
+        self.task.wait(str(full))
+        self._on_change()
+        while not self._stopping.wait(_WAITING_SECONDS):
+            if self._error is not None:
+                error, self._error = self._error, None
+                return error
+            if has_room(self._context.state_directory.path):
+                return RetriableError("there is room on the disk again")
         return None
 
     def _recover(self, error: BalanceServiceError) -> None:
         if isinstance(error, FatalError):
             raise error
-        migrated = isinstance(error, TaskMigratedError)
-        self._log.warning("task closed, to be opened anew", error=str(error), fenced=migrated)
+        is_fenced = isinstance(error, TaskMigratedError)
+        self._log.warning("task closed, to be opened anew", error=str(error), fenced=is_fenced)
         self.task.close(max(_BACK_OFF_SECONDS))
         self._on_change()
         if isinstance(error, StoreCorruptedError):
             StateStore.wipe(self._context.state_directory.store_path(self._task_id))
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
-        if not self._stopping.wait(back_off):
-            self.task = Task(self._task_id, self._context)
+        if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
+            self.task = Task(self._task_id, self._context, self.role, str(error))

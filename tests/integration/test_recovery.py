@@ -41,14 +41,14 @@ def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
         with running_engine(settings) as engine:
             catch_up(engine)
             assert counted(engine, "read") == 3
-            assert sum(t.restored for t in engine.tasks.all()) == 0
-            assert {t.epoch for t in engine.tasks.all()} == {2}
+            assert sum(t.snapshot().restored for t in engine.tasks.all()) == 0
+            assert {t.snapshot().epoch for t in engine.tasks.all()} == {2}
             assert sum(t.position for t in engine.tasks.all()) == sum(positions.values()) + 3
     shutil.rmtree(settings.state_dir)
     with running_engine(settings) as engine:
         catch_up(engine)
         assert counted(engine, "read") == 0
-        assert sum(t.restored for t in engine.tasks.all()) >= len(CUSTOMERS)
+        assert sum(t.snapshot().restored for t in engine.tasks.all()) >= len(CUSTOMERS)
         assert balance(engine, "c0") == Decimal("3.30")
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
 
@@ -91,7 +91,7 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         )
         usurper = Task(task.task_id, usurper_context)
         usurper.open()
-        assert usurper.epoch == 2
+        assert usurper.snapshot().epoch == 2
         writer.add("c", "1.00")
         eventually(lambda: task.state is TaskState.CLOSED, "the fenced task is closed")
         catch_up(engine)
@@ -99,7 +99,7 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         assert balance(engine, "c") == Decimal("2.00")
         reopened = engine.tasks.task(task.task_id.partition)
         assert reopened is not None
-        assert reopened.epoch == 3
+        assert reopened.snapshot().epoch == 3
 
 
 class _Elsewhere:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.state.records import Position
 from tests.unit.fakes import FakeRegistry, balance_codec, position_codec
 
 if TYPE_CHECKING:
@@ -71,11 +72,9 @@ def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -
 def test_a_position_is_read_back_as_it_was_written(position: int, epoch: int) -> None:
     codec = position_codec()
 
-    assert codec.decode(codec.encode({"position": position, "epoch": epoch, "sourceTopicId": "t"})) == {
-        "position": position,
-        "epoch": epoch,
-        "sourceTopicId": "t",
-    }
+    record = Position(position, epoch, "t", 7).record()
+
+    assert codec.decode(codec.encode(record)) == record
 
 
 def test_a_record_of_an_older_schema_gets_the_defaults_of_the_newer() -> None:
@@ -153,7 +152,7 @@ def test_a_schema_once_learned_needs_no_registry() -> None:
 
 def test_a_record_of_another_type_is_damage() -> None:
     registry = FakeRegistry()
-    frame = written_by(registry, load_schema("Position"), {"position": 1, "epoch": 1, "sourceTopicId": "t"})
+    frame = written_by(registry, load_schema("Position"), Position(1, 1, "t").record())
 
     with pytest.raises(StoreCorruptedError):
         balance_codec(registry).decode(frame)

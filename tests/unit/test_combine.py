@@ -16,7 +16,7 @@ from balance_service.events.combine import PartitionUpdates, by_partition, singl
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.read_model import Combine
-from balance_service.state.records import DeadLetter, KeyedUpdate, SingleUpdate
+from balance_service.state.records import DeadLetter, KeyedUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,6 +37,7 @@ def row(offset: int, key: bytes | None = b"c1", amount: Any = None, **changed: A
         "timestamp": None,
         "record_key": None,
         "value": None,
+        "idempotency_key": None,
         "key": key,
         "amount": amount,
         **changed,
@@ -57,6 +58,7 @@ def table(rows: Iterable[Mapping[str, Any]], amount: pa.DataType = MONEY) -> pa.
             "timestamp": pa.int64(),
             "record_key": pa.binary(),
             "value": pa.binary(),
+            "idempotency_key": pa.binary(),
             "key": pa.binary(),
             "amount": amount,
         }
@@ -262,9 +264,22 @@ def test_small_integers_are_summed() -> None:
 def test_singles_come_with_their_records() -> None:
     rows = table([row(4, b"a", Decimal(1), timestamp=9, record_key=b"a", value=b"frame")])
 
-    assert singles(rows) == [
-        SingleUpdate(DeadLetter(4, 9, b"a", b"frame", ""), KeyedUpdate(b"a", {"amount": Decimal(1)}))
+    assert singles(rows) == [KeyedUpdate(b"a", {"amount": Decimal(1)}, DeadLetter(4, 9, b"a", b"frame", ""))]
+
+
+def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key() -> None:
+    once = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+
+    part = combined(
+        [row(0, b"a", Decimal(1)), row(1, b"b", Decimal(5)), row(2, b"a", Decimal(2), **once), row(3, b"b", Decimal(5))]
+    )
+
+    assert part.updates == [
+        KeyedUpdate(b"b", {"amount": Decimal(10)}),
+        KeyedUpdate(b"a", {"amount": Decimal(1)}),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(2, 9, b"a", b"frame", ""), b"i"),
     ]
+    assert part.applied == 4
 
 
 def cents(number: int) -> Decimal:

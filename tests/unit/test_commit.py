@@ -19,20 +19,13 @@ from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
-from balance_service.state.commit import (
-    MISPLACED,
-    Committed,
-    Folding,
-    commit,
-    fold,
-    write_position,
-)
+from balance_service.state.commit import Committed, commit, write_position
+from balance_service.state.fold import MISPLACED, Folding, fold
 from balance_service.state.records import (
     POSITION_KEY,
     DeadLetter,
     KeyedUpdate,
     Position,
-    SingleUpdate,
     TaskBatch,
 )
 from balance_service.state.store import StateStore
@@ -47,7 +40,14 @@ STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 PARTITIONS = 2
 PARTITION = 0
-FOLDING = Folding(Balance(), STATES, POSITIONS, partial(partition_of, partitions=PARTITIONS))
+FOLDING = Folding(
+    Balance(),
+    STATES,
+    POSITIONS,
+    AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
+    partial(partition_of, partitions=PARTITIONS),
+    idempotency_window_ms=1_000,
+)
 EPOCH = 5
 MINE = [key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) == PARTITION]
 STRANGE = next(key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) != PARTITION)
@@ -74,6 +74,10 @@ class Source:
                 "offset": pa.array(range(start, end), pa.int64()),
                 "cause": pa.array(nothing, pa.string()),
                 "schema_id": pa.array(nothing, pa.int64()),
+                "timestamp": pa.array(nothing, pa.int64()),
+                "record_key": pa.array(nothing, pa.binary()),
+                "value": pa.array(nothing, pa.binary()),
+                "idempotency_key": pa.array(nothing, pa.binary()),
                 "key": pa.array([key for key, _ in taken], pa.binary()),
                 "amount": pa.array([amount for _, amount in taken], pa.decimal128(38, 2)),
             }
@@ -81,10 +85,10 @@ class Source:
         updates = by_partition(table, Balance.combine).get(0, PartitionUpdates()).updates
         return TaskBatch(start, end, updates, end - start, 0, letters, partial(self.singles, start, end))
 
-    def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[SingleUpdate]:
+    def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[KeyedUpdate]:
         self.asked.append(keys)
         return [
-            SingleUpdate(letter(offset, key, ""), KeyedUpdate(key, {"amount": amount}))
+            KeyedUpdate(key, {"amount": amount}, letter(offset, key, ""))
             for offset, (key, amount) in enumerate(self.events[start:end], start)
             if key in keys
         ]
@@ -138,7 +142,7 @@ def test_the_changelog_gets_the_states_and_last_the_position(store: StateStore, 
     ((states, letters, position),) = writer.commits
     assert [(key, STATES.decode(frame or b"")["amount"]) for key, frame in states] == [(MINE[0], Decimal("3.00"))]
     assert letters == []
-    assert POSITIONS.decode(position) == {"position": 2, "epoch": EPOCH, "sourceTopicId": "t"}
+    assert POSITIONS.decode(position) == Position(2, EPOCH, "t").record()
 
 
 def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: FakeWriter) -> None:
@@ -214,7 +218,7 @@ def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
 def test_a_range_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
     done = committed(store, writer, TaskBatch(0, 7, [], 0, 6, [], lambda _keys: []))
 
-    assert done == Committed(applied=0, ignored=6, dead_lettered=0)
+    assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0)
     assert store.position == Position(7, EPOCH, "t")
     assert writer.commits[0][0] == []
 
@@ -223,7 +227,7 @@ def test_a_batch_is_counted(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00", "3.00"))
     batch = source.batch(letters=[letter(3), letter(4)])
 
-    assert committed(store, writer, batch) == Committed(applied=3, ignored=0, dead_lettered=2)
+    assert committed(store, writer, batch) == Committed(applied=3, ignored=0, duplicates=0, dead_lettered=2)
 
 
 def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: FakeWriter) -> None:
@@ -259,7 +263,7 @@ def test_only_the_events_that_overflow_are_dead_letters(store: StateStore, write
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "7.99"
     assert balances(store)[MINE[1]] == Decimal("7.00")
     assert source.asked == [[MINE[0]]]
-    assert done == Committed(applied=5, ignored=0, dead_lettered=2)
+    assert done == Committed(applied=5, ignored=0, duplicates=0, dead_lettered=2)
 
 
 def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, writer: FakeWriter) -> None:
@@ -270,7 +274,7 @@ def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, 
 
     assert balances(store) == {MINE[0]: LARGEST}
     assert writer.commits[0][0] == []
-    assert done == Committed(applied=0, ignored=0, dead_lettered=2)
+    assert done == Committed(applied=0, ignored=0, duplicates=0, dead_lettered=2)
 
 
 def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateStore, writer: FakeWriter) -> None:
@@ -292,7 +296,7 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
 
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
     assert [dead.offset for dead in writer.commits[0][1]] == [1]
-    assert done == Committed(applied=2, ignored=0, dead_lettered=1)
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1)
 
 
 def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
@@ -305,13 +309,13 @@ def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateS
         (3, MISPLACED, STRANGE),
     ]
     assert balances(store) == {MINE[0]: Decimal("4.00")}
-    assert done == Committed(applied=2, ignored=0, dead_lettered=2)
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=2)
 
 
 def test_a_fold_writes_nothing(store: StateStore) -> None:
-    states, letters = fold(Source(events("1.00")).batch(), PARTITION, FOLDING, store)
+    folded = fold(Source(events("1.00")).batch(), PARTITION, FOLDING, store)
 
-    assert (len(states), letters) == (1, [])
+    assert (len(folded.records), folded.dead_letters) == (1, [])
     assert balances(store) == {}
 
 
@@ -319,7 +323,7 @@ def test_a_position_can_be_written_alone(store: StateStore, writer: FakeWriter) 
     write_position(Position(0, EPOCH + 1, "t"), POSITIONS, store, writer)
 
     assert store.position == Position(0, EPOCH + 1, "t")
-    assert writer.commits == [([], [], POSITIONS.encode({"position": 0, "epoch": EPOCH + 1, "sourceTopicId": "t"}))]
+    assert writer.commits == [([], [], POSITIONS.encode(Position(0, EPOCH + 1, "t").record()))]
 
 
 def test_an_overflow_that_a_later_event_undoes_is_a_dead_letter_in_one_batch_as_in_two(

@@ -138,6 +138,17 @@ def test_settings_cannot_be_changed() -> None:
         ("BALANCE_APPLICATION_SERVER", "0.0.0.0:5051", "is a wildcard address"),
         ("BALANCE_APPLICATION_SERVER", "[::]:5051", "is a wildcard address"),
         ("BALANCE_APPLICATION_SERVER", "*:5051", "is a wildcard address"),
+        ("BALANCE_PEER_ALLOW_LIST", "10.0.0.256", "is no host name, *.domain, IP address or network"),
+        ("BALANCE_PEER_ALLOW_LIST", "10.0.0", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "10.0.0.1/8", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "10.0.0.0/33", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "peer:5051", "without ports"),
+        ("BALANCE_PEER_ALLOW_LIST", "[::1]", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "*", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "peer.*", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "a..b", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "http://peer", "is no host name"),
+        ("BALANCE_PEER_ALLOW_LIST", "localhost,bad host", "has 'bad host', which is no host name"),
     ],
 )
 def test_a_bad_value_is_refused_in_one_sentence_that_names_it(
@@ -202,6 +213,30 @@ def test_a_registry_url_with_credentials_is_not_told_when_refused(monkeypatch: p
 @pytest.mark.parametrize("address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535"])
 def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address
+
+
+def test_peers_may_be_hosts_domains_addresses_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BALANCE_PEER_ALLOW_LIST", " peer-1,*.svc.Cluster.local, 10.0.0.0/8 ,192.0.2.1,::1,fd00::/8,")
+
+    assert load_settings().peer_allow_list == (
+        "peer-1",
+        "*.svc.Cluster.local",
+        "10.0.0.0/8",
+        "192.0.2.1",
+        "::1",
+        "fd00::/8",
+    )
+
+
+def test_no_list_of_peers_allows_any() -> None:
+    assert load_settings().peer_allow_list == ()
+
+
+def test_a_short_peer_secret_is_refused_without_telling_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(monkeypatch, BALANCE_PEER_SECRET="hunter2")
+
+    assert message.startswith("BALANCE_PEER_SECRET: ")
+    assert "hunter2" not in message
 
 
 def test_every_setting_is_printed_by_its_variable() -> None:

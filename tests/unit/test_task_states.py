@@ -19,11 +19,17 @@ LEGAL = {
     ("CREATED", "RESTORING"),
     ("CREATED", "CLOSED"),
     ("RESTORING", "RUNNING"),
+    ("RESTORING", "TAILING"),
     ("RESTORING", "HALTED"),
     ("RESTORING", "CLOSED"),
     ("RUNNING", "WAITING"),
     ("RUNNING", "HALTED"),
     ("RUNNING", "CLOSED"),
+    ("TAILING", "RESTORING"),
+    ("TAILING", "RUNNING"),
+    ("TAILING", "WAITING"),
+    ("TAILING", "HALTED"),
+    ("TAILING", "CLOSED"),
     ("WAITING", "RUNNING"),
     ("WAITING", "HALTED"),
     ("WAITING", "CLOSED"),
@@ -34,6 +40,7 @@ WAYS = {
     TaskState.CREATED: [],
     TaskState.RESTORING: [TaskState.RESTORING],
     TaskState.RUNNING: [TaskState.RESTORING, TaskState.RUNNING],
+    TaskState.TAILING: [TaskState.RESTORING, TaskState.TAILING],
     TaskState.WAITING: [TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING],
     TaskState.HALTED: [TaskState.RESTORING, TaskState.HALTED],
     TaskState.CLOSED: [TaskState.CLOSED],
@@ -85,7 +92,7 @@ def test_every_state_can_be_reached() -> None:
 
 
 def test_a_restoring_or_halted_task_does_not_answer() -> None:
-    assert {TaskState.RUNNING, TaskState.WAITING} == ANSWERING
+    assert {TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING} == ANSWERING
 
 
 @pytest.mark.parametrize("state", list(TaskState))
@@ -98,8 +105,8 @@ def test_closing_ends_any_state_and_may_be_done_twice(state: TaskState) -> None:
     assert task.state is TaskState.CLOSED
 
 
-@pytest.mark.parametrize("state", [s for s in TaskState if s is not TaskState.RUNNING])
-def test_only_a_running_task_can_be_told_to_wait(state: TaskState) -> None:
+@pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.RUNNING, TaskState.TAILING)])
+def test_only_a_task_that_applies_something_can_be_told_to_wait(state: TaskState) -> None:
     task = task_in(state)
 
     task.wait("registry down")
@@ -126,7 +133,7 @@ def test_a_waiting_task_says_why_until_it_is_resumed() -> None:
     assert (task.snapshot().state, task.snapshot().reason) == ("RUNNING", "")
 
 
-@pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING])
+@pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING])
 def test_an_open_task_can_be_halted_and_says_why(state: TaskState) -> None:
     task = task_in(state)
 

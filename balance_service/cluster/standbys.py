@@ -1,0 +1,66 @@
+"""Which instances stand by for a partition: all agree without talking, by rendezvous hashing.
+
+Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from balance_service.cluster.directory import ServerTable
+
+# An instance that is silent for a moment should not cost another one a restore.
+_KEEP_SECONDS = 15.0
+
+
+def chosen(task: str, addresses: Iterable[str], owner: str | None, replicas: int) -> list[str]:
+    """The addresses that stand by for a task: those that rank highest with it, its owner aside.
+
+    When an instance comes or goes, only its own tasks change hands.
+    """
+    others = (address for address in addresses if address != owner)
+    return sorted(others, key=lambda address: (_rank(task, address), address), reverse=True)[:replicas]
+
+
+class StandbyChooser:
+    """What this instance stands by for. Called by one thread."""
+
+    def __init__(
+        self,
+        table: ServerTable,
+        read_model: str,
+        partitions: int,
+        address: str,
+        replicas: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._read_model = read_model
+        self._partitions = partitions
+        self._address = address
+        self._replicas = replicas
+        self._clock = clock
+        self._wanted_at: dict[int, float] = {}
+
+    def partitions(self) -> frozenset[int]:
+        """The partitions this instance is chosen for, or was a moment ago."""
+        now = self._clock()
+        live = {server.address for server in self._table.servers() if not server.is_suspect(now)}
+        for partition in range(self._partitions if self._replicas else 0):
+            claim = self._table.claim(self._read_model, partition)
+            owner = None if claim is None else claim[0].address
+            task = f"{self._read_model}_{partition}"
+            if owner == self._address:
+                self._wanted_at.pop(partition, None)
+            elif owner is not None and self._address in chosen(task, live, owner, self._replicas):
+                self._wanted_at[partition] = now
+        return frozenset(p for p, at in self._wanted_at.items() if now - at < _KEEP_SECONDS)
+
+
+def _rank(task: str, address: str) -> bytes:
+    return hashlib.blake2b(f"{task} {address}".encode(), digest_size=16).digest()

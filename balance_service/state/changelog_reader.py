@@ -1,0 +1,139 @@
+"""Reads one changelog partition into a store: the replay that restores it, the tail that keeps it up to date.
+
+Used by one thread at a time: the one that supervises the task.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from balance_service.errors import FatalError, RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.clients import by_remedy
+from balance_service.state.records import POSITION_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+
+    from balance_service.kafka.clients import ClientConfig
+    from balance_service.state.records import Record
+
+    Apply = Callable[[list[Record], int, bool], None]
+
+_BATCH = 20_000
+# A compacted changelog may hold millions of states before its first position record, and a transaction may be large.
+_BUFFER = 200_000
+_POLL_SECONDS = 0.1
+_SILENCE_SECONDS = 30.0
+
+
+class ChangelogReader:
+    """Follows a changelog partition, as committed. Owns its consumer.
+
+    Invariant: records are handed over in their order, up to a position record and with it, so that what has been handed
+    over is what one commit left. Only where more than 200,000 lie before a position record are they handed over in
+    parts, and said to be: until the next position record nobody must be answered from them.
+    """
+
+    def __init__(self, config: ClientConfig, topic: str, partition: int, start: int, apply: Apply) -> None:
+        """Args:
+        config: of a consumer that reads what is committed.
+        start: the store's changelog offset.
+        apply: called with records, the changelog offset after them, and whether they end in a position record.
+        """
+        self._at = TopicPartition(topic, partition)
+        self._apply = apply
+        self._buffer: list[Record] = []
+        self._reached = -1
+        self._consumer = Consumer(config)
+        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
+        self._consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
+
+    def replay(self, end: int, should_stop: Callable[[], bool]) -> None:
+        """Read until the reader stands at `end`.
+
+        Args:
+            end: the changelog's end, taken once no predecessor can write any more.
+            should_stop: asked between reads.
+
+        Raises:
+            StoreCorruptedError: the changelog no longer has what comes next.
+            TaskHaltedError: the changelog ends in states without a position.
+            TaskMigratedError: asked to stop.
+            RetriableError: the broker is silent.
+        """
+        heard = time.monotonic()
+        while self._stands_at() < end:
+            if should_stop():
+                raise TaskMigratedError("the task was closed while its store was restored")
+            if self._read():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _SILENCE_SECONDS:
+                raise RetriableError(f"the changelog {self._name} was not read to its end in time")
+        if self._buffer:
+            raise TaskHaltedError(
+                f"the changelog {self._name} ends in states without a position, so it was not "
+                "written by this service alone; run `balance-service rebuild`"
+            )
+
+    def tail(self) -> bool:
+        """Read what is there, or wait briefly for more; returns whether the reader came upon the end.
+
+        Raises:
+            StoreCorruptedError: the changelog no longer has what comes next.
+            RetriableError: the changelog cannot be read.
+        """
+        before, self._reached = self._reached, -1
+        self._read()
+        at_end, self._reached = self._reached >= 0, max(before, self._reached)
+        return at_end and not self._buffer
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+    @property
+    def _name(self) -> str:
+        return f"{self._at.topic}-{self._at.partition}"
+
+    def _stands_at(self) -> int:
+        # Control records take offsets too, so the end is where the reader stands, never a last record.
+        return max(self._reached, self._consumer.position([self._at])[0].offset)
+
+    def _read(self) -> bool:
+        try:
+            messages = self._consumer.consume(_BATCH, timeout=_POLL_SECONDS)
+        except KafkaException as error:
+            raise by_remedy(error, f"reading the changelog {self._name}") from error
+        for message in messages:
+            if (reported := message.error()) is not None:
+                self._reached = max(self._reached, self._end_of_partition(reported, message))
+                continue
+            key = message.key() or b""
+            self._buffer.append((key, message.value()))
+            is_whole = key == POSITION_KEY
+            if is_whole or len(self._buffer) >= _BUFFER:
+                records, self._buffer = self._buffer, []
+                self._apply(records, offset_of(message) + 1, is_whole)
+        return bool(messages)
+
+    def _end_of_partition(self, error: KafkaError, message: Message) -> int:
+        if error.code() == KafkaError._PARTITION_EOF:
+            return offset_of(message)
+        if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
+        if not error.retriable():
+            raise by_remedy(KafkaException(error), f"reading the changelog {self._name}")
+        return -1
+
+
+def offset_of(message: Message) -> int:
+    """The offset of a delivered record."""
+    offset = message.offset()
+    if offset is None:
+        raise FatalError("the broker delivered a record without an offset")
+    return offset

@@ -1,0 +1,136 @@
+"""What a batch comes to: its updates folded into the states of one task. Reads the store, writes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from balance_service.errors import PoisonRecordError
+from balance_service.state.idempotency import Retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.read_models.read_model import ReadModel, State
+    from balance_service.state.records import DeadLetter, KeyedUpdate, Record, TaskBatch
+    from balance_service.state.store import StateStore
+
+MISPLACED = "key-not-of-this-partition"
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """How updates become states, and which keys may be here; the same for all tasks of a read model."""
+
+    read_model: ReadModel
+    state_codec: AvroCodec
+    position_codec: AvroCodec
+    marker_codec: AvroCodec
+    partition_of: Callable[[bytes], int]
+    idempotency_window_ms: int
+
+
+@dataclass(slots=True)
+class Folded:
+    """New states and markers, framed; the events that turned out not to be applicable, or were applied before."""
+
+    stream_time_ms: int
+    records: list[Record] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    duplicates: int = 0
+
+
+def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
+    """The outcome of a batch; it does not depend on where batches begin and end.
+
+    A key whose events name idempotency keys is folded one event at a time, in offset order. So is one of which a
+    combined update cannot be applied, from its events read again.
+    """
+    before = _read(store, folding, dict.fromkeys(update.key for update in batch.updates))
+    after: dict[bytes, State] = {}
+    # A key that has a state here was checked when it came.
+    strangers = {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
+    read_again = set(strangers)
+    one_by_one = {update.key for update in batch.updates if update.idempotency_key is not None}
+    for update in batch.updates:
+        key = update.key
+        if key in one_by_one or key in read_again:
+            continue
+        try:
+            after[key] = _step(folding, after.get(key, before[key]), update)
+        except PoisonRecordError:
+            after.pop(key, None)
+            read_again.add(key)
+    singly = _by_key(update for update in batch.updates if update.key in one_by_one)
+    retries = Retries.of(
+        itertools.chain.from_iterable(singly.values()),
+        store,
+        folding.marker_codec,
+        folding.idempotency_window_ms,
+        -1 if store.position is None else store.position.stream_time_ms,
+    )
+    folded = Folded(retries.stream_time_ms)
+    for key in singly.keys() - strangers:
+        if not _fold_singly(folding, before[key], singly[key], retries, folded, after):
+            read_again.add(key)
+    for key, events in _by_key(batch.singles(sorted(read_again)) if read_again else ()).items():
+        if key in strangers:
+            folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
+        else:
+            _fold_singly(folding, before[key], events, retries, folded, after)
+    encode = folding.state_codec.encode
+    folded.records = [*((key, encode(state)) for key, state in after.items()), *retries.records(store)]
+    return folded
+
+
+def _fold_singly(
+    folding: Folding,
+    state: State | None,
+    events: Sequence[KeyedUpdate],
+    retries: Retries,
+    folded: Folded,
+    after: dict[bytes, State],
+) -> bool:
+    """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record."""
+    letters: list[DeadLetter] = []
+    duplicates, is_changed = 0, False
+    for event in events:
+        try:
+            if retries.is_repeated(event):
+                duplicates += 1
+                continue
+            state = _step(folding, state, event)
+        except PoisonRecordError as error:
+            if event.record is None:
+                retries.forget(events)
+                return False
+            letters.append(replace(event.record, cause=error.cause))
+        else:
+            is_changed = True
+            retries.remember(event)
+    if is_changed and state is not None:
+        after[events[0].key] = state
+    folded.dead_letters += letters
+    folded.duplicates += duplicates
+    return True
+
+
+def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State:
+    return folding.read_model.fold(state, {**update.update, "key": update.key})
+
+
+def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:
+    grouped: dict[bytes, list[KeyedUpdate]] = {}
+    for update in updates:
+        grouped.setdefault(update.key, []).append(update)
+    return grouped
+
+
+def _read(store: StateStore, folding: Folding, keys: Iterable[bytes]) -> dict[bytes, State | None]:
+    wanted = list(keys)
+    decode = folding.state_codec.decode
+    return {
+        key: None if frame is None else decode(frame) for key, frame in zip(wanted, store.get_many(wanted), strict=True)
+    }

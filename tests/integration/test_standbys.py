@@ -1,0 +1,153 @@
+"""Standbys: they hold what the owner has committed, whole, and go on from there when they become the owner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from balance_service.errors import TaskMigratedError
+from balance_service.state.records import POSITION_KEY, Role
+from balance_service.state.state_directory import StateDirectory
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
+from tests.integration.engines import Writer, catch_up, eventually, read_topic, running_engine, settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from balance_service.engine import Engine
+    from balance_service.local.stack import LocalStack
+
+CUSTOMERS = [f"c{n}" for n in range(40)]
+ANSWERS_WITHIN_SECONDS = 2.0
+
+
+@contextmanager
+def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
+    """A standby of the engine's partition, as another instance would keep it."""
+    directory = StateDirectory(path, engine.settings.application_id)
+    context = replace(engine.tasks._context, state_directory=directory)
+    owner = engine.tasks.task(partition)
+    assert owner is not None
+    task = Task(owner.task_id, context, Role.STANDBY)
+    task.open()
+    tailing = threading.Thread(target=_tail, args=(task,))
+    tailing.start()
+    yield task
+    task.close(5)
+    tailing.join()
+    directory.close()
+
+
+def _tail(task: Task) -> None:
+    with suppress(TaskMigratedError):
+        while task.role is Role.STANDBY:
+            task.tail()
+
+
+def contents(task: Task) -> dict[bytes, bytes]:
+    """All states of a task's store, and its position."""
+    store = task._store
+    assert store is not None
+    keys = [*store.keys(b"", b"\xff", 100_000), POSITION_KEY]
+    return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}
+
+
+def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        for customer in CUSTOMERS:
+            writer.add(customer, "0.10")
+        catch_up(engine)
+        owner = engine.tasks.task(0)
+        assert owner is not None
+        with standing_by(engine, tmp_path / "standby") as standby:
+            assert standby.state is TaskState.TAILING
+            assert standby.snapshot().restored >= len(CUSTOMERS)
+            for customer in CUSTOMERS:
+                writer.add(customer, "0.20")
+            catch_up(engine)
+            eventually(lambda: standby.position == owner.position, "the standby has caught up", 5)
+            assert contents(standby) == contents(owner)
+            view = standby.view
+            assert view is not None
+            assert view.position is not None
+            assert view.position.epoch == 1
+
+            began = time.monotonic()
+            standby.promote()
+
+            assert time.monotonic() - began < ANSWERS_WITHIN_SECONDS
+            assert (standby.role, standby.state) == (Role.ACTIVE, TaskState.RUNNING)
+            assert (standby.snapshot().restored, standby.snapshot().epoch) == (0, 2)
+            assert standby.view is not None
+
+
+def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1, max_records_per_batch=2 * len(CUSTOMERS))
+    decode = None
+    torn: list[tuple[int, int]] = []
+    stopping = threading.Event()
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        decode = engine.state_codec.decode
+        frames = {customer: writer.frame(customer, "1.00") for customer in CUSTOMERS}
+        eventually(lambda: bool(engine.tasks.running()), "the task runs")
+        with standing_by(engine, tmp_path / "standby") as standby:
+
+            def look() -> None:
+                while not stopping.is_set():
+                    view = standby.view
+                    if view is None or view.position is None:
+                        continue
+                    found = [view.get(customer.encode()) for customer in CUSTOMERS]
+                    total = sum(int(decode(frame)["amount"]) for frame in found if frame is not None)
+                    if total != view.position.offset:
+                        torn.append((total, view.position.offset))
+
+            looking = threading.Thread(target=look)
+            looking.start()
+            for _ in range(100):
+                for customer in CUSTOMERS:
+                    writer.send(customer, frames[customer])
+                writer.producer.flush(10)
+            catch_up(engine)
+            eventually(lambda: standby.position == 100 * len(CUSTOMERS), "the standby has caught up", 10)
+            stopping.set()
+            looking.join()
+
+    assert torn == []
+
+
+def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00", "2.00")
+        catch_up(engine)
+        with standing_by(engine, tmp_path / "standby") as standby:
+            latest = {record.key(): record.value() for record in read_topic(stack, settings.changelog_topic)}
+
+            assert contents(standby) == latest
+
+
+def test_what_an_assigned_standby_lacks_is_all_that_is_restored(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        for customer in CUSTOMERS:
+            writer.add(customer, "0.10")
+        catch_up(engine)
+        path = tmp_path / "standby"
+        with standing_by(engine, path) as standby:
+            assert standby.state is TaskState.TAILING
+        writer.add("c0", "1.00")
+        catch_up(engine)
+        with standing_by(engine, path) as standby:
+            # One state, and the position record.
+            assert standby.snapshot().restored == 2

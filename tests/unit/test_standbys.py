@@ -1,0 +1,125 @@
+"""Who stands by: all instances come to the same answer, and change it as little as can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.cluster.directory import ServerTable
+from balance_service.cluster.standbys import StandbyChooser, chosen
+from tests.unit.fakes import Clock
+
+ADDRESSES = st.sets(st.integers(1, 60).map(lambda n: f"host-{n}:5051"), min_size=1, max_size=12)
+
+
+@given(ADDRESSES, st.integers(0, 4), st.randoms())
+def test_the_choice_does_not_depend_on_the_order_in_which_instances_are_known(
+    addresses: set[str], replicas: int, random: Any
+) -> None:
+    shuffled = sorted(addresses)
+    random.shuffle(shuffled)
+    owner = shuffled[0]
+
+    standbys = chosen("balance_0", shuffled, owner, replicas)
+
+    assert standbys == chosen("balance_0", sorted(addresses), owner, replicas)
+    assert owner not in standbys
+    assert len(standbys) == len(set(standbys)) == min(replicas, len(addresses) - 1)
+
+
+@given(ADDRESSES, st.integers(1, 4))
+def test_when_an_instance_goes_only_its_own_standbys_move(addresses: set[str], replicas: int) -> None:
+    before = chosen("balance_0", addresses, None, replicas)
+    gone = min(addresses)
+
+    after = chosen("balance_0", addresses - {gone}, None, replicas)
+
+    assert [a for a in before if a != gone] == after[: len([a for a in before if a != gone])]
+
+
+def test_standbys_are_spread_over_the_instances() -> None:
+    addresses = [f"host-{n}:5051" for n in range(5)]
+
+    first = [chosen(f"balance_{p}", addresses, None, 1)[0] for p in range(500)]
+
+    assert min(first.count(address) for address in addresses) > 60
+
+
+def record(address: str, role: str, epoch: int) -> dict[str, Any]:
+    task = {
+        "readModel": "balance",
+        "partition": 0,
+        "role": role,
+        "state": "RUNNING",
+        "epoch": epoch,
+        "position": 1,
+    }
+    return {"address": address, "incarnation": "i", "tasks": [task]}
+
+
+class Cluster:
+    """Instances `a`, `b` and `c`; `a` owns partition 0."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.table = ServerTable(self.clock)
+        self.choosers = {
+            name: StandbyChooser(self.table, "balance", 1, name, 1, self.clock) for name in ("a", "b", "c")
+        }
+        self.hear("a", "b", "c")
+
+    def hear(self, *names: str, owner: str = "a", epoch: int = 1) -> None:
+        for name in names:
+            self.table.hear(name, record(name, "ACTIVE", epoch if name == owner else 0), live=True)
+
+    def standing_by(self) -> list[str]:
+        return [name for name, chooser in self.choosers.items() if chooser.partitions() == frozenset({0})]
+
+
+def test_each_instance_finds_out_for_itself_and_one_stands_by() -> None:
+    assert len(Cluster().standing_by()) == 1
+
+
+def test_when_the_owner_falls_silent_its_standby_stays() -> None:
+    cluster = Cluster()
+    before = cluster.standing_by()
+    for _ in range(30):
+        cluster.clock.now += 1
+        cluster.hear("b", "c")
+
+        assert cluster.standing_by() == before
+
+
+def test_when_the_standby_falls_silent_another_one_stands_by() -> None:
+    cluster = Cluster()
+    (silent,) = cluster.standing_by()
+    (other,) = {"b", "c"} - {silent}
+    cluster.clock.now += 4
+    cluster.hear("a", other)
+
+    assert other in cluster.standing_by()
+
+
+def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
+    cluster = Cluster()
+    (first,) = cluster.standing_by()
+    (other,) = {"b", "c"} - {first}
+    cluster.hear(first, owner=first, epoch=2)
+
+    assert cluster.choosers[first].partitions() == frozenset()
+    cluster.hear("a", owner="a", epoch=3)
+    assert cluster.choosers[first].partitions() == frozenset({0})
+    cluster.table.hear(other, record(other, "ACTIVE", 0), live=True)
+    cluster.table.hear(first, None, live=True)
+    assert cluster.choosers[first].partitions() == frozenset({0})
+    cluster.clock.now += 20
+    cluster.hear("a", other, epoch=3)
+    assert cluster.choosers[first].partitions() == frozenset()
+
+
+def test_without_replicas_nobody_stands_by() -> None:
+    cluster = Cluster()
+
+    assert StandbyChooser(cluster.table, "balance", 1, "b", 0, cluster.clock).partitions() == frozenset()
