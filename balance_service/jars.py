@@ -7,6 +7,7 @@ Layout, below XDG_CACHE_HOME or ~/.cache:
         <configuration>.log         what Ivy said
         <configuration>.lock        held by the process that resolves
         <archive>.unpacked/         contents of a tar.gz
+        classes-<hash>.jsa          classes of Spark's JVM, see events/class_archive.py
 
 A folder appears under its final name by a rename, so a reader needs no lock.
 """
@@ -46,9 +47,9 @@ def resolve_jars(configuration: str) -> list[Path]:
     Raises:
         ConfigurationError: no Java, no network, or an artifact is missing; names the log.
     """
-    folder = _cache() / configuration
+    folder = cache_folder() / configuration
     if not folder.is_dir():
-        with _locked(folder):
+        with locked(folder):
             if not folder.is_dir():
                 _resolve(configuration, folder)
     return sorted(folder.iterdir())
@@ -62,7 +63,7 @@ def unpack(archive: Path) -> Path:
     """
     folder = archive.parent.with_name(archive.name.removesuffix(".tar.gz") + ".unpacked")
     if not folder.is_dir():
-        with _locked(folder):
+        with locked(folder):
             if not folder.is_dir():
                 fresh = _fresh(folder)
                 try:
@@ -74,14 +75,20 @@ def unpack(archive: Path) -> Path:
     return folder
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where this version's jars, and what is made from them, are kept."""
     contents = resource("deploy/ivy.xml").read_bytes()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "balance-service" / "jars" / hashlib.sha256(contents).hexdigest()[:16]
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Be the one process that makes a folder or file of the cache.
+
+    Raises:
+        ConfigurationError: the cache cannot be written.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(folder.name + ".lock").open("w")

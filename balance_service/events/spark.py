@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from balance_service.events import class_archive
 from balance_service.jars import resolve_jars
 from balance_service.java import java_executable
 from balance_service.kafka.clients import jvm_properties
@@ -15,20 +16,35 @@ from balance_service.resources import resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
     from balance_service.settings import Settings
 
 
-def start_spark(settings: Settings) -> SparkSession:
+def spark_java() -> Path:
+    """The Java that runs Spark. Raises ConfigurationError if there is none."""
+    return java_executable().resolve()
+
+
+def connector_jars(settings: Settings) -> list[str]:
+    """The jars of Spark's connectors. Raises ConfigurationError if they cannot be had."""
+    return settings.spark_jars.split(",") if settings.spark_jars else [str(jar) for jar in resolve_jars("spark")]
+
+
+def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSession:
     """Start the JVM and the session.
+
+    Args:
+        jvm_options: by default those that make it start fast.
 
     Raises:
         ConfigurationError: no suitable Java, or the connector jars cannot be had.
     """
-    os.environ["JAVA_HOME"] = str(java_executable().resolve().parent.parent)
-    jars = settings.spark_jars.split(",") if settings.spark_jars else [str(jar) for jar in resolve_jars("spark")]
+    java, jars = spark_java(), connector_jars(settings)
+    os.environ["JAVA_HOME"] = str(java.parent.parent)
+    options = class_archive.jvm_options(java, jars) if jvm_options is None else jvm_options
     log4j = resource("deploy/log4j2.properties").as_uri()
     builder = (
         SparkSession.builder.appName(settings.application_id)
@@ -36,7 +52,7 @@ def start_spark(settings: Settings) -> SparkSession:
         # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
         .config("spark.driver.extraClassPath", os.pathsep.join(jars))
         .config("spark.driver.memory", settings.spark_driver_memory)
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {options}")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.maxResultSize", "0")

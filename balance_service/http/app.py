@@ -11,7 +11,15 @@ from aiohttp import web
 
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http import commands, queries
-from balance_service.http.limits import MAX_BODY_BYTES, Connection, Connections, Limits, limited, watched
+from balance_service.http.limits import (
+    MAX_BODY_BYTES,
+    Connection,
+    Connections,
+    Limits,
+    limited,
+    watched,
+    without_expectations,
+)
 from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import problems, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER
@@ -122,6 +130,7 @@ async def serve(app: web.Application, listener: socket.socket, limits: Limits | 
     server = runner.server
     if server is None:
         raise FatalError("the HTTP server was set up and is not there")
+    server.request_handler = without_expectations(server.request_handler)
     connections = Connections(limits, loop)
     listening = await loop.create_server(
         lambda: Connection(server, connections, loop=loop, access_log=None, **limits.of_connections),

@@ -33,6 +33,7 @@ MAX_HEADERS = 64
 # Two figures, so that it can be told which of them was exceeded.
 _MAX_LINE_BYTES = 8 << 10
 _MAX_FIELD_BYTES = 8_000
+_CONTINUE = "100-continue"
 _LINGERING_SECONDS = 2.0
 # Longer than load balancers keep theirs, so that these close first and no request meets a closing connection.
 _IDLE_SECONDS = 75.0
@@ -210,6 +211,22 @@ def limited(limits: Limits) -> Middleware:
             under_way -= 1
 
     return limit
+
+
+def without_expectations(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """A server's handler that is asked for nothing but `100-continue` in the header Expect.
+
+    aiohttp looks at it before any middleware, and fails where it is not UTF-8.
+    """
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", _CONTINUE).lower() != _CONTINUE:
+            return response(Problem(417, f"of the header Expect only {_CONTINUE} is understood"))
+        return await handler(request)
+
+    return handle
 
 
 @web.middleware

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 from confluent_kafka import (
+    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -38,6 +39,13 @@ _APPEARS_WITHIN_SECONDS = 20.0
 _RECOMMENDED_REPLICAS = 3
 _DEAD_LETTER_HEADROOM_BYTES = 64 << 10
 _FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+# What is copied keeps its timestamp, however old or new it is.
+_TIMESTAMPS_AS_GIVEN = {
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": str((1 << 63) - 1),
+    "message.timestamp.after.max.ms": str((1 << 63) - 1),
+}
+_BATCH_BYTES = 1 << 20
 _CHANGELOG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(60 * 60 * 1000)}
 _DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 
@@ -127,6 +135,42 @@ class Topics:
             )
         return changelog
 
+    def prepare_copy(self, source: Topic, name: str, partitions: int | None) -> Topic:
+        """A topic that takes every record of `source` as it is and keeps it for ever, created if missing.
+
+        Args:
+            source: what is to be copied.
+            name: of the copy.
+            partitions: None for as many as the copy has, or the source if the copy is missing.
+
+        Raises:
+            ConfigurationError: it is there and has another partition count, or its policies are not such.
+        """
+        source_config = self._config(source.name)
+        largest = max(int(source_config["max.message.bytes"]), _BATCH_BYTES)
+        copy = self.find(name)
+        if copy is None:
+            as_given = {key: value for key, value in _TIMESTAMPS_AS_GIVEN.items() if key in source_config}
+            wanted = {**_FOR_EVER, **as_given, "max.message.bytes": str(largest)}
+            copy = self._create(name, partitions or source.partitions, wanted)
+        if partitions not in (None, copy.partitions):
+            raise ConfigurationError(
+                f"topic '{name}' has {copy.partitions} partitions, not {partitions}; "
+                "name a topic that does not exist yet, or leave --partitions out"
+            )
+        config = self._config(name)
+        self._check_source(name, config)
+        if config["message.timestamp.type"] != "CreateTime":
+            raise ConfigurationError(
+                f"topic '{name}' puts its own timestamps on records; set its message.timestamp.type=CreateTime"
+            )
+        if int(config["max.message.bytes"]) < largest:
+            raise ConfigurationError(
+                f"topic '{name}' may refuse records of '{source.name}' as too large; "
+                f"set its max.message.bytes={largest} or more"
+            )
+        return copy
+
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it is gone."""
         try:
@@ -140,14 +184,24 @@ class Topics:
                 raise RetriableError(f"topic {name} is still there after it was deleted")
             time.sleep(0.1)
 
-    def offsets(self, name: str, partitions: Iterable[int], *, earliest: bool = False) -> dict[int, int]:
-        """Per partition the high watermark, read uncommitted; `earliest`: the first offset still there."""
+    def offsets(
+        self, name: str, partitions: Iterable[int], *, earliest: bool = False, committed: bool = False
+    ) -> dict[int, int]:
+        """Per partition the high watermark, read uncommitted.
+
+        Args:
+            earliest: the first offset still there instead.
+            committed: the last stable offset instead, up to which every transaction has ended.
+        """
         spec = OffsetSpec.earliest() if earliest else OffsetSpec.latest()
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         wanted = {TopicPartition(name, partition): spec for partition in partitions}
         if not wanted:
             return {}
         try:
-            futures = self._admin.list_offsets(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)
+            futures = self._admin.list_offsets(
+                wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
+            )
             return {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
         except KafkaException as error:
             raise by_remedy(error, f"reading the offsets of topic {name}") from error

@@ -5,12 +5,12 @@ The task's thread writes; any thread may take a `StoreView` and read from it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
+
+log = structlog.get_logger(__name__)
 
 FORMAT = 1
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
@@ -220,8 +222,13 @@ class StateStore:
     def close(self) -> None:
         """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
         self._view = None
-        with contextlib.suppress(DbClosedError):
+        try:
             self._db.close()
+        except DbClosedError:
+            pass
+        except Exception as error:
+            # What it could not write is in the changelog, and so in the next store.
+            log.warning("the store could not be closed in good order", store=str(self.path), error=str(error))
 
     def _take_view(self) -> StoreView:
         stored = self._get(POSITION_KEY)

@@ -227,6 +227,26 @@ def test_what_is_not_http_is_a_400_problem_and_the_end_of_the_connection(data: b
     assert "not an HTTP request" in answer.detail
 
 
+@pytest.mark.parametrize("path", [b"/health/live", b"/nope"])
+@pytest.mark.parametrize("expect", [b"200-ok", b"100-continue\x9d\x82", b"\xff", b"x" * 5000, b""])
+def test_an_expectation_that_nobody_knows_is_a_417_problem(path: bytes, expect: bytes) -> None:
+    answer = ask(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nExpect: " + expect + b"\r\n\r\n")
+
+    assert (answer.status, answer.detail) == (417, "of the header Expect only 100-continue is understood")
+
+
+def test_a_client_that_asks_whether_to_go_on_is_told_to() -> None:
+    async def run() -> tuple[Answer, Answer]:
+        async with serving() as server, server.client() as client:
+            asked = (COMMAND % 3).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")
+            return await client.ask(asked), await client.ask(b"end")
+
+    interim, answer = asyncio.run(run())
+
+    assert interim.status == 100
+    assert (answer.status, json.loads(answer.body)) == (200, {"bytes": 3})
+
+
 # --- time
 
 

@@ -1,0 +1,124 @@
+"""Reading a topic between two sets of offsets: what was committed there, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from balance_service.errors import FatalError, RetriableError
+from balance_service.kafka.clients import by_remedy, reader_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from confluent_kafka import Message
+
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.settings import Settings
+
+_BATCH = 10_000
+_WAIT_SECONDS = 0.1
+_SILENCE_SECONDS = 60.0
+_QUEUE_KBYTES = 32 << 10
+_GONE = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
+
+
+class BoundedReader:
+    """Committed records of a topic's partitions, from given offsets up to given ends. For one thread.
+
+    A partition's records come in offset order, each once. A partition is in `unfinished` until the reader stands at
+    its end or beyond: control records and aborted ones take offsets too, so there may be no last record to wait for.
+    """
+
+    def __init__(self, settings: Settings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        self._topic = topic
+        self._starts = starts
+        self._next = dict(starts)
+        self._ends = ends
+        self._silent_since: float | None = None
+        self.unfinished = {partition for partition, start in starts.items() if start < ends[partition]}
+        self._consumer = Consumer({**reader_config(settings), "queued.max.messages.kbytes": _QUEUE_KBYTES})
+
+    def __enter__(self) -> Self:
+        try:
+            self._consumer.assign([TopicPartition(self._topic, p, self._next[p]) for p in self.unfinished])
+        except KafkaException as error:
+            self._consumer.close()
+            raise by_remedy(error, f"reading {self._topic}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    @property
+    def offsets_in_all(self) -> int:
+        """How many offsets lie between starts and ends."""
+        return sum(max(0, self._ends[p] - start) for p, start in self._starts.items())
+
+    @property
+    def offsets_read(self) -> int:
+        """How many offsets the reader has passed, of all partitions."""
+        return sum(self._next[p] - start for p, start in self._starts.items())
+
+    def read(self) -> list[Message]:
+        """What has arrived from the partitions that are not paused; waits a moment if nothing has.
+
+        Raises:
+            RetriableError: nothing came for a minute, or the broker no longer has what was to be read.
+        """
+        try:
+            records = [m for m in self._consumer.consume(_BATCH, timeout=_WAIT_SECONDS) if self._is_new(m)]
+        except KafkaException as error:
+            raise by_remedy(error, f"reading {self._topic}") from error
+        if records or not self.unfinished:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = time.monotonic()
+        elif time.monotonic() - self._silent_since > _SILENCE_SECONDS:
+            raise RetriableError(f"topic '{self._topic}' was not read to its end: the broker sends nothing; try again")
+        return records
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        """Fetch nothing from these until they are resumed; what has arrived may still come."""
+        self._consumer.pause([TopicPartition(self._topic, p) for p in partitions])
+
+    def resume(self, partition: int) -> None:
+        """Go on with a paused partition, unless it is read to its end."""
+        if partition in self.unfinished:
+            self._consumer.resume([TopicPartition(self._topic, partition)])
+
+    def _is_new(self, message: Message) -> bool:
+        """Whether it is a record that was wanted and did not come before; notes how far the reader is."""
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if error.code() in _GONE:
+                raise RetriableError(f"records of '{self._topic}' were deleted while they were read: {error.str()}")
+            if not error.retriable():
+                raise KafkaException(error)
+            return False
+        partition, offset = place_of(message)
+        end = self._ends[partition]
+        is_new = error is None and self._next[partition] <= offset < end
+        after = offset if error is not None else offset + 1
+        self._next[partition] = max(self._next[partition], min(after, end))
+        if self._next[partition] == end and partition in self.unfinished:
+            self.unfinished.discard(partition)
+            self.pause([partition])
+        return is_new
+
+
+def reader_of_all(settings: Settings, topics: Topics, topic: Topic) -> BoundedReader:
+    """A reader of everything that is committed now."""
+    partitions = range(topic.partitions)
+    starts = topics.offsets(topic.name, partitions, earliest=True)
+    return BoundedReader(settings, topic.name, starts, topics.offsets(topic.name, partitions, committed=True))
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Partition and offset of a record that was read."""
+    partition, offset = message.partition(), message.offset()
+    if partition is None or offset is None:
+        raise FatalError("the broker delivered a record without a partition or an offset")
+    return partition, offset

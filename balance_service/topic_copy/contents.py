@@ -1,0 +1,169 @@
+"""What a topic contains, in figures that do not depend on order: two topics that agree hold the same records."""
+
+from __future__ import annotations
+
+import io
+import json
+import marshal
+import struct
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+from fastavro.schema import SchemaParseException
+
+from balance_service.avro.codec import MAGIC
+from balance_service.avro.schemas import full_name, load_schema
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from balance_service.avro.registry import SchemaRegistry
+
+_HEADER = struct.Struct(">bI")
+_DIGEST_BYTES = 16
+_MODULUS = 1 << 8 * _DIGEST_BYTES
+# Wide enough to add exactly whatever decimals of the greatest precision a topic may hold.
+_EXACT = Context(prec=200)
+_EARLIEST_WRITABLE_MS = 1
+_UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """How many records, a digest of their keys, values, headers and timestamps, and what the funds add up to.
+
+    `others` are records of other types, `undecodable` those that nobody can read; both are in `records` and `digest`.
+    """
+
+    records: int
+    digest: int
+    events: int
+    amount: Decimal
+    others: int
+    undecodable: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.records} records, {self.events} FundsAdded events of {self.amount} in all, "
+            f"{self.others} records of other types, {self.undecodable} undecodable, digest {self.digest:032x}"
+        )
+
+
+class ContentsCounter:
+    """Adds records up to `Contents`."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._amounts = _FundsAddedAmounts(registry)
+        self._records = self._digest = self._events = self._others = self._undecodable = 0
+        self._total = Decimal(0)
+
+    def add(self, message: Message) -> None:
+        """Count one record.
+
+        Raises:
+            RetriableError: the registry does not answer.
+        """
+        self._records += 1
+        self._digest = (self._digest + _hash(message)) % _MODULUS
+        try:
+            amount = self._amounts.of(message.value())
+        except _UndecodableError:
+            self._undecodable += 1
+        else:
+            if amount is None:
+                self._others += 1
+            else:
+                self._events += 1
+                self._total = _EXACT.add(self._total, amount)
+
+    def contents(self) -> Contents:
+        """The figures so far."""
+        return Contents(self._records, self._digest, self._events, self._total, self._others, self._undecodable)
+
+
+def writable_timestamp(message: Message) -> int:
+    """A record's timestamp, in milliseconds; the first moment of 1970 as 1, for producers take 0 for "now"."""
+    timestamp = int(message.timestamp()[1])
+    return timestamp or _EARLIEST_WRITABLE_MS
+
+
+def _hash(message: Message) -> int:
+    content = (message.key(), message.value(), message.headers() or [], writable_timestamp(message))
+    # Version 2 has no references between equal objects, so that equal contents are equal bytes.
+    return int.from_bytes(blake2b(marshal.dumps(content, 2), digest_size=_DIGEST_BYTES).digest(), "big")
+
+
+class _UndecodableError(Exception):
+    """No frame, a schema that the registry does not know, or a body that is not of its schema."""
+
+
+class _FundsAddedAmounts:
+    """The amounts of events, decoded by their writers' schemas."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._name = full_name(load_schema("FundsAdded"))
+        # None for another type's.
+        self._schemas: dict[int, Any] = {}
+
+    def of(self, value: bytes | None) -> Decimal | None:
+        """An event's amount; None for a record of another type.
+
+        Raises:
+            _UndecodableError: it is neither.
+            RetriableError: the registry does not answer.
+        """
+        if value is None or len(value) < _HEADER.size:
+            raise _UndecodableError
+        magic, schema_id = _HEADER.unpack_from(value)
+        if magic != MAGIC:
+            raise _UndecodableError
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = self._resolve(schema_id)
+        schema = self._schemas[schema_id]
+        if schema is None:
+            return None
+        if schema == _UNREADABLE:
+            raise _UndecodableError
+        try:
+            event: Any = fastavro.schemaless_reader(io.BytesIO(value[_HEADER.size :]), schema, None)
+            amount = event["amount"]
+        except Exception as error:  # fastavro raises whatever its reader trips over
+            raise _UndecodableError from error
+        if isinstance(amount, int) and not isinstance(amount, bool):
+            return Decimal(amount)
+        if not isinstance(amount, Decimal):
+            raise _UndecodableError
+        return amount
+
+    def _resolve(self, schema_id: int) -> Any:
+        writer = self._registry.writer_schema(schema_id)
+        if writer is None:
+            return _UNREADABLE
+        if writer.record != self._name:
+            return None
+        schema = json.loads(writer.text)
+        if _contains_itself(schema, frozenset()):
+            return _UNREADABLE
+        try:
+            return fastavro.parse_schema(schema)
+        except SchemaParseException:
+            return _UNREADABLE
+
+
+def _contains_itself(schema: Any, enclosing: frozenset[str]) -> bool:
+    """Whether a schema is recursive; a few kilobytes under such a one can end the process inside fastavro."""
+    if isinstance(schema, str):
+        return schema.rpartition(".")[2] in enclosing
+    if isinstance(schema, list):
+        return any(_contains_itself(branch, enclosing) for branch in schema)
+    if not isinstance(schema, dict):
+        return False
+    inside = enclosing | {str(schema["name"]).rpartition(".")[2]} if "name" in schema else enclosing
+    parts = [schema.get("items"), schema.get("values"), *(f["type"] for f in schema.get("fields", []))]
+    if not isinstance(schema.get("type"), str):
+        parts.append(schema.get("type"))
+    return any(_contains_itself(part, inside) for part in parts)

@@ -1,0 +1,173 @@
+"""What happens when the source is not the log it was: nothing is skipped, and the task says why it does not go on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.errors import ConfigurationError
+from balance_service.read_models.balance import Balance
+from balance_service.rebuild import rebuild
+from balance_service.state.task_state import TaskState
+from tests.integration.engines import (
+    Writer,
+    balance,
+    catch_up,
+    counted,
+    eventually,
+    running_engine,
+    settings_for,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.engine import Engine
+    from balance_service.local.stack import LocalStack
+
+IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
+HALTS_WITHIN_SECONDS = 20
+
+
+@pytest.fixture
+def admin(stack: LocalStack) -> AdminClient:
+    return AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+
+
+def delete_below(admin: AdminClient, topic: str, partition: int, offset: int) -> None:
+    below = TopicPartition(topic, partition, offset)
+    admin.delete_records([below])[below].result(10)
+
+
+def reason_of_halt(engine: Engine, partition: int) -> str:
+    def is_halted() -> bool:
+        task = engine.tasks.task(partition)
+        return task is not None and task.state is TaskState.HALTED
+
+    eventually(is_halted, f"partition {partition} is halted", HALTS_WITHIN_SECONDS)
+    task = engine.tasks.task(partition)
+    assert task is not None
+    assert task.view is None
+    return task.snapshot().reason
+
+
+def test_records_deleted_below_the_position_are_not_missed(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer:
+        with running_engine(settings) as engine:
+            writer.add(IN_0, "1.00", "2.00", "4.00")
+            catch_up(engine)
+            delete_below(admin, settings.topic, 0, 2)
+            writer.add(IN_0, "8.00")
+            catch_up(engine)
+            assert balance(engine, IN_0) == Decimal("15.00")
+        with running_engine(settings) as engine:
+            writer.add(IN_0, "16.00")
+            catch_up(engine)
+            assert balance(engine, IN_0) == Decimal("31.00")
+
+
+def test_a_gap_above_the_position_halts_its_partition_and_no_other(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer:
+        with running_engine(settings) as engine:
+            writer.add(IN_0, "1.00")
+            catch_up(engine)
+        writer.add(IN_0, "2.00", "4.00", "8.00")
+        delete_below(admin, settings.topic, 0, 3)
+        with running_engine(settings) as engine:
+            assert "events 1 to 2" in reason_of_halt(engine, 0)
+            writer.add(IN_1, "5.00")
+            eventually(lambda: balance(engine, IN_1) == Decimal("5.00"), "the other partition goes on")
+            assert counted(engine, "applied") == 1
+
+
+def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        admin.delete_topics([settings.topic])[settings.topic].result(10)
+        eventually(lambda: engine.topics.find(settings.topic) is None, "the topic is gone")
+        engine.topics.prepare()
+        assert "balance-service rebuild" in reason_of_halt(engine, 0)
+    # A new producer: the old one's ids of partitions are those of the old topic.
+    with Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "32.00")
+    rebuild(settings, Balance(), lambda _at, _of: None)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        assert balance(engine, IN_0) == Decimal("32.00")
+
+
+def test_more_partitions_halt_all_and_the_way_out_is_named(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        admin.create_partitions([NewPartitions(settings.topic, 3)])[settings.topic].result(10)
+        assert f"balance-service topics copy {settings.topic}" in reason_of_halt(engine, 0)
+        assert "had 2 partitions and has 3" in reason_of_halt(engine, 1)
+    with pytest.raises(ConfigurationError, match=f"balance-service topics copy {settings.topic}"):
+        rebuild(settings, Balance(), lambda _at, _of: None)
+
+
+def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_committed(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    hanging = {"transactional.id": f"hanging-{settings.topic}"}
+    with (
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic, **hanging) as held,
+        Writer(stack, settings.topic) as writer,
+    ):
+        held.producer.init_transactions(10)
+        held.producer.begin_transaction()
+        held.send(IN_0, held.frame(IN_0, "1.00"))
+        held.producer.flush(10)
+        writer.add(IN_0, "2.00")
+        eventually(lambda: engine.watermarks.lag(0, 0) == 2, "the lag shows")
+        eventually(lambda: 0 in engine.tasks.running(), "the task runs")
+        task = engine.tasks.task(0)
+        assert task is not None
+        assert (task.position, balance(engine, IN_0)) == (0, None)
+
+        held.producer.commit_transaction(10)
+        catch_up(engine)
+        assert balance(engine, IN_0) == Decimal("3.00")
+
+
+def test_after_an_outage_of_the_broker_the_stream_goes_on_though_no_event_comes(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        stack.stop_broker()
+        try:
+            eventually(lambda: engine.stream.problem != "" or not engine.membership.lease.holds, "it notices")
+        finally:
+            stack.start_broker()
+        eventually(lambda: not engine.stream.problem and engine.membership.lease.holds, "it goes on")
+        eventually(lambda: {t.state for t in engine.tasks.all()} == {TaskState.RUNNING}, "its tasks run")
+        assert balance(engine, IN_0) == Decimal("1.00")
+        with suppress(KafkaException):
+            writer.add(IN_0, "1.00")
+        catch_up(engine)
+        assert balance(engine, IN_0) == Decimal("2.00")

@@ -1,0 +1,142 @@
+"""What happens to a store when its disk fails it: nothing wrong is ever answered, and it heals by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.kafka.topics import Topics
+from balance_service.state.task_state import TaskState
+from tests.integration.engines import (
+    Writer,
+    balance,
+    catch_up,
+    counted,
+    eventually,
+    running_engine,
+    settings_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+    from balance_service.settings import Settings
+
+CUSTOMERS = [f"c{n}" for n in range(300)]
+_MIB = 1 << 20
+
+
+def flip_bytes_in_tables(store: Path) -> None:
+    tables = list(store.glob("*.sst"))
+    assert tables
+    for table in tables:
+        damaged = bytearray(table.read_bytes())
+        # The first blocks hold the states.
+        for at in range(16, min(len(damaged) // 2, 4_000), 64):
+            damaged[at] ^= 0xFF
+        table.write_bytes(damaged)
+
+
+def cut_write_ahead_log(store: Path) -> None:
+    for log in store.glob("*.log"):
+        os.truncate(log, log.stat().st_size // 2)
+
+
+def lose_manifest(store: Path) -> None:
+    for manifest in store.glob("MANIFEST-*"):
+        manifest.unlink()
+
+
+def delete(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def write_all(stack: LocalStack, settings: Settings, amount: str) -> None:
+    Topics(settings).prepare()
+    with Writer(stack, settings.topic) as writer:
+        for customer in CUSTOMERS:
+            writer.send(customer, writer.frame(customer, amount))
+
+
+@pytest.mark.parametrize("damage", [flip_bytes_in_tables, cut_write_ahead_log, lose_manifest, delete])
+def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    write_all(stack, settings, "0.10")
+    # What is written in one run lies in tables from the next one on.
+    for _ in range(2):
+        with running_engine(settings) as engine:
+            catch_up(engine)
+    damage(settings.state_dir / "balance_0")
+
+    with running_engine(settings) as engine:
+        write_all(stack, settings, "0.20")
+        catch_up(engine)
+        wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
+        assert wrong == {}
+        assert counted(engine, "applied") == len(CUSTOMERS)
+
+
+def test_a_store_deleted_under_a_running_task_is_restored(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    write_all(stack, settings, "0.10")
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        before = engine.tasks.task(0)
+        shutil.rmtree(settings.state_dir / "balance_0")
+        write_all(stack, settings, "0.20")
+        catch_up(engine)
+
+        assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
+        assert engine.tasks.task(0) is not before
+
+
+def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_on(
+    stack: LocalStack, names: dict[str, str], small_disk: Path
+) -> None:
+    settings = settings_for(stack, names, small_disk / "state", partitions=1)
+    write_all(stack, settings, "0.10")
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        filling = small_disk / "filling"
+        filling.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4 * _MIB))
+        write_all(stack, settings, "0.20")
+        task = engine.tasks.task(0)
+        assert task is not None
+        eventually(lambda: task.state is TaskState.WAITING, "the task waits for room")
+        assert "make room" in task.snapshot().reason
+        assert all(balance(engine, c) == Decimal("0.10") for c in CUSTOMERS)
+
+        filling.unlink()
+        catch_up(engine)
+        assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
+        assert counted(engine, "applied") == 2 * len(CUSTOMERS)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with _mounted(tmp_path / "disk", 160) as disk:
+        yield disk
+
+
+@contextmanager
+def _mounted(path: Path, mib: int) -> Iterator[Path]:
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk can be mounted by root alone")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
