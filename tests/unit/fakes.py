@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.errors import BalanceServiceError
-    from balance_service.state.changelog import Record
-    from balance_service.state.records import DeadLetter
+    from balance_service.state.records import DeadLetter, Record
 
 
 class Clock:
