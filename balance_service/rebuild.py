@@ -137,7 +137,7 @@ class _Alone:
 
 
 def _replay(engine: Engine, metrics: Metrics, progress: Callable[[int, int], None]) -> Rebuilt:
-    ends = engine.topics.offsets(engine.source.name, range(engine.source.partitions))
+    ends = engine.until_up(lambda: engine.topics.offsets(engine.source.name, range(engine.source.partitions)))
     total = sum(ends.values())
     engine.start()
     began = time.monotonic()

@@ -57,7 +57,7 @@ class StandbyChooser:
             task = f"{self._read_model}_{partition}"
             if owner == self._address:
                 self._wanted_at.pop(partition, None)
-            elif owner is not None and self._address in chosen(task, live, owner, self._replicas):
+            elif self._address in chosen(task, live, owner, self._replicas):
                 self._wanted_at[partition] = now
         return frozenset(p for p, at in self._wanted_at.items() if now - at < _KEEP_SECONDS)
 

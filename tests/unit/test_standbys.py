@@ -119,6 +119,13 @@ def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
     assert cluster.choosers[first].partitions() == frozenset()
 
 
+def test_while_nobody_owns_the_partition_somebody_stands_by() -> None:
+    cluster = Cluster()
+    cluster.hear("a", "b", "c", owner="nobody")
+
+    assert len(cluster.standing_by()) == 1
+
+
 def test_without_replicas_nobody_stands_by() -> None:
     cluster = Cluster()
 

@@ -1,0 +1,123 @@
+"""Standbys of whole processes: they answer those who accept that while an owner is gone, and take over from there."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import httpx
+
+from balance_service.http import commands, queries
+from tests.e2e.service import (
+    PARTITIONS,
+    SESSION_TIMEOUT_SECONDS,
+    add,
+    amount_of,
+    application,
+    ask,
+    customers_of,
+    new_instance,
+    owned,
+    running,
+    status,
+    wait_until_spread,
+    warm_up,
+)
+from tests.integration.engines import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from balance_service.local.instances import LocalInstance
+    from balance_service.local.stack import LocalStack
+
+_STANDBY_ANSWERS_WITHIN_SECONDS = 3.0
+_OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
+
+
+def tasks(instance: LocalInstance, role: str, state: str) -> dict[int, Mapping[str, Any]]:
+    """The tasks of an instance in a role and a state, by partition."""
+    known = status(instance)["tasks"]
+    return {task["partition"]: task for task in known if (task["role"], task["state"]) == (role, state)}
+
+
+def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Response:
+    """A balance, with whatever bounds."""
+    return httpx.get(
+        instance.url + queries.PATH, params={"customerId": customer, **parameters}, timeout=30, verify=False
+    )
+
+
+def test_when_an_owner_is_killed_its_standby_answers_at_once_and_takes_over_without_restoring(
+    stack: LocalStack,
+) -> None:
+    settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
+    with running(new_instance(stack, settings), new_instance(stack, settings)) as (victim, survivor):
+        wait_until_spread([victim, survivor])
+        warm_up(survivor.url)
+        (lost,) = owned(victim)
+        (kept,) = owned(survivor)
+        assert {lost, kept} == set(range(PARTITIONS))
+        customer = customers_of(lost, 1)[0]
+        position = add(survivor.url, customer, "12.34")
+        assert amount_of(ask(survivor.url, customer, position)) == Decimal("12.34")
+        eventually(lambda: lost in tasks(survivor, "standby", "TAILING"), "the survivor stands by", 20)
+        eventually(lambda: get(survivor, customer, maxLag="0").headers.get("Balance-Role") is not None, "lag known", 5)
+
+        victim.kill()
+        killed_at = time.monotonic()
+        while (answer := get(survivor, customer, maxLag="0")).status_code != 200:
+            assert time.monotonic() - killed_at < _STANDBY_ANSWERS_WITHIN_SECONDS, answer.text
+        assert amount_of(answer) == Decimal("12.34")
+        assert answer.headers["Balance-Role"] == "standby"
+        assert int(answer.headers["Balance-Lag"]) == 0
+        assert ask(survivor.url, customer).status_code == 503
+
+        while (answer := get(survivor, customer)).status_code != 200:
+            assert time.monotonic() - killed_at < _OWNER_ANSWERS_WITHIN_SECONDS, answer.text
+            time.sleep(0.05)
+        print(f"a new owner answers {time.monotonic() - killed_at:.1f} s after the kill")
+        assert answer.headers["Balance-Role"] == "active"
+        assert answer.headers["Balance-Position"] == position
+        assert tasks(survivor, "active", "RUNNING")[lost]["restored"] == 0
+
+
+def test_a_command_sent_again_with_its_idempotency_key_counts_once(stack: LocalStack) -> None:
+    with running(new_instance(stack, application())) as (instance,):
+        positions = [
+            httpx.post(
+                instance.url + commands.PATH,
+                json={"customerId": "c", "amount": "1.00"},
+                headers={"Idempotency-Key": key},
+                timeout=30,
+                verify=False,
+            ).headers["Balance-Position"]
+            for key in ("order-1", "order-1", "order-2")
+        ]
+        assert len(set(positions)) == 3
+
+        assert amount_of(ask(instance.url, "c", positions[-1])) == Decimal("2.00")
+
+
+def test_peers_with_different_secrets_do_not_answer_each_other_and_say_why(stack: LocalStack) -> None:
+    settings = application()
+    one = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "one secret of many"})
+    other = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "another secret of many"})
+    with running(one, other):
+        wait_until_spread([one, other])
+        (partition,) = owned(other)
+        (customer,) = customers_of(partition, 1)
+
+        refused = get(one, customer)
+
+        assert (refused.status_code, "BALANCE_PEER_SECRET" in refused.text) == (503, True)
+        unproven = httpx.get(
+            other.url + queries.PATH,
+            params={"customerId": customer},
+            headers={"Balance-Forwarded": "somebody:1"},
+            verify=False,
+        )
+        assert unproven.status_code == 403
+        assert get(other, customer).status_code == 404
