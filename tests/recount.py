@@ -119,7 +119,7 @@ class _Reader:
         if kind == "record":
             return self.record(schema)
         if kind == "enum":
-            return schema["symbols"][self._below(self._long(), len(schema["symbols"]))]
+            return schema["symbols"][self._below(self._int(), len(schema["symbols"]))]
         sizes = {"null": 0, "boolean": 1, "float": 4, "double": 8}
         if kind in sizes or kind == "fixed":
             return self._bytes(schema["size"] if kind == "fixed" else sizes[kind]) or None
@@ -144,14 +144,21 @@ class _Reader:
         return values
 
     def _long(self) -> int:
+        return self._number(64)
+
+    def _int(self) -> int:
+        return self._number(32)
+
+    def _number(self, bits: int) -> int:
+        """A number of at most so many bits; like Avro's own decoder, it drops those that the last byte has too many."""
         number = 0
-        for shift in range(0, 70, 7):
+        for shift in range(0, bits, 7):
             (byte,) = self._bytes(1)
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                number &= 2**64 - 1
+                number &= (1 << bits) - 1
                 return (number >> 1) ^ -(number & 1)
-        raise ValueError("a number longer than ten bytes")
+        raise ValueError("a number of too many bytes")
 
     def _bytes(self, count: int) -> bytes:
         end = self._at + count

@@ -6,36 +6,28 @@ Every record becomes one row. `cause` says what it is: null, an update to fold Â
 
 from __future__ import annotations
 
-import functools
-import operator
-import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
-from pyspark.sql.avro.functions import from_avro
 
 from balance_service.avro.codec import MAGIC
+from balance_service.events.shape import PROBLEM, any_of, decoded, in_shape_of, struct_type
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
-    from balance_service.avro.schemas import Schema
     from balance_service.read_models.read_model import ReadModel
 
 IGNORED = "ignored"
 UNRESOLVED = "unresolved"
 
 _HEADER_BYTES = 5
-_MAX_PRECISION = 38
-_DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value", "idempotency_key")
-_PROBLEM = "_problem"
-_EXACT_TYPES = ("decimal", "int", "bigint")
 
 
 class Decoder:
@@ -146,7 +138,9 @@ class Decoder:
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
             *(
-                F.when(header == _frame_header(i), from_avro(body, w.text, {"mode": "PERMISSIVE"})).alias(f"writer_{i}")
+                F.when(header == _frame_header(i), decoded(body, w.text)).alias(
+                    f"writer_{i}"
+                )
                 for i, w in self._events.items()
             ),
         )
@@ -155,9 +149,11 @@ class Decoder:
             "frame_cause",
             *(
                 F.coalesce(
-                    F.lit(None).cast(_struct_type(reader)),
+                    F.lit(None).cast(struct_type(reader)),
                     *(
-                        F.when(F.col(f"writer_{i}").isNotNull(), _in_shape_of(reader, framed, f"writer_{i}"))
+                        F.when(
+                            F.col(f"writer_{i}").isNotNull(), in_shape_of(reader, framed, f"writer_{i}", writer.text)
+                        )
                         for i, writer in self._events.items()
                         if writer.record == record
                     ),
@@ -168,8 +164,8 @@ class Decoder:
         names = {record: reader["name"] for record, reader in self._read_model.event_schemas.items()}
         problem = F.coalesce(
             "frame_cause",
-            *(F.col(f"{name}.{_PROBLEM}") for name in names.values()),
-            F.when(~_any(F.col(name).isNotNull() for name in names.values()), "body-undecodable"),
+            *(F.col(f"{name}.{PROBLEM}") for name in names.values()),
+            F.when(~any_of(F.col(name).isNotNull() for name in names.values()), "body-undecodable"),
         )
         judged = shaped.withColumn("frame_cause", problem)
         intact = F.col("frame_cause").isNull()
@@ -185,86 +181,11 @@ class Decoder:
         reader = self._read_model.event_schemas[writer.record]
         empty = self._spark.createDataFrame([], "value binary")
         try:
-            decoded = empty.select(from_avro("value", writer.text, {"mode": "PERMISSIVE"}).alias("event"))
-            _ = decoded.select(_in_shape_of(reader, decoded, "event")).schema
+            events = empty.select(decoded(F.col("value"), writer.text).alias("event"))
+            _ = events.select(in_shape_of(reader, events, "event", writer.text)).schema
         except Exception:  # Spark raises whatever its converter and analyser trip over
             return False
         return True
-
-
-def _in_shape_of(reader: Schema, records: DataFrame, column: str) -> Column:
-    """A writer's struct with our fields in our types, and `_PROBLEM`: null, or why a row cannot have that shape.
-
-    Decimals keep the reader's scale and get all the precision there is; a row that would lose a digit is refused.
-
-    Raises:
-        KeyError: the writer lacks a field that has no default.
-        TypeError: the writer has money in a type that is not exact.
-    """
-    written = {field.name: field.dataType.simpleString() for field in records.select(f"{column}.*").schema}
-    shaped: list[Column] = []
-    missing: list[Column] = []
-    lossy: list[Column] = []
-    for field in reader["fields"]:
-        name, wanted = field["name"], _spark_type(field["type"])
-        if name not in written:
-            shaped.append(F.lit(field["default"]).cast(wanted).alias(name))
-            continue
-        if wanted.startswith("decimal") and not written[name].startswith(_EXACT_TYPES):
-            raise TypeError(f"{name} is {written[name]}, which is not exact")
-        source = F.col(f"{column}.`{name}`")
-        target = source if written[name] == wanted else source.try_cast(wanted)
-        missing.append(source.isNull())
-        if not _holds(wanted, written[name]):
-            # There and back: Spark would compare decimals of two scales in a third, which may round.
-            lossy.append(~target.try_cast(written[name]).eqNullSafe(source))
-        shaped.append(target.alias(name))
-    something = _any(F.col(f"{column}.`{name}`").isNotNull() for name in written)
-    problem = (
-        F.when(~something, "body-undecodable")
-        .when(_any(missing), "field-null")
-        .when(_any(lossy), "decimal-loses-digits")
-    )
-    return F.struct(*shaped, problem.alias(_PROBLEM))
-
-
-def _any(conditions: Iterable[Column]) -> Column:
-    """Whether any condition holds; none of them may be null."""
-    return functools.reduce(operator.or_, conditions, F.lit(False))
-
-
-def _holds(wanted: str, written: str) -> bool:
-    """Whether every value of one Spark type fits into another unchanged."""
-    if written == wanted:
-        return True
-    to, of = _DECIMAL.fullmatch(wanted), _DECIMAL.fullmatch(written)
-    if to is None or of is None:
-        return to is None
-    scale = int(of[2])
-    return scale <= int(to[2]) and int(of[1]) - scale <= int(to[1]) - int(to[2])
-
-
-def _struct_type(reader: Schema) -> str:
-    fields = ",".join(f"`{field['name']}`:{_spark_type(field['type'])}" for field in reader["fields"])
-    return f"struct<{fields},{_PROBLEM}:string>"
-
-
-_SPARK_TYPES: Mapping[str, str] = {
-    "timestamp-millis": "timestamp",
-    "string": "string",
-    "long": "bigint",
-    "int": "int",
-    "boolean": "boolean",
-    "bytes": "binary",
-}
-
-
-def _spark_type(avro: Any) -> str:
-    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet."""
-    logical = str(avro.get("logicalType", avro["type"])) if isinstance(avro, dict) else avro
-    if logical == "decimal":
-        return f"decimal({_MAX_PRECISION},{avro.get('scale', 0)})"
-    return _SPARK_TYPES[logical]
 
 
 def _idempotency_key(headers: Column) -> Column:

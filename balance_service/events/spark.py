@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
+# Avro allocates what a length in the data asks for before it looks whether there is as much.
+_AVRO_LIMITS = " ".join(
+    f"-Dorg.apache.avro.limits.{what}.maxLength={most}"
+    for what, most in {"string": 16 << 20, "bytes": 16 << 20, "collectionItems": 1 << 20}.items()
+)
+
+
 def spark_java() -> Path:
     """The Java that runs Spark. Raises ConfigurationError if there is none."""
     return java_executable().resolve()
@@ -45,14 +52,17 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
     java, jars = spark_java(), connector_jars(settings)
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     options = class_archive.jvm_options(java, jars) if jvm_options is None else jvm_options
-    log4j = resource("deploy/log4j2.properties").as_uri()
+    log4j = f"-Dlog4j2.configurationFile={resource('deploy/log4j2.properties').as_uri()}"
     builder = (
         SparkSession.builder.appName(settings.application_id)
         .master(settings.spark_master)
         # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
         .config("spark.driver.extraClassPath", os.pathsep.join(jars))
         .config("spark.driver.memory", settings.spark_driver_memory)
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {options}")
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}",
+        )
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.maxResultSize", "0")

@@ -41,7 +41,10 @@ class Balance:
         """One row per event: the customer and the amount; `cause` where the customer id is not usable."""
         customer_id, size = F.col("FundsAdded.customerId"), F.octet_length("FundsAdded.customerId")
         cause = F.when(customer_id.cast("binary") != F.col("key"), "key-is-not-customer-id").when(
-            (size == 0) | (size > MAX_CUSTOMER_ID_BYTES) | customer_id.rlike(_CONTROL_CHARACTERS),
+            (size == 0)
+            | (size > MAX_CUSTOMER_ID_BYTES)
+            | ~F.is_valid_utf8(customer_id)
+            | customer_id.rlike(_CONTROL_CHARACTERS),
             "customer-id-malformed",
         )
         return events.withColumns({"amount": F.col("FundsAdded.amount"), "cause": cause})

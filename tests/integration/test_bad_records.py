@@ -41,6 +41,11 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         good = writer.frame("good", "1.00")
         elsewhere = 1 - partition_of(b"misplaced", 2)
+        not_utf8 = writer.frame("aa", "1.00").replace(b"\x04aa", b"\x04\xff\xfe")
+        # Spark looks at the last 64 bits of a decimal(18,2), and would take this for 1.00.
+        too_long = writer.frame("w", "1.00").removesuffix(b"\x02\x64") + b"\x12\x01" + (100).to_bytes(8, "big")
+        # Avro would make room for a string of a gigabyte before it looks whether there is one.
+        too_large = good[:5] + b"\x80\x80\x80\x80\x08" + good[5:]
         bad: dict[str, tuple[bytes | None, bytes | None, dict[str, int]]] = {
             "key-null": (None, good, {"partition": 0}),
             "value-null": (b"v", None, {}),
@@ -62,13 +67,16 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
             writer.send(key, value, **where)
         writer.send(b"", writer.frame("", "1"))
         writer.send(b"a\x07", writer.frame("a\x07", "1"))
+        writer.send(b"\xff\xfe", not_utf8)
+        writer.send(b"w", too_long)
+        writer.send(b"good", too_large)
         writer.add("good", "0.20")
         catch_up(engine)
 
         assert balance(engine, "good") == Decimal("0.30")
         assert balance(engine, "misplaced") is None
         assert counted(engine, "applied") == 2
-        assert counted(engine, "dead_lettered") == len(bad) + 2
+        assert counted(engine, "dead_lettered") == len(bad) + 5
         letters = read_topic(stack, settings.dead_letters_topic)
         source = {(m.partition(), m.offset()): m for m in read_topic(stack, settings.topic)}
     by_cause: dict[str, Any] = {}
@@ -80,7 +88,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
         assert headers["dead-letter-topic"] == settings.topic
         assert int(headers["dead-letter-timestamp"]) == origin.timestamp()[1]
     assert by_cause.keys() == bad.keys()
-    assert len(letters) == len(bad) + 2
+    assert len(letters) == len(bad) + 5
 
 
 def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(

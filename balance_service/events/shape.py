@@ -1,0 +1,137 @@
+"""A writer's record in the fields and types of ours, on Spark; and what of it would not survive that."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
+from pyspark.sql.avro.functions import from_avro
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+    from balance_service.avro.schemas import Schema
+
+PROBLEM = "_problem"
+_MAX_PRECISION = 38
+_LONG_DIGITS = 18
+_LONG_BYTES = 8
+_DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
+_EXACT_TYPES = ("decimal", "int", "bigint")
+
+
+def in_shape_of(reader: Schema, records: DataFrame, column: str, text: str) -> Column:
+    """A writer's struct with our fields in our types, and `PROBLEM`: null, or why a row cannot have that shape.
+
+    Decimals keep the reader's scale and get all the precision there is; a row that would lose a digit is refused.
+
+    Args:
+        records: with the writer's struct as `column`, as `decoded` makes it.
+        text: the writer's schema.
+
+    Raises:
+        KeyError: the writer lacks a field that has no default.
+        TypeError: the writer has money in a type that is not exact.
+    """
+    written = {field.name: field.dataType.simpleString() for field in records.select(f"{column}.*").schema}
+    narrow = {field["name"]: kind for field, kind in _narrow_decimals(json.loads(text))}
+    shaped: list[Column] = []
+    missing: list[Column] = []
+    lossy: list[Column] = []
+    for field in reader["fields"]:
+        name, wanted = field["name"], _spark_type(field["type"])
+        if name not in written:
+            shaped.append(F.lit(field["default"]).cast(wanted).alias(name))
+            continue
+        if wanted.startswith("decimal") and not written[name].startswith(_EXACT_TYPES):
+            raise TypeError(f"{name} is {written[name]}, which is not exact")
+        source = F.col(f"{column}.`{name}`")
+        target = source if written[name] == wanted else source.try_cast(wanted)
+        missing.append(source.isNull())
+        if name in narrow:
+            declared = f"decimal({narrow[name]['precision']},{narrow[name].get('scale', 0)})"
+            lossy.append(~source.try_cast(declared).eqNullSafe(source))
+        if not _holds(wanted, written[name]):
+            # There and back: Spark would compare decimals of two scales in a third, which may round.
+            lossy.append(~target.try_cast(written[name]).eqNullSafe(source))
+        shaped.append(target.alias(name))
+    something = any_of(F.col(f"{column}.`{name}`").isNotNull() for name in written)
+    problem = (
+        F.when(~something, "body-undecodable")
+        .when(any_of(missing), "field-null")
+        .when(any_of(lossy), "decimal-loses-digits")
+    )
+    return F.struct(*shaped, problem.alias(PROBLEM))
+
+
+def decoded(body: Column, text: str) -> Column:
+    """An Avro body as its writer's struct; all of it null where it does not decode."""
+    return from_avro(body, _decodable(text), {"mode": "PERMISSIVE"})
+
+
+def _decodable(text: str) -> str:
+    """A writer's schema under which Spark sees all of an amount.
+
+    Of a decimal of at most 18 digits it takes the last 64 bits, however many bytes there are, and says nothing.
+    """
+    schema = json.loads(text)
+    for _, kind in _narrow_decimals(schema):
+        kind["precision"] = _LONG_DIGITS + 1
+    return json.dumps(schema)
+
+
+def _narrow_decimals(schema: Any) -> list[tuple[Any, Any]]:
+    """Fields, each with its decimal type, whose bytes may hold more than Spark would look at."""
+    found = []
+    for field in schema["fields"]:
+        for kind in field["type"] if isinstance(field["type"], list) else [field["type"]]:
+            is_decimal = isinstance(kind, dict) and kind.get("logicalType") == "decimal"
+            if is_decimal and kind["precision"] <= _LONG_DIGITS and kind.get("size", _LONG_BYTES + 1) > _LONG_BYTES:
+                found.append((field, kind))
+    return found
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Whether any condition holds; none of them may be null."""
+    return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def _holds(wanted: str, written: str) -> bool:
+    """Whether every value of one Spark type fits into another unchanged."""
+    if written == wanted:
+        return True
+    to, of = _DECIMAL.fullmatch(wanted), _DECIMAL.fullmatch(written)
+    if to is None or of is None:
+        return to is None
+    scale = int(of[2])
+    return scale <= int(to[2]) and int(of[1]) - scale <= int(to[1]) - int(to[2])
+
+
+def struct_type(reader: Schema) -> str:
+    """The Spark type of what `in_shape_of` makes."""
+    fields = ",".join(f"`{field['name']}`:{_spark_type(field['type'])}" for field in reader["fields"])
+    return f"struct<{fields},{PROBLEM}:string>"
+
+
+_SPARK_TYPES: Mapping[str, str] = {
+    "timestamp-millis": "timestamp",
+    "string": "string",
+    "long": "bigint",
+    "int": "int",
+    "boolean": "boolean",
+    "bytes": "binary",
+}
+
+
+def _spark_type(avro: Any) -> str:
+    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet."""
+    logical = str(avro.get("logicalType", avro["type"])) if isinstance(avro, dict) else avro
+    if logical == "decimal":
+        return f"decimal({_MAX_PRECISION},{avro.get('scale', 0)})"
+    return _SPARK_TYPES[logical]
