@@ -109,8 +109,9 @@ class Instance:
             self._gave_up.set()
             _exit_at_the_latest_in(_STOP_SECONDS)
             await self._stop(starting)
-            await proxy.close()
+            # What is still being answered may be waiting for a peer.
             await server.cleanup()
+            await proxy.close()
             log.info("stopped")
         if failures:
             raise FatalError(f"the instance could not go on: {failures[0]}")

@@ -83,6 +83,8 @@ class Proxy:
             raise RetriableError(
                 f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
             )
+        if self._session.closed:
+            raise RetriableError("this instance is stopping")
         try:
             url = URL(f"http://{address}").with_path(path).with_query(parameters)
             async with self._session.get(
