@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 CHECKED := balance_service tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format lock java clean
+.PHONY: help setup run demo test chaos chaos-mutants check format lock java clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: java $(READY) ## Create .venv, install what is locked, resolve the jars
 
@@ -25,6 +25,7 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@$(BIN)/python -c 'from balance_service.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
+	@$(BIN)/python -m balance_service.events.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
 	@touch $@
 
 run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C
@@ -35,6 +36,12 @@ demo: setup ## The whole story in a minute, each step checked
 
 test: check ## Every check and every test
 	@$(BIN)/pytest
+
+chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
+	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
+
+chaos-mutants: setup ## Plant bugs one at a time, and see that the chaos suite finds each
+	@$(BIN)/python -m tests.chaos.mutants
 
 check: setup ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"

@@ -55,11 +55,19 @@ def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict
     }
 
 
-def singles(table: pa.Table) -> list[KeyedUpdate]:
-    """Each row as an update of its own, with its record, in offset order."""
+def updates_of(table: pa.Table, partition: int, keys: Sequence[bytes]) -> pa.Table:
+    """The rows of a decoded micro-batch that are updates of some keys, in offset order."""
+    is_wanted = pc.and_(pc.equal(table["partition"], partition), pc.is_null(table["cause"]))
+    is_wanted = pc.and_(is_wanted, pc.is_in(table["key"], pa.array(keys, table.schema.field("key").type)))
+    return table.filter(is_wanted).sort_by("offset")
+
+
+def singles(rows: pa.Table, records: pa.Table) -> list[KeyedUpdate]:
+    """Each row as an update of its own, in their order, with its record, which `records` has under its offset."""
+    by_offset = {row["offset"]: row for row in records.to_pylist()}
     return [
-        KeyedUpdate(row["key"], _update(row), _record(row, ""), row["idempotency_key"])
-        for row in table.sort_by("offset").to_pylist()
+        KeyedUpdate(row["key"], _update(row), _record(by_offset[row["offset"]], ""), row["idempotency_key"])
+        for row in rows.to_pylist()
     ]
 
 
@@ -88,11 +96,13 @@ def _combined(rows: pa.Table, combine: Mapping[str, Combine] | None) -> list[Key
 
 
 def _single(rows: pa.Table) -> list[KeyedUpdate]:
-    once = rows.filter(pc.is_valid(rows["idempotency_key"]))
-    if not once.num_rows:
-        return [KeyedUpdate(row["key"], _update(row)) for row in rows.sort_by("offset").to_pylist()]
-    # Only an event that names an idempotency key carries its record.
-    return [u if u.idempotency_key is not None else KeyedUpdate(u.key, u.update) for u in singles(rows)]
+    """Each row as an update of its own, in offset order; its record with it if it names an idempotency key."""
+    return [
+        KeyedUpdate(row["key"], _update(row))
+        if row["idempotency_key"] is None
+        else KeyedUpdate(row["key"], _update(row), _record(row, ""), row["idempotency_key"])
+        for row in rows.sort_by("offset").to_pylist()
+    ]
 
 
 def _keys_of_once(rows: pa.Table) -> list[pa.Array]:

@@ -87,22 +87,13 @@ class Decoder:
             `idempotency_key` where its event names one; unless the record is ignored or a plain update, `timestamp`
             (ms), `record_key` and `value`; `schema_id` where unresolved.
         """
-        cause = F.col("cause")
-        keep = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
-        return self._updates(records, keep)
-
-    def updates_of_keys(self, records: DataFrame, keys: Collection[bytes]) -> DataFrame:
-        """The same for the updates of some keys alone, each with its record's bytes, in offset order."""
-        wanted = F.col("key").isin([F.lit(bytearray(key)) for key in keys]) & F.col("cause").isNull()
-        return self._updates(records, F.lit(True)).where(wanted).orderBy("offset")
-
-    def _updates(self, records: DataFrame, keep_record: Column) -> DataFrame:
         typed = self._typed(records)
         updates = self._read_model.updates(typed)
         columns = [name for name in updates.columns if name not in {*typed.columns, "cause"}]
         # A projection of its own: inlined into every column below it would be computed as often.
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause"))
         cause = F.col("cause")
+        keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         return judged.select(
             "partition",
             "offset",
@@ -138,9 +129,7 @@ class Decoder:
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
             *(
-                F.when(header == _frame_header(i), decoded(body, w.text)).alias(
-                    f"writer_{i}"
-                )
+                F.when(header == _frame_header(i), decoded(body, w.text)).alias(f"writer_{i}")
                 for i, w in self._events.items()
             ),
         )

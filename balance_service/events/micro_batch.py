@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
-from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved
+from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved, updates_of
 from balance_service.failpoints import reach
 from balance_service.state.records import TaskBatch
 from balance_service.state.task_state import TaskState
@@ -54,11 +54,11 @@ class MicroBatches:
         metrics: Metrics,
         pool: Executor,
         checkpoint: Path,
-        read_range: Callable[[int, int, int], DataFrame],
+        read_records: Callable[[int, Sequence[int]], DataFrame],
         on_incomplete: Callable[[], None],
     ) -> None:
         """Args:
-        read_range: partition, start, end → the source's records there, once more.
+        read_records: partition and offsets → the source's records there, once more, and maybe others.
         on_incomplete: told that the query must end, if it has not ended yet.
         """
         self._read_model = read_model
@@ -68,7 +68,7 @@ class MicroBatches:
         self._metrics = metrics
         self._pool = pool
         self._offset_log = checkpoint / "offsets"
-        self._read_range = read_range
+        self._read_records = read_records
         self.starts = {partition: task.position for partition, task in members.items()}
         self.incomplete = False
         self._on_incomplete = on_incomplete
@@ -156,7 +156,7 @@ class MicroBatches:
                     part.applied,
                     part.ignored,
                     part.dead_letters,
-                    partial(self._singles, partition, start, end),
+                    partial(self._singles, table, partition),
                 )
                 commits.append(self._pool.submit(self._commit_part, self._members[partition], batch))
         taken = [commit.result() for commit in commits]
@@ -164,9 +164,9 @@ class MicroBatches:
             self._tasks.wait(self._members[partition], reason)
         return not waiting and all(taken)
 
-    def _singles(self, partition: int, start: int, end: int, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        records = self._read_range(partition, start, end)
-        return singles(self._decoder.updates_of_keys(records, keys).toArrow())
+    def _singles(self, table: pa.Table, partition: int, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        rows = updates_of(table, partition, keys)
+        return singles(rows, self._read_records(partition, rows["offset"].to_pylist()).toArrow())
 
     def _commit_part(self, task: Task, batch: TaskBatch) -> bool:
         reach("batch-read")

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.events import class_archive
 from balance_service.jars import resolve_jars
@@ -15,7 +16,7 @@ from balance_service.kafka.clients import jvm_properties
 from balance_service.resources import resource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
+# Each offset that a filter names is a node of the plan.
+_MOST_NAMED = 1_000
 # Avro allocates what a length in the data asks for before it looks whether there is as much.
 _AVRO_LIMITS = " ".join(
     f"-Dorg.apache.avro.limits.{what}.maxLength={most}"
@@ -94,10 +97,21 @@ def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int,
     return spark.readStream.format("kafka").options(**options, **bound).load()
 
 
-def read_range(spark: SparkSession, settings: Settings, partition: int, start: int, end: int) -> DataFrame:
-    """The source's committed records of one partition in `[start, end)`."""
-    ends = {"endingOffsets": json.dumps({settings.topic: {str(partition): end}})}
-    return spark.read.format("kafka").options(**_source_options(settings, {partition: start}), **ends).load()
+def read_records(spark: SparkSession, settings: Settings, partition: int, offsets: Sequence[int]) -> DataFrame:
+    """Some of the source's committed records of one partition, as they are.
+
+    Returns:
+        Columns `offset`, `timestamp` (ms), `record_key`, `value`; where many records are asked for, of others among
+        them too.
+    """
+    first, last = min(offsets), max(offsets)
+    ends = {"endingOffsets": json.dumps({settings.topic: {str(partition): last + 1}})}
+    records = spark.read.format("kafka").options(**_source_options(settings, {partition: first}), **ends).load()
+    if len(offsets) <= _MOST_NAMED:
+        records = records.where(F.col("offset").isin(list(offsets)))
+    return records.select(
+        "offset", F.unix_millis("timestamp").alias("timestamp"), F.col("key").alias("record_key"), "value"
+    )
 
 
 def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[str, str]:

@@ -19,7 +19,7 @@ import structlog
 
 from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
-from balance_service.events.spark import read_range, read_source
+from balance_service.events.spark import read_records, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +117,7 @@ class Stream:
                 self._metrics,
                 self._pool,
                 checkpoint,
-                partial(read_range, self._spark, self._settings),
+                partial(read_records, self._spark, self._settings),
                 self.changed,
             )
             query = self._start(batches, checkpoint)

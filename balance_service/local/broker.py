@@ -43,11 +43,13 @@ _FENCED_WITHIN_SECONDS = 2.0
 class Broker(Server):
     """The broker whose data lie in `folder`; its state survives a stop, a kill and a change of port.
 
-    `port` 0 picks a free one, kept for this object's life.
+    `port` 0 picks a free one, kept for this object's life. `proxied` adds a listener for clients that come through
+    a proxy: the port it binds, and the proxy's port, which it advertises to them so that they stay there.
     """
 
-    def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, log: Path, port: int = 0, proxied: tuple[int, int] | None = None) -> None:
         self.port = port or free_port()
+        self._proxied = proxied
         self._folder = folder
         self._log = log
         self._cluster_id = ""
@@ -87,7 +89,7 @@ class Broker(Server):
         return str(cluster.cluster_id) == self._cluster_id and len(cluster.brokers) == 1
 
     def _configure(self, log_dir: str, *, controller_only: bool = False) -> None:
-        text = server_properties(self.port, log_dir, controller_only=controller_only)
+        text = server_properties(self.port, log_dir, controller_only=controller_only, proxied=self._proxied)
         (self._folder / "server.properties").write_text(text)
 
     def _was_killed(self) -> bool:

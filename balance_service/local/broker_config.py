@@ -46,16 +46,27 @@ logger.config.level=WARN
 """
 
 
-def server_properties(port: int, log_dir: str, *, controller_only: bool = False) -> str:
+_PROXIED_LISTENER = """\
+advertised.listeners=PLAINTEXT://{host}:{port},PROXIED://{host}:{advertised_port}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT
+"""
+
+
+def server_properties(
+    port: int, log_dir: str, *, controller_only: bool = False, proxied: tuple[int, int] | None = None
+) -> str:
     """Contents of server.properties for clients on `port`, with a free port for the controller.
 
     `log_dir` is relative to the working directory, because Kafka splits paths at commas and reads this
-    file as Latin-1. `controller_only` leaves the broker out, and takes it for dead without delay.
+    file as Latin-1. `controller_only` leaves the broker out, and takes it for dead without delay. `proxied`
+    is the port of a second listener, and the port of the proxy that is advertised to whoever comes by it.
     """
     controller_port = free_port()
     listeners = [f"CONTROLLER://{HOST}:{controller_port}"]
     if not controller_only:
         listeners.append(f"PLAINTEXT://{HOST}:{port}")
+        if proxied is not None:
+            listeners.append(f"PROXIED://{HOST}:{proxied[0]}")
     text = _CONFIG.format(
         roles="controller" if controller_only else "broker,controller",
         host=HOST,
@@ -63,4 +74,8 @@ def server_properties(port: int, log_dir: str, *, controller_only: bool = False)
         listeners=",".join(listeners),
         log_dir=log_dir,
     )
-    return text + ("broker.session.timeout.ms=100\n" if controller_only else "")
+    if controller_only:
+        return text + "broker.session.timeout.ms=100\n"
+    if proxied is not None:
+        text += _PROXIED_LISTENER.format(host=HOST, port=port, advertised_port=proxied[1])
+    return text

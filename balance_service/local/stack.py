@@ -21,15 +21,18 @@ class LocalStack:
 
     Owned and called by one thread. Topics and schemas live in `data_dir` and are there again when it is
     reopened, on whatever ports; logs are in `data_dir/logs`. Port 0 picks a free one, kept for this
-    object's life, so that a server that was stopped or killed comes back under its address.
+    object's life, so that a server that was stopped or killed comes back under its address. `proxied` is
+    the broker's second listener, see there.
     """
 
-    def __init__(self, data_dir: Path, kafka_port: int = 0, registry_port: int = 0) -> None:
+    def __init__(
+        self, data_dir: Path, kafka_port: int = 0, registry_port: int = 0, proxied: tuple[int, int] | None = None
+    ) -> None:
         if kafka_port and kafka_port == registry_port:
             raise ConfigurationError(f"--kafka-port and --registry-port are both {kafka_port}; choose two ports")
         self.data_dir = data_dir.absolute()
         logs = self.data_dir / "logs"
-        self._broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port)
+        self._broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port, proxied)
         self._registry = Registry(self.data_dir / "registry", logs / "registry.log", registry_port)
         self._lock: int | None = None
 

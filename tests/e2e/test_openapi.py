@@ -58,7 +58,7 @@ def filter_body(_context: Any, body: Any) -> bool:
 @schema.parametrize()
 @settings(max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None)
 def test_every_answer_is_as_documented(case: Any, service: str) -> None:
-    # A well-formed position may be of another partition (400) or never be reached (503), a lag too small for the moment.
+    # A well-formed position may be of another partition (400) or never be reached (503), and a lag be too small.
     waits = case.path == queries.PATH and not {"minPosition", "maxLag"}.isdisjoint(case.query or {})
     response = case.call(base_url=service)
     case.validate_response(response, excluded_checks=[positive_data_acceptance] if waits else [])

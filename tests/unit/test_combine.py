@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import PoisonRecordError
-from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved
+from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved, updates_of
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.read_model import Combine
@@ -135,7 +135,6 @@ def test_each_partition_has_its_own() -> None:
 def test_an_empty_batch_means_nothing_for_any_partition() -> None:
     assert by_partition(table([]), SUM) == {}
     assert by_partition(table([]), None) == {}
-    assert singles(table([])) == []
 
 
 @pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
@@ -261,10 +260,24 @@ def test_small_integers_are_summed() -> None:
     assert amounts(combined([row(0, b"a", 2), row(1, b"a", 5)], amount=pa.int64())) == {b"a": 7}
 
 
-def test_singles_come_with_their_records() -> None:
-    rows = table([row(4, b"a", Decimal(1), timestamp=9, record_key=b"a", value=b"frame")])
+def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> None:
+    rows = table(
+        [
+            row(6, b"a", Decimal(3), partition=1),
+            row(5, b"a", Decimal(2)),
+            row(4, b"a", Decimal(1)),
+            row(7, b"b", Decimal(4)),
+            dead(8),
+        ]
+    )
+    records = pa.Table.from_pylist(
+        [{"offset": offset, "timestamp": 9, "record_key": b"r", "value": b"v%d" % offset} for offset in range(9)]
+    )
 
-    assert singles(rows) == [KeyedUpdate(b"a", {"amount": Decimal(1)}, DeadLetter(4, 9, b"a", b"frame", ""))]
+    assert singles(updates_of(rows, 0, [b"a", b"c"]), records) == [
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, DeadLetter(4, 9, b"r", b"v4", "")),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(5, 9, b"r", b"v5", "")),
+    ]
 
 
 def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key() -> None:

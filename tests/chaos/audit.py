@@ -1,0 +1,142 @@
+"""The changelog, the dead letters and the stores, held against the recount."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tests.chaos.checks import Violation
+from tests.chaos.damage import stores_in
+from tests.chaos.stores import (
+    POSITION_KEY,
+    Decoder,
+    Logged,
+    compacted,
+    digest,
+    read_committed,
+    read_store,
+    states,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.chaos.recount import Recount
+
+_COUNTER = re.compile(
+    r'^balance_events_(applied|ignored|duplicates|dead_lettered)_total\{.*partition="(\d+)".*\} (\S+)$', re.MULTILINE
+)
+_SHOWN = 3
+
+Logs = list[list[Logged]]
+
+
+class Audit:
+    """What the service has left in Kafka, read at one moment at which it had nothing more to do."""
+
+    def __init__(
+        self, bootstrap_servers: str, registry_url: str, topic: str, application_id: str, partitions: int
+    ) -> None:
+        self._decoder = Decoder(registry_url)
+        self._application_id = application_id
+        self.changelog: Logs = read_committed(bootstrap_servers, f"{application_id}-balance-changelog", partitions)
+        self.letters: Logs = read_committed(bootstrap_servers, f"{topic}-dead-letters", partitions)
+
+    def balances(self, recount: Recount) -> Iterator[Violation]:
+        """Per customer and in total: the changelog's balance is the sum of the events; the same customers both ways."""
+        held = {}
+        for records in self.changelog:
+            for key, frame in states(compacted(records)).items():
+                customer, cents = self._decoder.cents(frame)
+                if customer.encode() != key:
+                    yield Violation("wrong", f"the state of {key!r} is that of {customer}")
+                held[key] = cents
+        counted = {key: history.total for key, history in recount.histories.items() if history.sums}
+        for key in held.keys() | counted.keys():
+            has, should = held.get(key), counted.get(key)
+            if has != should:
+                kind = "doubled" if has is not None and should is not None and has > should else "lost"
+                yield Violation(kind, f"{key!r} has {has} cents in the changelog, {should} by the recount")
+        if sum(held.values()) != sum(counted.values()):
+            yield Violation("wrong", f"the total is {sum(held.values())}, by the recount {sum(counted.values())}")
+
+    def dead_letters(self, recount: Recount) -> Iterator[Violation]:
+        """Exactly one of this application's for each poison record, with its cause."""
+        for partition, (records, count) in enumerate(zip(self.letters, recount.partitions, strict=True)):
+            mine = [r for r in records if r.headers["dead-letter-application-id"] == self._application_id.encode()]
+            found = Counter(int(r.headers["dead-letter-offset"]) for r in mine)
+            causes = {int(r.headers["dead-letter-offset"]): r.headers["dead-letter-cause"].decode() for r in mine}
+            for offset in sorted(count.poison.keys() | found.keys()):
+                wanted = count.poison.get(offset)
+                if found[offset] != (1 if wanted else 0) or causes[offset] != wanted:
+                    kind = "doubled" if found[offset] > (1 if wanted else 0) else "lost"
+                    told = f"{found[offset]} dead letters ({causes.get(offset)}) of record {partition}:{offset}"
+                    yield Violation(kind, f"{told}, which is {wanted or 'no poison'}")
+
+    def positions(self, recount: Recount) -> Iterator[Violation]:
+        """Positions and epochs never go back, and the last position is the end of the source."""
+        for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
+            last = -1, -1
+            for record in records:
+                if record.key == POSITION_KEY and record.value is not None:
+                    fields = self._decoder.decode(record.value)
+                    now = fields["epoch"], fields["position"]
+                    if now[0] < last[0] or now[1] < last[1]:
+                        told = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
+                        yield Violation("backwards", told)
+                    last = now
+            if last[1] != count.end:
+                yield Violation("lost", f"partition {partition} stands at {last[1]}, the source ends at {count.end}")
+
+    def stores(self, state_dirs: Sequence[Path], copies: int) -> Iterator[Violation]:
+        """Each store is the changelog up to its own offset; `copies` of each partition have all of the states."""
+        complete: Counter[int] = Counter()
+        final = [digest(states(compacted(records))) for records in self.changelog]
+        for state_dir in state_dirs:
+            for path in stores_in(state_dir):
+                partition = int(path.name.rpartition("_")[2])
+                records = self.changelog[partition]
+                offset, content = read_store(path)
+                before = next((r for r in reversed(records) if r.offset < offset), None)
+                if before is not None and before.key != POSITION_KEY:
+                    yield Violation("digest", f"{state_dir.name}/{path.name} ends at {offset}, within a transaction")
+                should = compacted(records, offset)
+                if digest(content) != digest(should):
+                    differing = [k for k in content.keys() | should.keys() if content.get(k) != should.get(k)]
+                    told = (
+                        f"{state_dir.name}/{path.name} at {offset} differs from the changelog in {len(differing)} keys"
+                    )
+                    yield Violation("digest", f"{told}, such as {differing[:_SHOWN]}")
+                complete[partition] += digest(states(content)) == final[partition]
+        for partition, _ in enumerate(self.changelog):
+            if complete[partition] < copies:
+                yield Violation(
+                    "digest", f"partition {partition} has {complete[partition]} complete copies, not {copies}"
+                )
+
+    def same_states(self, rebuilt: Audit) -> Iterator[Violation]:
+        """A fresh fold of the source comes to the same states, byte for byte."""
+        for partition, (ours, theirs) in enumerate(zip(self.changelog, rebuilt.changelog, strict=True)):
+            mine, fresh = states(compacted(ours)), states(compacted(theirs))
+            if digest(mine) != digest(fresh):
+                differing = [k for k in mine.keys() | fresh.keys() if mine.get(k) != fresh.get(k)]
+                yield Violation("digest", f"partition {partition} differs from a rebuild in {differing[:_SHOWN]}")
+
+
+def check_counters(metrics: str, recount: Recount) -> Iterator[Violation]:
+    """Per partition: what a fresh fold counted as applied, ignored, duplicate and dead is what the recount counted."""
+    counted: Mapping[tuple[str, int], int] = {
+        (name, int(partition)): int(float(value)) for name, partition, value in _COUNTER.findall(metrics)
+    }
+    for partition, count in enumerate(recount.partitions):
+        should = {
+            "applied": count.applied,
+            "ignored": count.ignored,
+            "duplicates": count.duplicates,
+            "dead_lettered": len(count.poison),
+        }
+        has = {name: counted.get((name, partition), 0) for name in should}
+        if has != should:
+            yield Violation("lost", f"a fresh fold of partition {partition} counted {has}, the recount {should}")

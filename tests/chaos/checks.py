@@ -1,0 +1,174 @@
+"""The answers that readers got, held against the recount; and what each of them proves of who is the owner.
+
+Every check yields violations, by kind:
+
+    wrong         an amount, or a 404, that is not what the recount has at the position in the answer's headers
+    wrong owner   answered as owner although a request before had been answered under a higher epoch
+    stale         answered as owner at a position below one that an owner had answered at before
+    unflagged     a standby's answer to a query that only the owner may answer, or one that does not say who gave it
+    bound         further behind than `maxLag`, be it unknowingly, or before `minPosition`
+    backwards     one server, in one role under one epoch, went back
+    status        an answer that no such query should get
+    lost          a command that was accepted is not in the source
+
+The other kinds are those of the audit, and of the run: money doubled or lost, copies whose digests differ, a partition
+that stands still.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+    from tests.chaos.commands import Promise
+    from tests.chaos.readers import Answer
+    from tests.chaos.recount import Recount
+
+KINDS = (
+    "lost",
+    "doubled",
+    "wrong",
+    "wrong owner",
+    "stale",
+    "unflagged",
+    "bound",
+    "backwards",
+    "status",
+    "digest",
+    "stuck",
+)
+WATERMARK_SECONDS = 4.0
+"""How old an instance's knowledge of the source's end may be, and a second."""
+_ROLES = ("active", "standby")
+
+
+class Violation(NamedTuple):
+    """One promise broken, with all that is known about it."""
+
+    kind: str
+    told: str
+
+
+def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation]:
+    """All checks of answers that were given at whatever time."""
+    speaking = [answer for answer in answers if answer.speaks]
+    return [
+        *_wrong(speaking, recount),
+        *_unflagged(speaking),
+        *_out_of_bounds(speaking),
+        *_unexpected(answers),
+        *_backwards(speaking),
+        *_stale(speaking),
+        *_wrong_owners(speaking),
+    ]
+
+
+def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, int]]) -> Iterator[Violation]:
+    """`maxLag` holds against what the producers knew to be committed some seconds before the query was sent.
+
+    Args:
+        acks: (time, partition, end), in order of time.
+    """
+    ends: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for at, partition, end in acks:
+        known = ends[partition]
+        known.append((at, max(end, known[-1][1] if known else 0)))
+    for answer in answers:
+        if not answer.speaks or answer.max_lag is None:
+            continue
+        known = ends[answer.partition]
+        count = bisect_right(known, (answer.sent - WATERMARK_SECONDS, 0))
+        if count and known[count - 1][1] - answer.position > answer.max_lag:
+            told = f"the source had ended at {known[count - 1][1]} {WATERMARK_SECONDS:.0f} s before"
+            yield Violation("bound", f"{told}, and maxLag was {answer.max_lag}: {answer}")
+
+
+def check_promises(promises: Iterable[Promise], recount: Recount) -> Iterator[Violation]:
+    """Every event that a 202 tells of is in the source, where it says."""
+    for promise in promises:
+        found = recount.events.get((promise.partition, promise.position - 1))
+        if found != (promise.customer.encode(), promise.cents):
+            yield Violation("lost", f"{promise} was accepted; the source has {found}")
+
+
+def by_kind(violations: Iterable[Violation]) -> Counter[str]:
+    """How many of each kind."""
+    return Counter(violation.kind for violation in violations)
+
+
+def _wrong(answers: Iterable[Answer], recount: Recount) -> Iterator[Violation]:
+    for answer in answers:
+        key = answer.customer.encode()
+        history = recount.histories.get(key)
+        expected = None if history is None else history.below(answer.position)
+        if answer.cents != expected:
+            yield Violation("wrong", f"the recount has {expected} there: {answer}")
+        elif history is not None and answer.partition != recount.home(key):
+            yield Violation("wrong", f"not a position of the customer's partition: {answer}")
+
+
+def _unflagged(answers: Iterable[Answer]) -> Iterator[Violation]:
+    for answer in answers:
+        if answer.role not in _ROLES or not answer.server or answer.epoch < 1:
+            yield Violation("unflagged", f"does not say who gave it: {answer}")
+        elif answer.role == "standby" and answer.max_lag is None and answer.min_position is None:
+            yield Violation("unflagged", f"only the owner may answer that: {answer}")
+
+
+def _out_of_bounds(answers: Iterable[Answer]) -> Iterator[Violation]:
+    for answer in answers:
+        if answer.max_lag is not None and (answer.lag is None or answer.lag > answer.max_lag):
+            yield Violation("bound", f"maxLag was {answer.max_lag}: {answer}")
+        if answer.min_position is not None and answer.position < answer.min_position:
+            yield Violation("bound", f"minPosition was {answer.min_position}: {answer}")
+
+
+def _unexpected(answers: Iterable[Answer]) -> Iterator[Violation]:
+    for answer in answers:
+        if not answer.speaks and not (answer.status == 503 and answer.retry_after):
+            yield Violation("status", f"{answer}")
+
+
+def _backwards(answers: Iterable[Answer]) -> Iterator[Violation]:
+    def who(answer: Answer) -> Hashable:
+        return answer.asked, answer.server, answer.role, answer.epoch, answer.partition
+
+    for answer, before in _with_best_before(answers, who, attrgetter("position")):
+        if answer.position < before.position:
+            yield Violation("backwards", f"{answer} after {before}")
+
+
+def _stale(answers: Iterable[Answer]) -> Iterator[Violation]:
+    owners = (answer for answer in answers if answer.role == "active")
+    for answer, before in _with_best_before(owners, attrgetter("partition"), attrgetter("position")):
+        if answer.position < before.position:
+            yield Violation("stale", f"{answer} after {before}")
+
+
+def _wrong_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
+    for answer, before in _with_best_before(answers, attrgetter("partition"), attrgetter("epoch")):
+        if answer.role == "active" and answer.epoch < before.epoch:
+            yield Violation("wrong owner", f"{answer} after {before}")
+
+
+def _with_best_before(
+    answers: Iterable[Answer], group: Callable[[Answer], Hashable], rank: Callable[[Answer], int]
+) -> Iterator[tuple[Answer, Answer]]:
+    """Each answer with the highest-ranking one of its group that was received before it was asked for."""
+    groups: dict[Hashable, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        groups[group(answer)].append(answer)
+    for members in groups.values():
+        received = iter(sorted(members, key=attrgetter("received")))
+        upcoming, best = next(received, None), None
+        for answer in sorted(members, key=attrgetter("sent")):
+            while upcoming is not None and upcoming.received < answer.sent:
+                best = upcoming if best is None or rank(upcoming) > rank(best) else best
+                upcoming = next(received, None)
+            if best is not None:
+                yield answer, best

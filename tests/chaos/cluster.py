@@ -1,0 +1,187 @@
+"""The cluster under test: a broker, a registry, three instances, one of which reaches the broker through the proxy."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+import uuid
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+import psutil
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from balance_service.errors import ConfigurationError
+from balance_service.local.instances import LocalInstance
+from balance_service.local.ports import HOST, free_port
+from balance_service.local.stack import LocalStack
+from tests.chaos.proxy import SilentProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+PARTITIONS = 4
+INSTANCES = 3
+SESSION_TIMEOUT_SECONDS = 6.0
+READ_TIMEOUT_SECONDS = 2.0
+_STATUS_SECONDS = 5.0
+_READY_SECONDS = 150.0
+
+
+class Member:
+    """One instance of the three, by what is done to it. Used by one thread at a time."""
+
+    def __init__(self, instance: LocalInstance, stack: LocalStack) -> None:
+        self.instance = instance
+        self.name = instance.name
+        self.host, self.port = HOST, instance.port
+        self.address = instance.environment["BALANCE_APPLICATION_SERVER"]
+        self.state_dir = instance.state_dir
+        self._all_logs = stack.data_dir / "logs" / f"{self.name}.all.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there, be it stopped."""
+        return self.instance.running
+
+    def launch(self, failpoints: str = "") -> None:
+        """Start the process, armed or not."""
+        self.keep_log()
+        self.instance.environment["BALANCE_FAILPOINTS"] = failpoints
+        self.instance.launch()
+
+    def wait_ready(self) -> None:
+        """Return once it wants queries; a loaded machine may take its time.
+
+        Raises:
+            ConfigurationError: it has ended, or takes far too long.
+        """
+        deadline = time.monotonic() + _READY_SECONDS
+        while True:
+            try:
+                return self.instance.wait_ready()
+            except ConfigurationError:
+                if not self.running or time.monotonic() > deadline:
+                    raise
+
+    def keep_log(self) -> None:
+        """Add the log of the last run to that of all runs; the local stack keeps only two."""
+        if self.instance.log.exists():
+            with self.instance.log.open("rb") as last, self._all_logs.open("ab") as kept:
+                shutil.copyfileobj(last, kept)
+
+    def reap(self) -> None:
+        """Forget a process that has ended by itself."""
+        self.instance.kill()
+
+    def process(self) -> psutil.Process | None:
+        """The service's own process, below its guard; None if it is gone."""
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # some are short-lived, or killed and not reaped yet
+                serves = process.cmdline()[1:] == ["-m", "balance_service", "serve"]
+                if serves and process.environ().get("BALANCE_HTTP_PORT") == str(self.port):
+                    return process
+        return None
+
+    def is_stopped(self) -> bool:
+        """Whether the process exists and does not run."""
+        process = self.process()
+        with suppress(psutil.NoSuchProcess):
+            return process is not None and process.status() == psutil.STATUS_STOPPED
+        return False
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its JVM, as a machine that is paused would stop both."""
+        process = self.process()
+        if process is not None:
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    each.send_signal(number)
+
+    def status(self) -> dict[str, Any] | None:
+        """What it says of itself; None if it does not answer."""
+        try:
+            known: dict[str, Any] = _http.get(f"{self.instance.url}/api/status").json()
+        except (httpx.HTTPError, ValueError):
+            return None
+        return known
+
+    def metrics(self) -> str:
+        """What it has counted."""
+        return _http.get(f"{self.instance.url}/metrics").text
+
+
+class Cluster:
+    """Everything up from entering to leaving; the topic is made, and empty."""
+
+    def __init__(self, data_dir: Path, standbys: int) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.topic = f"balance-{name}"
+        self.application_id = f"chaos-{name}"
+        self.standbys = standbys
+        behind, front = free_port(), free_port()
+        self.stack = LocalStack(data_dir, proxied=(behind, front))
+        self.proxy = SilentProxy(front, behind)
+        self.members: list[Member] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opening:
+            opening.enter_context(self.stack)
+            opening.enter_context(self.proxy)
+            config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+            admin = AdminClient({"bootstrap.servers": self.stack.bootstrap_servers, "log_level": 0})
+            wanted = NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1, config=config)
+            admin.create_topics([wanted])[self.topic].result(20)
+            through_proxy = {"BALANCE_BOOTSTRAP_SERVERS": f"{HOST}:{self.proxy.port}"}
+            for number in range(INSTANCES):
+                self.members.append(self.member(number, through_proxy if number == 0 else {}))
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._open:
+            self.stop_instances()
+
+    def member(self, number: int, settings: Mapping[str, str]) -> Member:
+        """An instance with a port and a state directory of its own, not started."""
+        environment = {
+            "BALANCE_TOPIC": self.topic,
+            "BALANCE_APPLICATION_ID": self.application_id,
+            "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
+            "BALANCE_NUM_STANDBY_REPLICAS": str(self.standbys),
+            "BALANCE_READ_TIMEOUT": str(READ_TIMEOUT_SECONDS),
+            "BALANCE_PEER_SECRET": "a secret of the chaos suite",
+            "BALANCE_SPARK_DRIVER_MEMORY": "640m",
+            **settings,
+        }
+        return Member(LocalInstance(number + 1, self.stack, environment=environment), self.stack)
+
+    def stop_instances(self) -> None:
+        """Stop all of them at once, in good order."""
+        for member in self.members:
+            member.signal_all(signal.SIGCONT)
+        running = [process for member in self.members if (process := member.process()) is not None]
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        for member in self.members:
+            member.instance.stop()
+            member.keep_log()
+
+
+def active_positions(members: Iterable[Member]) -> dict[int, int]:
+    """Partition → position of its running owner, as the instances say themselves."""
+    positions: dict[int, int] = {}
+    for member in members:
+        for task in (member.status() or {}).get("tasks", ()):
+            if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
+                partition = int(task["partition"])
+                positions[partition] = max(positions.get(partition, -1), int(task["position"]))
+    return positions
+
+
+_http = httpx.Client(timeout=_STATUS_SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))

@@ -1,0 +1,52 @@
+"""Stores of an instance that is down: deleted, or damaged as a bad disk would."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+_FLIPS = 24
+_FOOTER_BYTES = 64
+
+
+def delete_store(state_dir: Path, chooser: random.Random) -> str | None:
+    """Remove one store; says which, or None if there is none."""
+    stores = stores_in(state_dir)
+    if not stores:
+        return None
+    store = chooser.choice(stores)
+    shutil.rmtree(store)
+    return store.name
+
+
+def damage_store(state_dir: Path, chooser: random.Random) -> str | None:
+    """Flip bytes in a table file, or cut the end off a write-ahead log; says what, or None if there is nothing."""
+    tables = [path for store in stores_in(state_dir) for path in store.glob("*.sst") if path.stat().st_size > 200]
+    if tables and chooser.random() < 0.7:
+        table = chooser.choice(sorted(tables))
+        _flip(table, chooser)
+        return f"{_FLIPS} bytes flipped in {table.parent.name}/{table.name}"
+    logs = [path for store in stores_in(state_dir) for path in store.glob("*.log") if path.stat().st_size > 10]
+    if not logs:
+        return None
+    log = chooser.choice(sorted(logs))
+    size = log.stat().st_size
+    with log.open("r+b") as file:
+        file.truncate(chooser.randint(size // 4, size - 1))
+    return f"{log.parent.name}/{log.name} cut short"
+
+
+def stores_in(state_dir: Path) -> list[Path]:
+    """The directories of an instance's stores, by partition."""
+    return sorted(path for path in state_dir.glob("balance_*") if path.is_dir())
+
+
+def _flip(table: Path, chooser: random.Random) -> None:
+    content = bytearray(table.read_bytes())
+    for _ in range(_FLIPS):
+        content[chooser.randrange(max(1, len(content) - _FOOTER_BYTES))] ^= chooser.randint(1, 255)
+    table.write_bytes(content)

@@ -1,0 +1,249 @@
+"""Plays a round's faults: a lane, that is a thread, per instance, and the broker from the thread that began the round.
+
+At most two instances are disturbed at a time: a lane holds its turn from its first fault until its instance is up
+again, so one of the three always serves.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from balance_service.errors import ConfigurationError
+from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS
+from tests.chaos.damage import damage_store, delete_store
+from tests.chaos.plan import OPENING_POINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.chaos.cluster import Cluster, Member
+    from tests.chaos.journal import Journal
+    from tests.chaos.plan import Round
+    from tests.chaos.readers import Readers
+
+_DISTURBED_AT_A_TIME = 2
+_START_ATTEMPTS = 4
+_STRIKE_SECONDS = 60.0
+_STRIKE_ATTEMPTS = 4
+_SUCCESSION_SECONDS = 25.0
+_SILENCE_SECONDS = 9.0
+_STOPPED_BROKER_SECONDS = 70.0
+
+
+class Chaos:
+    """Everything the lanes share."""
+
+    def __init__(self, cluster: Cluster, readers: Readers, journal: Journal, seed: int) -> None:
+        self.cluster = cluster
+        self.readers = readers
+        self.journal = journal
+        self.seed = seed
+        self.turns = threading.Semaphore(_DISTURBED_AT_A_TIME)
+        self.over = threading.Event()
+        """Set when a run is given up: no lane begins another fault."""
+        self._store_faults: list[str] = []
+        self._lock = threading.Lock()
+        self._rounds = 0
+
+    def play(self, plan: Round) -> None:
+        """Play a round to its end; every instance is up afterwards, and the broker too.
+
+        Raises:
+            AssertionError: an instance did not come up again, or a fail point never struck.
+        """
+        self._rounds += 1
+        self._store_faults = list(plan.store_faults)
+        lanes = [
+            _Lane(self, member, chunks, random.Random(f"{self.seed}-{self._rounds}-{member.name}"))
+            for member, chunks in zip(self.cluster.members, plan.chunks, strict=True)
+        ]
+        try:
+            for lane in lanes:
+                lane.start()
+            self._play_broker(plan.broker_faults, lanes)
+            for lane in lanes:
+                lane.join()
+        except BaseException:
+            self.over.set()
+            raise
+        if self._store_faults:
+            # Faults of instances were too few, or came before there was a table file to damage.
+            lanes.append(_Lane(self, self.cluster.members[-1], [("kill",)] * 5, random.Random(self.seed)))
+            lanes[-1].run()
+        if problems := [lane.problem for lane in lanes if lane.problem]:
+            raise AssertionError("; ".join(problems))
+        assert not self._store_faults, f"not played: {self._store_faults}"
+
+    def spoil_store(self, member: Member, chooser: random.Random) -> None:
+        """Do the next fault that is due to a store of an instance that is down, if it has one."""
+        with self._lock:
+            fault = self._store_faults.pop(0) if self._store_faults else None
+        if fault is None:
+            return
+        spoil = delete_store if fault == "delete-store" else damage_store
+        done = spoil(member.state_dir, chooser)
+        if done is None:
+            with self._lock:
+                self._store_faults.append(fault)
+        else:
+            self.journal.fault(fault, member.name, told=done)
+
+    def _play_broker(self, faults: Sequence[str], lanes: Sequence[threading.Thread]) -> None:
+        chooser = random.Random(f"{self.seed}-{self._rounds}-broker")
+        stack = self.cluster.stack
+        for fault in faults:
+            pause_until = time.monotonic() + chooser.uniform(10, 30)
+            while time.monotonic() < pause_until and any(lane.is_alive() for lane in lanes):
+                time.sleep(0.2)
+            if fault == "stop-broker-long":
+                self.journal.fault(fault, told=f"for {_STOPPED_BROKER_SECONDS:.0f} s")
+                stack.stop_broker()
+                time.sleep(_STOPPED_BROKER_SECONDS)
+            else:
+                self.journal.fault(fault)
+                stack.kill_broker()
+                time.sleep(chooser.uniform(0, 2))
+            stack.start_broker()
+            self.journal.say("the broker is up again")
+
+
+class _Lane(threading.Thread):
+    """The faults of one instance, one after the other."""
+
+    def __init__(self, chaos: Chaos, member: Member, chunks: Sequence[Sequence[str]], chooser: random.Random) -> None:
+        super().__init__(name=f"lane-{member.name}", daemon=True)
+        self._chaos = chaos
+        self._journal = chaos.journal
+        self._member = member
+        self._chunks = chunks
+        self._chooser = chooser
+        self.problem = ""
+
+    def run(self) -> None:
+        """Play all chunks; `problem` says why not."""
+        try:
+            for chunk in self._chunks:
+                with self._chaos.turns:
+                    for fault in chunk:
+                        if self._chaos.over.is_set():
+                            return
+                        self._play(fault)
+                    self._up()
+                time.sleep(self._chooser.uniform(0, 2))
+        except Exception as error:
+            self.problem = f"{self._member.name}: {error!r}"
+            self._journal.say(f"FAILED: {self.problem}")
+
+    def _play(self, fault: str) -> None:
+        if fault.startswith("kill-at-"):
+            self._kill_at(fault)
+        elif fault.startswith("pause-at-"):
+            self._pause_at(fault)
+        else:
+            plays: dict[str, Callable[[], None]] = {
+                "kill": self._kill,
+                "pause": self._pause,
+                "remove": self._remove,
+                "silence": self._silence,
+            }
+            self._up()
+            time.sleep(self._chooser.uniform(0.2, 2.5))
+            plays[fault]()
+
+    def _kill(self) -> None:
+        owned = self._owned()
+        self._member.instance.kill()
+        self._journal.fault("kill", self._member.name, owned)
+        self._chaos.spoil_store(self._member, self._chooser)
+
+    def _remove(self) -> None:
+        owned = self._owned()
+        self._member.instance.stop()
+        self._journal.fault("remove", self._member.name, owned)
+        time.sleep(self._chooser.uniform(0, 3))
+
+    def _kill_at(self, fault: str) -> None:
+        point = fault.removeprefix("kill-at-")
+        for _ in range(_STRIKE_ATTEMPTS):
+            self._launch_armed(point, "kill")
+            if self._waited(lambda: not self._member.running, _STRIKE_SECONDS):
+                self._member.reap()
+                self._journal.fault(fault, self._member.name)
+                self._chaos.spoil_store(self._member, self._chooser)
+                return
+            self._journal.say(f"{self._member.name} has not come to {point} yet; again")
+        raise AssertionError(f"{point} was never reached")
+
+    def _pause_at(self, fault: str) -> None:
+        point = fault.removeprefix("pause-at-")
+        for _ in range(_STRIKE_ATTEMPTS):
+            self._launch_armed(point, "stop")
+            if self._waited(lambda: self._member.is_stopped() or not self._member.running, _STRIKE_SECONDS):
+                break
+        assert self._member.is_stopped(), f"{point} was never reached"
+        owned = self._owned()
+        self._member.signal_all(signal.SIGSTOP)
+        self._journal.fault(fault, self._member.name, owned)
+        self._outlast(owned)
+
+    def _pause(self) -> None:
+        owned = self._owned()
+        self._member.signal_all(signal.SIGSTOP)
+        self._journal.fault("pause", self._member.name, owned)
+        self._outlast(owned)
+
+    def _outlast(self, owned: set[int]) -> None:
+        """Let a stopped owner be succeeded, ask it while it still is stopped, and wake it."""
+        readers = self._chaos.readers
+        time.sleep(SESSION_TIMEOUT_SECONDS + 1)
+        self._waited(lambda: not self._owned(), _SUCCESSION_SECONDS)
+        left = self._owned()
+        ahead = readers.ask_ahead(self._member.host, self._member.port, owned) if owned else None
+        self._member.signal_all(signal.SIGCONT)
+        succeeded = f", succeeded in {sorted(owned - left)}" if owned else ""
+        self._journal.say(f"{self._member.name} wakes{succeeded}")
+        if ahead is not None:
+            ahead.collect()
+
+    def _silence(self) -> None:
+        struck = self._chaos.cluster.proxy.silence(_SILENCE_SECONDS, _STRIKE_SECONDS)
+        assert struck, "no transaction was committed through the proxy"
+        self._journal.fault("silence", self._member.name, told=f"for {_SILENCE_SECONDS:.0f} s after a commit was sent")
+
+    def _launch_armed(self, point: str, action: str) -> None:
+        if self._member.running:
+            self._member.instance.stop()
+            self._journal.fault("remove", self._member.name)
+        # A commit is reached by opening the task, too; who is to be a zombie should have been seen as the owner before.
+        turns = (3, 8) if action == "stop" else (1, 6)
+        turn = 1 if point in OPENING_POINTS else self._chooser.randint(*turns)
+        self._member.launch(f"{point}={action}@{turn}")
+
+    def _up(self) -> None:
+        """Return once the instance wants queries."""
+        for _ in range(_START_ATTEMPTS):
+            if not self._member.running:
+                self._member.launch()
+            try:
+                return self._member.wait_ready()
+            except ConfigurationError as error:
+                if self._member.running:
+                    raise
+                self._journal.wonder(f"{self._member.name} ended by itself: {str(error)[-600:]}")
+        raise AssertionError("does not start")
+
+    def _owned(self) -> set[int]:
+        return self._chaos.readers.owned_by(self._member.address)
+
+    @staticmethod
+    def _waited(condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True

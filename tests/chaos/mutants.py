@@ -1,0 +1,125 @@
+"""Checks the checks: plants one bug at a time into a copy of the package, and plays a round that has to find it.
+
+`make chaos-mutants`, or `python -m tests.chaos.mutants [WORD…]` for the mutations that have a word in their names. The
+unmutated copy is played first and has to pass. Ends with code 1 if it does not, or if any bug survives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.chaos.mutations import CONTROL, MUTATIONS, Mutation
+
+_PROJECT = Path(__file__).parents[2]
+_COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
+_ROUND_SECONDS = 900
+_VIOLATION = re.compile(r"VIOLATION \(([a-z ]+)\): (.*)")
+# A bug may also keep the service from ever being done; whatever else fails is no proof of a bug found.
+_STANDSTILL = re.compile(r"AssertionError: (not caught up|.* was not read to)")
+_SEED = "1"
+_SHOWN = 100
+
+
+class Outcome(NamedTuple):
+    """What a round came to."""
+
+    passed: bool
+    found: str
+    """Kind and text of what it found first; empty if it failed for another reason."""
+    seconds: float
+
+
+def main(words: list[str]) -> int:
+    """Play the control and every mutation that is wanted; 0 if all is as it should be."""
+    wanted = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+    with tempfile.TemporaryDirectory(prefix="chaos-mutants-") as folder:
+        for mutation in wanted:
+            _mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
+        control = _play(Path(folder), None)
+        _tell("without a bug", "passes" if control.passed else f"FAILS: {control.found}", control.seconds)
+        survivors = 0 if control.passed else 1
+        for mutation in wanted:
+            outcome = _play(Path(folder), mutation)
+            if outcome.passed:
+                verdict = "SURVIVED"
+            elif outcome.found:
+                verdict = f"caught: {outcome.found}"
+            else:
+                verdict = "BROKEN: the round failed, but not by a check"
+            survivors += not verdict.startswith("caught")
+            _tell(mutation.name, verdict, outcome.seconds)
+    print(f"{len(wanted)} bugs planted, {survivors} verdicts not as they should be", flush=True)
+    return 1 if survivors else 0
+
+
+def _play(folder: Path, mutation: Mutation | None) -> Outcome:
+    """One round on a fresh copy."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    for name in _COPIED:
+        source = _PROJECT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy / name)
+    if mutation is not None:
+        (copy / mutation.file).write_text(_mutated(mutation, copy / mutation.file), encoding="utf-8")
+    faults = CONTROL if mutation is None else mutation.faults
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "CHAOS_SEED": _SEED,
+        "CHAOS_FAULTS": faults,
+        "CHAOS_MINUTES": "",
+        "CHAOS_STOP_EARLY": "" if mutation is None else "1",
+    }
+    command = [sys.executable, "-m", "pytest", "tests/chaos/test_chaos.py", "-s", "-p", "no:cacheprovider"]
+    command += [f"--basetemp={folder / 'pytest'}"]
+    began = time.monotonic()
+    log = folder / "round.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, cwd=copy, env=environment, stdout=output, stderr=subprocess.STDOUT) as playing,
+    ):
+        try:
+            code = playing.wait(_ROUND_SECONDS)
+        except subprocess.TimeoutExpired:
+            playing.kill()  # the guards of its children see to those
+            code = playing.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code and mutation is None:
+        print(text[-10_000:], flush=True)
+    return Outcome(code == 0, _found(text), time.monotonic() - began)
+
+
+def _mutated(mutation: Mutation, path: Path) -> str:
+    """The file with the bug. Fails unless what it replaces is there exactly once."""
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        count = text.count(mutation.old)
+        raise SystemExit(f"'{mutation.name}' is out of date: {mutation.file} has its text {count} times")
+    return text.replace(mutation.old, mutation.new)
+
+
+def _found(text: str) -> str:
+    violation, standstill = _VIOLATION.search(text), _STANDSTILL.search(text)
+    if violation is not None:
+        return f"{violation[1]} ({violation[2][:_SHOWN]})"
+    return "" if standstill is None else f"stuck ({standstill[1][:_SHOWN]})"
+
+
+def _tell(name: str, verdict: str, seconds: float) -> None:
+    print(f"{seconds:6.0f} s  {name:<75}  {verdict}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

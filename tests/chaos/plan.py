@@ -1,0 +1,157 @@
+"""What a run plays: how often each fault, in which order; drawn from a seed, which replays it."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+POINTS = (
+    "batch-read",
+    "folded",
+    "begun",
+    "produced",
+    "committed",
+    "stored",
+    "fenced",
+    "restored",
+    "position-written",
+)
+OPENING_POINTS = ("fenced", "restored", "position-written")
+INSTANCE_FAULTS = (
+    "kill",
+    *(f"kill-at-{point}" for point in POINTS),
+    "pause",
+    "pause-at-begun",
+    "pause-at-produced",
+    "remove",
+    "silence",
+)
+STORE_FAULTS = ("delete-store", "damage-store")
+BROKER_FAULTS = ("restart-broker", "stop-broker-long")
+FAULTS = (*INSTANCE_FAULTS, *STORE_FAULTS, *BROKER_FAULTS)
+
+_SHORT = {
+    "kill": 5,
+    **{f"kill-at-{point}": 1 for point in POINTS},
+    "pause-at-begun": 1,
+    "silence": 1,
+    "delete-store": 1,
+    "damage-store": 1,
+    "restart-broker": 1,
+}
+_FULL_ROUND = {
+    "kill": 10,
+    **{f"kill-at-{point}": 1 for point in POINTS},
+    "pause": 1,
+    "pause-at-begun": 1,
+    "remove": 2,
+    "silence": 1,
+    "delete-store": 1,
+    "damage-store": 1,
+    "restart-broker": 2,
+}
+_MINUTES_PER_ROUND = 3
+_LANES = 3
+# Faults of one instance in a row, before another's turn may come.
+_IN_A_ROW = 3
+_LEAVE_IT_DOWN = ("kill", "remove")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The faults between one healing and the next."""
+
+    chunks: tuple[tuple[tuple[str, ...], ...], ...]
+    """By instance: its faults, in chunks after each of which it is up."""
+    store_faults: tuple[str, ...]
+    broker_faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    rounds: tuple[Round, ...]
+    head_start: int
+    """Events appended before any instance starts."""
+    rate: float
+    reads_per_second: float
+    standbys: int
+    early_customers: int
+    stops_early: bool
+    """Whether one violation is enough."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each fault is to be played."""
+        counts = dict.fromkeys(FAULTS, 0)
+        for each in self.rounds:
+            played = [fault for lane in each.chunks for chunk in lane for fault in chunk]
+            for fault in (*played, *each.store_faults, *each.broker_faults):
+                counts[fault] += 1
+        return counts
+
+
+def plan_from_environment() -> Plan:
+    """The run that the environment asks for.
+
+    `CHAOS_SEED` replays a run, `CHAOS_MINUTES` makes it a long one, and `CHAOS_FAULTS` names the faults of a short one:
+    comma-separated, `fault` or `fault=times`; `none` for none. With `CHAOS_STOP_EARLY` a run ends soon after the first
+    violation.
+    """
+    seed = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(10**6))
+    chooser = random.Random(seed)
+    minutes = float(os.environ.get("CHAOS_MINUTES") or 0)
+    named = os.environ.get("CHAOS_FAULTS")
+    if minutes:
+        rounds = [dict(_FULL_ROUND) for _ in range(max(1, round(minutes / _MINUTES_PER_ROUND)))]
+        rounds[-1]["stop-broker-long"] = 1
+        for number, each in enumerate(rounds):
+            if number % 2:
+                each["pause-at-produced"] = each.pop("pause-at-begun")
+        return Plan(seed, tuple(_draw(chooser, each) for each in rounds), 300_000, 400.0, 300.0, 1, 2_000, False)
+    counts = _SHORT if named is None else _named(named)
+    head_start = 3_000 if named is None else 1_000
+    return Plan(
+        seed, (_draw(chooser, counts),), head_start, 300.0, 250.0, 1, 400, bool(os.environ.get("CHAOS_STOP_EARLY"))
+    )
+
+
+def _named(text: str) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, times = part.strip().partition("=")
+        if name not in ("none", *FAULTS):
+            raise ValueError(f"CHAOS_FAULTS: '{name}' is none of {', '.join(FAULTS)}")
+        if name != "none":
+            counts[name] = int(times or 1)
+    return counts
+
+
+def _draw(chooser: random.Random, counts: dict[str, int]) -> Round:
+    def drawn(names: tuple[str, ...]) -> list[str]:
+        faults = [name for name in names for _ in range(counts.get(name, 0))]
+        chooser.shuffle(faults)
+        return faults
+
+    lanes: list[list[tuple[str, ...]]] = [[] for _ in range(_LANES)]
+    for chunk in _chunks(chooser, drawn(INSTANCE_FAULTS)):
+        # Only the first instance has a proxy before its broker.
+        lane = lanes[0] if "silence" in chunk else min(lanes, key=lambda lane: sum(len(each) for each in lane))
+        lane.insert(chooser.randint(0, len(lane)), chunk)
+    return Round(tuple(tuple(lane) for lane in lanes), tuple(drawn(STORE_FAULTS)), tuple(drawn(BROKER_FAULTS)))
+
+
+def _chunks(chooser: random.Random, faults: list[str]) -> list[tuple[str, ...]]:
+    """Faults in a row. One that needs the instance to be started armed comes after one that has left it down."""
+    chunks = [[fault] for fault in faults if "-at-" not in fault]
+    for armed in (fault for fault in faults if "-at-" in fault):
+        fitting = [c for c in chunks if c[0] in _LEAVE_IT_DOWN and len(c) < _IN_A_ROW and "pause" not in c[-1]]
+        if fitting:
+            min(fitting, key=len).append(armed)
+        else:
+            chunks.append([armed])
+    chooser.shuffle(chunks)
+    return [tuple(chunk) for chunk in chunks]

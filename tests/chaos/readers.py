@@ -1,0 +1,211 @@
+"""Readers that ask every instance all the time, and keep every answer with the times between which it was given.
+
+Threads: a few per instance, each with a connection and a generator of its own; what they share is only appended to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from tests.chaos.requests import Connection, Reply, cents_of, query
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.chaos.workload import Customers
+
+_THREADS_PER_INSTANCE = 4
+_TIMEOUT_SECONDS = 3.5
+_PATIENT_SECONDS = 20.0
+_AFTER_SILENCE_SECONDS = 0.1
+_UNAVAILABLE = 503
+_MAX_LAGS = (0, 2, 20, 200, 5_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer. Both times are of one monotonic clock; the bounds are those of the query."""
+
+    sent: float
+    received: float
+    asked: str
+    customer: str
+    max_lag: int | None
+    min_position: int | None
+    status: int
+    server: str
+    role: str
+    partition: int
+    position: int
+    epoch: int
+    lag: int | None
+    cents: int | None
+    retry_after: bool
+    detail: str
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it says something about a customer."""
+        return self.status in (200, 404) and self.position >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    customer: str
+    max_lag: int | None = None
+    min_position: tuple[int, int] | None = None
+
+    @property
+    def target(self) -> str:
+        at = self.min_position
+        return query(self.customer, self.max_lag, None if at is None else f"{at[0]}:{at[1]}")
+
+
+class Readers:
+    """All readers. Started and stopped by one thread; `ask_ahead` may be called by any."""
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        customers: Customers,
+        acked: Mapping[int, int],
+        seed: int,
+        rate: float,
+    ) -> None:
+        """Args:
+        acked: partition → a position that is certainly reached, sooner or later.
+        rate: queries a second, all readers together.
+        """
+        self._addresses = addresses
+        self._customers = customers
+        self._acked = acked
+        self._seed = seed
+        self._pause = len(addresses) * _THREADS_PER_INSTANCE / rate
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.answers: list[Answer] = []
+        self.owners: dict[int, tuple[int, str]] = {}
+        """Partition → the highest epoch under which somebody answered as owner, and who."""
+        self.silences: Counter[str] = Counter()
+        """Requests without an answer, by who was asked."""
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        for host, port in self._addresses:
+            for number in range(_THREADS_PER_INSTANCE):
+                chooser = random.Random(f"{self._seed}-reader-{port}-{number}")
+                self._threads.append(
+                    threading.Thread(target=self._run, args=(host, port, chooser), name=f"reader-{port}-{number}")
+                )
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def take(self) -> list[Answer]:
+        """The answers so far; they are kept no longer."""
+        taken, self.answers = self.answers, []
+        return taken
+
+    def owned_by(self, address: str) -> set[int]:
+        """The partitions that an instance was last seen to own."""
+        return {p for p, (_, server) in self.owners.copy().items() if server == address}
+
+    def ask_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> Ahead:
+        """Send plain queries about some partitions to somebody who may be stopped."""
+        mine = [name for name in self._customers.early if self._customers.homes[name.encode()] in partitions]
+        return Ahead(self, host, port, mine[:count])
+
+    def note(self, asked: str, question: _Question, sent: float, reply: Reply) -> None:
+        """Keep an answer."""
+        headers = reply.headers
+        partition, _, position = headers.get("balance-position", "-1:-1").partition(":")
+        lag = headers.get("balance-lag")
+        answer = Answer(
+            sent,
+            time.monotonic(),
+            asked,
+            question.customer,
+            question.max_lag,
+            question.min_position[1] if question.min_position is not None else None,
+            reply.status,
+            headers.get("balance-application-server", ""),
+            headers.get("balance-role", ""),
+            int(partition),
+            int(position),
+            int(headers.get("balance-epoch", "-1")),
+            None if lag is None else int(lag),
+            cents_of(reply.body) if reply.status == 200 else None,
+            "retry-after" in headers,
+            "" if reply.status == 200 else reply.body.decode(errors="replace"),
+        )
+        self.answers.append(answer)
+        if answer.role == "active" and answer.epoch > self.owners.get(answer.partition, (0, ""))[0]:
+            self.owners[answer.partition] = answer.epoch, answer.server
+
+    def _run(self, host: str, port: int, chooser: random.Random) -> None:
+        address = f"{host}:{port}"
+        connection = Connection(host, port, _TIMEOUT_SECONDS)
+        everybody = self._customers.everybody
+        try:
+            while not self._stopping.wait(chooser.uniform(0.5, 1.5) * self._pause):
+                question, sent = self._draw(chooser, everybody), time.monotonic()
+                try:
+                    reply = connection.ask(question.target)
+                except (OSError, http.client.HTTPException):
+                    self.silences[address] += 1
+                    self._stopping.wait(_AFTER_SILENCE_SECONDS)
+                else:
+                    self.note(address, question, sent, reply)
+                    if reply.status == _UNAVAILABLE:
+                        self._stopping.wait(_AFTER_SILENCE_SECONDS)
+        except Exception as error:
+            self.failures.append(f"{threading.current_thread().name}: {error!r}")
+            raise
+        finally:
+            connection.close()
+
+    def _draw(self, chooser: random.Random, everybody: Sequence[str]) -> _Question:
+        customer, luck = chooser.choice(everybody), chooser.random()
+        if luck < 0.5:
+            return _Question(customer)
+        if luck < 0.9:
+            return _Question(customer, chooser.choice(_MAX_LAGS))
+        home = self._customers.homes.get(customer.encode())
+        if home is None:
+            return _Question(customer)
+        return _Question(customer, None, (home, self._acked.get(home, 0)))
+
+
+class Ahead:
+    """Queries that are sent and not answered yet; used by one thread."""
+
+    def __init__(self, readers: Readers, host: str, port: int, customers: Sequence[str]) -> None:
+        self._readers = readers
+        self._asked = f"{host}:{port}"
+        self._pending: list[tuple[Connection, _Question, float]] = []
+        for customer in customers:
+            connection, question = Connection(host, port, _PATIENT_SECONDS), _Question(customer)
+            sent = time.monotonic()
+            connection.send(question.target)
+            self._pending.append((connection, question, sent))
+
+    def collect(self) -> None:
+        """Wait for the answers."""
+        for connection, question, sent in self._pending:
+            try:
+                self._readers.note(self._asked, question, sent, connection.receive())
+            except (OSError, http.client.HTTPException):
+                self._readers.silences[self._asked] += 1
+            finally:
+                connection.close()

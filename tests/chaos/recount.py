@@ -1,0 +1,205 @@
+"""What the source says, counted by a plain consumer that shares no code with the service.
+
+Money is counted in cents, as Python's unbounded integers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+import time
+import urllib.error
+import urllib.request
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FUNDS_ADDED = "parts.code.balance.events.FundsAdded"
+_LIMIT_CENTS = 10**38
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_EXACT = Context(prec=80)
+_READ_SECONDS = 60.0
+
+
+class History:
+    """A customer's balance after each event that counts."""
+
+    __slots__ = ("offsets", "sums")
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.sums: list[int] = []
+
+    def add(self, offset: int, cents: int) -> None:
+        """An event that counts."""
+        self.offsets.append(offset)
+        self.sums.append(self.total + cents)
+
+    @property
+    def total(self) -> int:
+        """The balance by all events read."""
+        return self.sums[-1] if self.sums else 0
+
+    def below(self, position: int) -> int | None:
+        """The balance by the events below a position; None if there are none."""
+        count = bisect_left(self.offsets, position)
+        return self.sums[count - 1] if count else None
+
+
+@dataclass
+class PartitionCount:
+    """One partition, record by record."""
+
+    end: int = 0
+    applied: int = 0
+    ignored: int = 0
+    duplicates: int = 0
+    poison: dict[int, str] = field(default_factory=dict)
+    """Offset → cause."""
+    markers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """Committed records, of whatever kind."""
+        return self.applied + self.ignored + self.duplicates + len(self.poison)
+
+
+class Recount:
+    """Reads the topic on from where it stopped; belongs to one thread."""
+
+    def __init__(
+        self, bootstrap_servers: str, registry_url: str, topic: str, partitions: int, homes: Mapping[bytes, int]
+    ) -> None:
+        """Args:
+        homes: key → its partition, as the producer's own partitioner had it.
+        """
+        self._registry_url = registry_url
+        self._topic = topic
+        self._homes = homes
+        self._schemas: dict[int, Any] = {}
+        self._config = {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "chaos-recount",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+        self.partitions = [PartitionCount() for _ in range(partitions)]
+        self.histories: dict[bytes, History] = {}
+        self.events: dict[tuple[int, int], tuple[bytes, int]] = {}
+        """(partition, offset) → customer and cents, of every well-formed event, be it a duplicate."""
+
+    def home(self, key: bytes) -> int:
+        """The partition of a customer."""
+        return self._homes[key]
+
+    def read_on(self) -> None:
+        """Count what was committed since, up to the present end."""
+        consumer = Consumer(self._config)
+        try:
+            ends = {
+                p: consumer.get_watermark_offsets(TopicPartition(self._topic, p), timeout=10)[1]
+                for p in range(len(self.partitions))
+            }
+            consumer.assign([TopicPartition(self._topic, p, count.end) for p, count in enumerate(self.partitions)])
+            deadline = time.monotonic() + _READ_SECONDS
+            while any(count.end < ends[p] for p, count in enumerate(self.partitions)):
+                assert time.monotonic() < deadline, f"the source was not read to {ends}: a transaction is open"
+                for message in consumer.consume(10_000, timeout=0.5):
+                    error, partition, offset = message.error(), message.partition(), message.offset()
+                    assert partition is not None
+                    assert offset is not None
+                    count = self.partitions[partition]
+                    if error is None:
+                        self._count(partition, count, offset, message)
+                        count.end = offset + 1
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        count.end = max(count.end, offset)
+        finally:
+            consumer.close()
+
+    def _count(self, partition: int, count: PartitionCount, offset: int, message: Any) -> None:
+        kind, cents = self._judge(partition, message.key(), message.value())
+        if kind == "ignored":
+            count.ignored += 1
+            return
+        if kind:
+            count.poison[offset] = kind
+            return
+        key: bytes = message.key()
+        self.events[partition, offset] = key, cents
+        history = self.histories.setdefault(key, History())
+        token = dict(message.headers() or ()).get("idempotency-key")
+        if token is not None and (first := count.markers.get((key, token))) is not None:
+            if first == cents:
+                count.duplicates += 1
+            else:
+                count.poison[offset] = "idempotency-key-reused"
+        elif abs(history.total + cents) >= _LIMIT_CENTS:
+            count.poison[offset] = "balance-overflow"
+        else:
+            history.add(offset, cents)
+            count.applied += 1
+            if token is not None:
+                count.markers[key, token] = cents
+
+    def _judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
+        """What stands in the way of an event, or "", and its cents."""
+        if key is None:
+            return "key-null", 0
+        if value is None:
+            return "value-null", 0
+        if len(value) < 5:
+            return "frame-missing", 0
+        if value[0] != 0:
+            return "magic-byte-unknown", 0
+        (schema_id,) = struct.unpack(">I", value[1:5])
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = self._schema(schema_id)
+        schema = self._schemas[schema_id]
+        if schema is None:
+            return "schema-id-unknown", 0
+        if schema["name"] != _FUNDS_ADDED:
+            return "ignored", 0
+        if any(f["name"] == "amount" and f["type"] == "double" for f in schema["fields"]):
+            return "schema-incompatible", 0
+        try:
+            event: Any = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None)
+        except Exception:  # fastavro raises whatever its reader trips over
+            return "body-undecodable", 0
+        return self._judge_event(partition, key, event["customerId"], event["amount"])
+
+    def _judge_event(self, partition: int, key: bytes, customer: str, amount: Decimal | None) -> tuple[str, int]:
+        if amount is None:
+            return "field-null", 0
+        cents = _EXACT.multiply(amount, Decimal(100))
+        if cents != int(cents):
+            return "decimal-loses-digits", 0
+        if customer.encode() != key:
+            return "key-is-not-customer-id", 0
+        if not 1 <= len(key) <= 256 or _CONTROL.search(customer):
+            return "customer-id-malformed", 0
+        if self._homes[key] != partition:
+            return "key-not-of-this-partition", 0
+        return "", int(cents)
+
+    def _schema(self, schema_id: int) -> Any:
+        try:
+            with urllib.request.urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=10) as answer:
+                return fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 404:
+                raise
+            return None

@@ -1,0 +1,137 @@
+"""The changelog as committed, and the stores that should be copies of it; by bytes, and by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import time
+import urllib.request
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from rocksdict import AccessType, Options, Rdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+RESERVED = b"\xff"
+POSITION_KEY = RESERVED + b"position"
+_CHANGELOG_OFFSET_KEY = RESERVED + b"changelog-offset"
+_LOCAL_KEYS = (RESERVED + b"identity", _CHANGELOG_OFFSET_KEY)
+_READ_SECONDS = 60.0
+_EXACT = Context(prec=80)
+
+Content = dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One committed record of a topic."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes]
+
+
+def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[list[Logged]]:
+    """All committed records of a topic, by partition, in order of offset, up to its present end."""
+    config = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "chaos-reader",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
+    consumer = Consumer(config)
+    records: list[list[Logged]] = [[] for _ in range(partitions)]
+    try:
+        wanted = [TopicPartition(topic, p) for p in range(partitions)]
+        ends = {tp.partition: consumer.get_watermark_offsets(tp, timeout=10)[1] for tp in wanted}
+        consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+        stands_at = dict.fromkeys(range(partitions), 0)
+        deadline = time.monotonic() + _READ_SECONDS
+        while any(stands_at[p] < end for p, end in ends.items()):
+            assert time.monotonic() < deadline, f"{topic} was not read to {ends}: a transaction is open"
+            for message in consumer.consume(10_000, timeout=0.5):
+                error, partition, offset = message.error(), message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                if error is None:
+                    headers: Any = dict(message.headers() or ())
+                    records[partition].append(Logged(offset, message.key(), message.value(), headers))
+                    stands_at[partition] = offset + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    stands_at[partition] = max(stands_at[partition], offset)
+    finally:
+        consumer.close()
+    return records
+
+
+def compacted(records: Iterable[Logged], below: int | None = None) -> Content:
+    """The last value of each key, of the records below an offset; tombstones remove theirs."""
+    content: Content = {}
+    for record in records:
+        if below is not None and record.offset >= below:
+            break
+        assert record.key is not None
+        if record.value is None:
+            content.pop(record.key, None)
+        else:
+            content[record.key] = record.value
+    return content
+
+
+def states(content: Content) -> Content:
+    """What is kept of customers, without what the service notes for itself."""
+    return {key: value for key, value in content.items() if not key.startswith(RESERVED)}
+
+
+def digest(content: Content) -> str:
+    """SHA-256 over keys and values in order of keys."""
+    sha = hashlib.sha256()
+    for key, value in sorted(content.items()):
+        sha.update(struct.pack(">II", len(key), len(value)) + key + value)
+    return sha.hexdigest()[:16]
+
+
+def read_store(path: Path) -> tuple[int, Content]:
+    """A store's changelog offset, and what it holds of the changelog; its instance must not run."""
+    db = Rdict(str(path), options=Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        raw: Any = db.items()
+        content: Content = dict(raw)
+    finally:
+        db.close()
+    offset = int.from_bytes(content.get(_CHANGELOG_OFFSET_KEY, b""), "big")
+    return offset, {key: value for key, value in content.items() if key not in _LOCAL_KEYS}
+
+
+class Decoder:
+    """Reads frames by the schemas that the registry has."""
+
+    def __init__(self, registry_url: str) -> None:
+        self._registry_url = registry_url
+        self._schemas: dict[int, Any] = {}
+
+    def decode(self, frame: bytes) -> dict[str, Any]:
+        """The record in a frame."""
+        (schema_id,) = struct.unpack(">I", frame[1:5])
+        if schema_id not in self._schemas:
+            with urllib.request.urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=10) as answer:
+                self._schemas[schema_id] = fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
+        record: Any = fastavro.schemaless_reader(io.BytesIO(frame[5:]), self._schemas[schema_id], None)
+        assert isinstance(record, dict)
+        return record
+
+    def cents(self, frame: bytes) -> tuple[str, int]:
+        """The customer and the balance of a state."""
+        state = self.decode(frame)
+        return state["customerId"], int(_EXACT.multiply(state["amount"], Decimal(100)))

@@ -1,0 +1,224 @@
+"""It stays right while instances, broker and stores are killed, stopped, cut off and damaged.
+
+`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` replays what was drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.audit import Audit, check_counters
+from tests.chaos.checks import Violation, check_answers, check_promises, check_staleness
+from tests.chaos.cluster import INSTANCES, PARTITIONS, SESSION_TIMEOUT_SECONDS, Cluster, active_positions
+from tests.chaos.commands import Commands
+from tests.chaos.faults import Chaos
+from tests.chaos.frames import Frames
+from tests.chaos.journal import Journal
+from tests.chaos.plan import plan_from_environment
+from tests.chaos.readers import Readers
+from tests.chaos.recount import Recount
+from tests.chaos.report import Report
+from tests.chaos.workload import Customers, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.chaos.plan import Plan, Round
+
+_MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
+_TIMEOUT_SECONDS = 900 + 180 * _MINUTES
+_PROGRESS_SECONDS = SESSION_TIMEOUT_SECONDS + 10
+_CATCH_UP_SECONDS = 120.0
+_UNDISTURBED_SECONDS = 4.0
+
+
+@pytest.mark.timeout(_TIMEOUT_SECONDS)
+def test_nothing_is_lost_doubled_or_answered_wrongly_whatever_is_killed_stopped_or_damaged(tmp_path: Path) -> None:
+    plan = plan_from_environment()
+    print(f"\nCHAOS_SEED={plan.seed} replays this run", flush=True)
+    run = _Run(plan, tmp_path)
+    with run.resources:
+        run.play()
+    print(run.report.table(), flush=True)
+    assert not run.report.violations, f"{len(run.report.violations)} violations; CHAOS_SEED={plan.seed}"
+
+
+class _Run:
+    """One run from the first event to the last check."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._journal = Journal()
+        self.report = Report(plan, self._journal)
+        self.resources = ExitStack()
+
+    def play(self) -> None:
+        """Everything, in order; violations are in the report."""
+        plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
+        say("starting broker and registry")
+        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.standbys))
+        stack = cluster.stack
+        frames = Frames(stack.schema_registry_url, cluster.topic)
+        self._customers = Customers(plan.early_customers, plan.early_customers // 8)
+        self._workload = Workload(
+            stack.bootstrap_servers, cluster.topic, PARTITIONS, frames, self._customers, plan.seed
+        )
+        self._workload.seed_customers()
+        self._workload.burst(plan.head_start)
+        say(f"{self._workload.sent} records appended; starting {INSTANCES} instances")
+        for member in cluster.members:
+            member.launch()
+        for member in cluster.members:
+            member.wait_ready()
+        say("all instances are ready")
+        self._recount = Recount(
+            stack.bootstrap_servers, stack.schema_registry_url, cluster.topic, PARTITIONS, self._customers.homes
+        )
+        self._catch_up()
+        say("everything appended before is applied")
+        addresses = [(member.host, member.port) for member in cluster.members]
+        self._readers = enter(
+            Readers(addresses, self._customers, self._workload.acked, plan.seed, plan.reads_per_second)
+        )
+        self._commands = enter(Commands(addresses, self._customers, plan.seed))
+        self._chaos = Chaos(cluster, self._readers, self._journal, plan.seed)
+        for number, each in enumerate(plan.rounds, start=1):
+            say(f"round {number} of {len(plan.rounds)}")
+            self._play_round(each, last=number == len(plan.rounds))
+            if self._is_over:
+                return
+        self._compare_stores()
+        if not self._is_over:
+            self._compare_with_fresh_fold()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._plan.stops_early and bool(self.report.violations)
+
+    def _play_round(self, plan: Round, *, last: bool) -> None:
+        began = len(self._journal.entries)
+        self._workload.start(self._plan.rate)
+        try:
+            time.sleep(_UNDISTURBED_SECONDS)
+            self._chaos.play(plan)
+            self._check_progress()
+            time.sleep(_UNDISTURBED_SECONDS)
+        finally:
+            self._workload.stop()
+        if last:
+            self._commands.stop()
+        self._journal.say(f"{self._workload.sent} records appended; catching up")
+        self._catch_up()
+        answers = self._readers.take()
+        self._recount.read_on()
+        self._journal.say(f"checking {len(answers)} answers")
+        self.report.add_answers(answers, self._journal.entries[began:])
+        self.report.add_violations(check_answers(answers, self._recount))
+        self.report.add_violations(check_staleness(answers, self._workload.acks))
+        self.report.add_violations(check_promises(list(self._commands.promises), self._recount))
+        self.report.add_violations(Violation("status", told) for told in self._commands.refusals)
+        assert not self._readers.failures, self._readers.failures
+
+    def _check_progress(self) -> None:
+        """Every partition's position must move within the session timeout and 10 s, now that all is healed."""
+        healed, members = time.monotonic(), self._cluster.members
+        seen_first: dict[int, int] = {}
+        stuck = set(range(PARTITIONS))
+        while stuck:
+            for partition, position in active_positions(members).items():
+                if position > seen_first.setdefault(partition, position):
+                    stuck.discard(partition)
+            after = time.monotonic() - healed
+            if stuck and after > _PROGRESS_SECONDS:
+                told = f"partitions {sorted(stuck)} stand still {after:.0f} s after healing"
+                self.report.add_violations([Violation("stuck", told)])
+                return
+            time.sleep(0.1)
+        self.report.progress.append(time.monotonic() - healed)
+        self._journal.say(f"every partition goes on, {self.report.progress[-1]:.1f} s after healing")
+
+    def _catch_up(self) -> None:
+        """Wait until every event is applied but those that commands add meanwhile."""
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        self._recount.read_on()
+        while True:
+            positions = active_positions(self._cluster.members)
+            if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
+                return
+            assert time.monotonic() < deadline, (
+                f"not caught up: {positions}; {[m.status() for m in self._cluster.members]}"
+            )
+            time.sleep(0.5)
+
+    def _compare_stores(self) -> None:
+        """Everything stands still: changelog, dead letters and stores against the recount."""
+        self._wait_for_standbys()
+        self._readers.__exit__()
+        self.report.add_violations(check_answers(self._readers.take(), self._recount))
+        self._journal.say("stopping the instances")
+        self._cluster.stop_instances()
+        self._audit = self._read_audit(self._cluster.application_id)
+        self._journal.say("comparing changelog, dead letters and stores with the recount")
+        self.report.add_violations(self._audit.balances(self._recount))
+        self.report.add_violations(self._audit.dead_letters(self._recount))
+        self.report.add_violations(self._audit.positions(self._recount))
+        state_dirs = [member.state_dir for member in self._cluster.members]
+        self.report.add_violations(self._audit.stores(state_dirs, 1 + self._plan.standbys))
+        self.report.events = sum(count.records for count in self._recount.partitions)
+        self.report.records = {
+            "applied": sum(count.applied for count in self._recount.partitions),
+            "of other types": sum(count.ignored for count in self._recount.partitions),
+            "duplicates": sum(count.duplicates for count in self._recount.partitions),
+            "poison": sum(len(count.poison) for count in self._recount.partitions),
+        }
+        self.report.commands = self._commands.statuses
+        self.report.silences = sum(self._readers.silences.values())
+
+    def _wait_for_standbys(self) -> None:
+        """Until each partition has as many copies at its end as it should; what they hold is checked later."""
+        deadline = time.monotonic() + _PROGRESS_SECONDS
+        ends = [count.end for count in self._recount.partitions]
+        while time.monotonic() < deadline:
+            tasks = [task for member in self._cluster.members for task in (member.status() or {}).get("tasks", ())]
+            caught_up = [t["partition"] for t in tasks if t["position"] >= ends[t["partition"]]]
+            if all(caught_up.count(p) >= 1 + self._plan.standbys for p in range(PARTITIONS)):
+                return
+            time.sleep(0.2)
+
+    def _compare_with_fresh_fold(self) -> None:
+        """Another application folds the same source from its beginning, and comes to the same."""
+        fresh_id = f"{self._cluster.application_id}-fresh"
+        fresh = self._cluster.member(
+            INSTANCES, {"BALANCE_APPLICATION_ID": fresh_id, "BALANCE_NUM_STANDBY_REPLICAS": "0"}
+        )
+        self._journal.say("folding the source anew")
+        fresh.launch()
+        try:
+            fresh.wait_ready()
+            deadline = time.monotonic() + _CATCH_UP_SECONDS
+            while True:
+                positions = active_positions([fresh])
+                if all(positions.get(p, -1) >= count.end for p, count in enumerate(self._recount.partitions)):
+                    break
+                assert time.monotonic() < deadline, f"not caught up: {fresh.status()}"
+                time.sleep(0.3)
+            metrics = fresh.metrics()
+        finally:
+            fresh.instance.stop()
+        rebuilt = self._read_audit(fresh_id)
+        self.report.add_violations(check_counters(metrics, self._recount))
+        self.report.add_violations(rebuilt.balances(self._recount))
+        self.report.add_violations(rebuilt.dead_letters(self._recount))
+        self.report.add_violations(self._audit.same_states(rebuilt))
+
+    def _read_audit(self, application_id: str) -> Audit:
+        stack = self._cluster.stack
+        return Audit(
+            stack.bootstrap_servers, stack.schema_registry_url, self._cluster.topic, application_id, PARTITIONS
+        )

@@ -1,0 +1,145 @@
+"""The checks find what they are for, and let pass what is right; a run of the suite shows only the latter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
+from tests.chaos.commands import Promise
+from tests.chaos.plan import FAULTS, POINTS, plan_from_environment
+from tests.chaos.readers import Answer
+from tests.chaos.recount import History, Recount
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RIGHT = Answer(
+    sent=1.0,
+    received=1.1,
+    asked="a",
+    customer="c",
+    max_lag=None,
+    min_position=None,
+    status=200,
+    server="a",
+    role="active",
+    partition=0,
+    position=5,
+    epoch=3,
+    lag=0,
+    cents=100,
+    retry_after=False,
+    detail="",
+)
+_LATER = replace(_RIGHT, sent=2.0, received=2.1, position=9, cents=300)
+
+
+@pytest.fixture
+def recount() -> Recount:
+    """One customer with 1.00 from offset 4 on, and 3.00 from offset 8 on."""
+    counted = Recount("", "", "topic", 1, {b"c": 0})
+    counted.histories[b"c"] = history = History()
+    history.add(4, 100)
+    history.add(8, 200)
+    counted.events[0, 8] = b"c", 200
+    return counted
+
+
+def test_right_answers_pass(recount: Recount) -> None:
+    unknown = replace(_RIGHT, status=404, position=4, cents=None, sent=0.5, received=0.6)
+    busy = replace(_RIGHT, status=503, role="", server="", position=-1, epoch=-1, cents=None, retry_after=True)
+    standby = replace(_RIGHT, role="standby", max_lag=5, lag=4, sent=3.0, received=3.1, server="b")
+    assert check_answers([unknown, _RIGHT, busy, _LATER, standby], recount) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("wrong", {"cents": 101}),
+        ("wrong", {"status": 404, "cents": None}),
+        ("wrong", {"position": 4}),
+        ("wrong", {"partition": 1}),
+        ("unflagged", {"role": "standby"}),
+        ("unflagged", {"role": ""}),
+        ("bound", {"max_lag": 2, "lag": 3}),
+        ("bound", {"max_lag": 2, "lag": None}),
+        ("bound", {"min_position": 6}),
+        ("status", {"status": 500, "position": -1}),
+        ("status", {"status": 503, "position": -1}),
+    ],
+)
+def test_a_wrong_answer_is_found(recount: Recount, kind: str, change: Mapping[str, object]) -> None:
+    answer = replace(_RIGHT, **change)  # type: ignore[arg-type]
+    assert by_kind(check_answers([answer], recount)) == {kind: 1}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "change"),
+    [
+        ({"backwards", "stale"}, {}),
+        ({"stale"}, {"asked": "b"}),
+        ({"stale"}, {"epoch": 4}),
+        ({"stale", "wrong owner"}, {"epoch": 2}),
+        ({"backwards"}, {"role": "standby", "max_lag": 9, "server": "b"}),
+    ],
+)
+def test_an_answer_that_goes_back_is_found(recount: Recount, kinds: set[str], change: Mapping[str, object]) -> None:
+    after = replace(_RIGHT, sent=3.0, received=3.1, **change)  # type: ignore[arg-type]
+    before = replace(_LATER, role=after.role, server=after.server, max_lag=after.max_lag)
+    assert by_kind(check_answers([before, after], recount)).keys() == kinds
+
+
+def test_what_was_asked_before_the_other_answer_came_may_be_older(recount: Recount) -> None:
+    overlapping = replace(_RIGHT, sent=2.0, received=3.0, epoch=2)
+    assert check_answers([_LATER, overlapping], recount) == []
+
+
+def test_an_answer_that_is_further_behind_than_it_knows_is_found() -> None:
+    acks = [(1.0, 0, 10), (2.0, 0, 8), (3.0, 1, 99), (9.0, 0, 50)]
+    known = 2.0 + WATERMARK_SECONDS + 0.1
+    near = replace(_RIGHT, sent=known, received=known, position=5, max_lag=5)
+    far = replace(near, max_lag=4)
+    assert [v.told for v in check_staleness([near, far, _RIGHT], acks)] == [
+        f"the source had ended at 10 {WATERMARK_SECONDS:.0f} s before, and maxLag was 4: {far}"
+    ]
+
+
+def test_an_accepted_command_that_is_not_in_the_source_is_found(recount: Recount) -> None:
+    kept, lost = Promise("c", 200, 0, 9), Promise("c", 200, 0, 10)
+    assert [violation.kind for violation in check_promises([kept, lost], recount)] == ["lost"]
+
+
+def test_a_seed_draws_the_same_plan_again_and_the_short_one_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHAOS_MINUTES", "CHAOS_FAULTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CHAOS_SEED", "7")
+    plan = plan_from_environment()
+    assert plan == plan_from_environment()
+    counts = plan.counts
+    assert counts["kill"] == 5
+    assert all(counts[f"kill-at-{point}"] == 1 for point in POINTS)
+    assert min(counts["pause-at-begun"], counts["restart-broker"], counts["silence"]) == 1
+    assert min(counts["delete-store"], counts["damage-store"]) == 1
+
+
+def test_the_long_plan_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHAOS_FAULTS", raising=False)
+    monkeypatch.setenv("CHAOS_MINUTES", "30")
+    counts = plan_from_environment().counts
+    assert counts.keys() == set(FAULTS)
+    assert counts["kill"] >= 100
+    assert all(counts[f"kill-at-{point}"] >= 10 for point in POINTS)
+    assert counts["pause"] + counts["pause-at-begun"] + counts["pause-at-produced"] >= 20
+    assert counts["restart-broker"] >= 20
+    assert counts["delete-store"] + counts["damage-store"] >= 20
+    assert counts["stop-broker-long"] == 1
+
+
+def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHAOS_MINUTES", raising=False)
+    monkeypatch.setenv("CHAOS_FAULTS", "kill,flood")
+    with pytest.raises(ValueError, match="flood"):
+        plan_from_environment()

@@ -1,0 +1,255 @@
+"""Producers as other applications are: transactional, at times aborting, and one record in a hundred is no good.
+
+Each thread draws from a generator of its own, seeded from the round's seed. What was appended in the end is not kept
+here, but counted by the recount: a producer does not always know what became of its transaction.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException, Producer
+
+from tests.chaos.frames import POISON, Source
+
+if TYPE_CHECKING:
+    from tests.chaos.frames import Frames
+
+ABORTED_SHARE = 0.05
+POISON_SHARE = 0.01
+OTHER_TYPES_SHARE = 0.05
+KEYED_SHARE = 0.08
+_RECORDS = (3, 24)
+_BURST_RECORDS = 2_000
+# Ten of these are less than a balance may be, eleven are more.
+_WHALE_CENTS = 99 * 10**35
+_TRANSACTION_TIMEOUT_MS = 10_000
+_COMMIT_SECONDS = 10.0
+
+
+class Customers:
+    """Names, and where the producers' own partitioner has put them; any thread may ask."""
+
+    def __init__(self, early: int, late: int) -> None:
+        self.early = [f"customer-{n}" for n in range(early)]
+        self.late = [f"late-{n}" for n in range(late)]
+        self.whales = [f"whale-{n}" for n in range(4)]
+        self.strangers = [f"stranger-{n}" for n in range(8)]
+        self.homes: dict[bytes, int] = {}
+
+    @property
+    def everybody(self) -> list[str]:
+        """All who may have a balance in the end, and some who never will."""
+        return [*self.early, *self.late, *self.whales, *self.strangers]
+
+
+class Workload:
+    """Producer threads at a given rate together; started and stopped by one thread."""
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, partitions: int, frames: Frames, customers: Customers, seed: int
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._partitions = partitions
+        self._frames = frames
+        self._customers = customers
+        self._seed = seed
+        self._turn = 0
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.acked: dict[int, int] = {}
+        """Partition → the offset after the last record that was certainly committed."""
+        self.acks: list[tuple[float, int, int]] = []
+        """(time, partition, such an offset), in the order in which they became known."""
+        self.sent = 0
+        self.failures: list[str] = []
+
+    def seed_customers(self) -> None:
+        """One event of each early customer, so that everybody's partition is known."""
+        writer = _Writer(self, "seed", random.Random(f"{self._seed}-seed"))
+        everybody = [
+            Source(n.encode(), self._frames.funds_added(n, 1 + i)) for i, n in enumerate(self._customers.early)
+        ]
+        whales = [
+            Source(n.encode(), self._frames.funds_added(n, _WHALE_CENTS, "wide"))
+            for n in self._customers.whales
+            for _ in range(10)
+        ]
+        writer.transact([*everybody, *whales])
+        assert self.sent, "the first transaction failed"
+
+    def burst(self, records: int) -> None:
+        """Append so many records as fast as it goes."""
+        writer = _Writer(self, "burst", random.Random(f"{self._seed}-burst-{self.sent}"))
+        end = self.sent + records
+        while self.sent < end:
+            writer.transact([writer.draw() for _ in range(min(_BURST_RECORDS, end - self.sent))])
+
+    def start(self, rate: float, producers: int = 3) -> None:
+        """Begin to append, so many records a second."""
+        self._stopping.clear()
+        self._turn += 1
+        self._threads = [
+            threading.Thread(target=self._run, args=(n, rate / producers), name=f"producer-{n}")
+            for n in range(producers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop appending, at the end of a transaction; none is left open."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        assert not self.failures, self.failures
+
+    def _run(self, number: int, rate: float) -> None:
+        writer = _Writer(self, f"producer-{number}", random.Random(f"{self._seed}-{number}-{self._turn}"))
+        due = time.monotonic()
+        try:
+            while not self._stopping.is_set():
+                records = [writer.draw() for _ in range(writer.chooser.randint(*_RECORDS))]
+                writer.transact(records, abort=writer.chooser.random() < ABORTED_SHARE)
+                due = max(due + len(records) / rate, time.monotonic() - 1.0)
+                self._stopping.wait(max(0.0, due - time.monotonic()))
+            writer.settle()
+        except Exception as error:
+            self.failures.append(f"{threading.current_thread().name}: {error!r}")
+            raise
+
+
+class _Writer:
+    """One transactional id, used by one thread."""
+
+    def __init__(self, workload: Workload, name: str, chooser: random.Random) -> None:
+        self._workload = workload
+        self.chooser = chooser
+        self._config: dict[str, Any] = {
+            "bootstrap.servers": workload._bootstrap_servers,
+            "transactional.id": f"{workload._topic}-{name}",
+            "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+            "partitioner": "murmur2_random",
+            "linger.ms": 5,
+            "log_level": 0,
+        }
+        self._producer: Producer | None = None
+        self._acks: dict[int, int] = {}
+        self._keyed: deque[tuple[str, str, int]] = deque(maxlen=300)
+        self._keys = 0
+
+    def transact(self, records: list[Source], *, abort: bool = False) -> None:
+        """One transaction; where nobody knows what became of it, the next begins with another producer."""
+        self._acks = {}
+        try:
+            producer = self._opened()
+            producer.begin_transaction()
+            for record in records:
+                self._produce(producer, record)
+            if abort:
+                producer.flush(_COMMIT_SECONDS)
+                producer.abort_transaction(_COMMIT_SECONDS)
+                return
+            producer.commit_transaction(_COMMIT_SECONDS)
+        except (KafkaException, BufferError):
+            self._drop()
+            return
+        for partition, end in self._acks.items():
+            self._workload.acked[partition] = max(self._workload.acked.get(partition, 0), end)
+            self._workload.acks.append((time.monotonic(), partition, end))
+        self._workload.sent += len(records)
+
+    def settle(self) -> None:
+        """Leave no transaction open, whatever the last one came to."""
+        self._opened()
+
+    def draw(self) -> Source:
+        """A record as chance has it."""
+        chooser, frames, customers = self.chooser, self._workload._frames, self._workload._customers
+        name = chooser.choice(customers.late if chooser.random() < 0.05 else customers.early)
+        luck = chooser.random()
+        if luck < POISON_SHARE:
+            name = chooser.choice(customers.early)
+            elsewhere = (customers.homes[name.encode()] + 1) % self._workload._partitions
+            return frames.poison(chooser.choice(POISON), name, elsewhere, self._cents())
+        luck -= POISON_SHARE
+        if luck < OTHER_TYPES_SHARE:
+            return Source(name.encode(), frames.seen(name))
+        luck -= OTHER_TYPES_SHARE
+        if luck < KEYED_SHARE:
+            return self._draw_keyed(name)
+        luck -= KEYED_SHARE
+        if luck < 0.002:
+            whale = chooser.choice(customers.whales)
+            cents = chooser.choice((_WHALE_CENTS, -_WHALE_CENTS, 1))
+            return Source(whale.encode(), frames.funds_added(whale, cents, "wide"))
+        return Source(name.encode(), frames.funds_added(name, self._cents(), "wide" if luck < 0.01 else "shipped"))
+
+    def _draw_keyed(self, name: str) -> Source:
+        """An event with an idempotency key: a new one, one sent again, or one whose key was used for another."""
+        cents, token = (
+            self._cents(),
+            f"{self._config['transactional.id']}-{self.chooser.getrandbits(32):x}-{self._keys}",
+        )
+        self._keys += 1
+        if self._keyed and (luck := self.chooser.random()) < 0.4:
+            name, token, first = self.chooser.choice(self._keyed)
+            cents = first if luck < 0.35 else first + 1
+        else:
+            self._keyed.append((name, token, cents))
+        return Source(name.encode(), self._workload._frames.funds_added(name, cents), None, token)
+
+    def _cents(self) -> int:
+        luck = self.chooser.random()
+        if luck < 0.05:
+            # More digits than a binary float holds.
+            return self.chooser.randint(10**15, 10**17)
+        return self.chooser.randint(-5_000, -1) if luck < 0.15 else self.chooser.randint(1, 100_000)
+
+    def _produce(self, producer: Producer, record: Source) -> None:
+        headers: Any = (
+            None if record.idempotency_key is None else [("idempotency-key", record.idempotency_key.encode())]
+        )
+        where: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
+        own = record.partition is None
+        producer.produce(
+            self._workload._topic,
+            record.value,
+            record.key,
+            headers=headers,
+            on_delivery=self._placed if own else self._delivered,
+            **where,
+        )
+        producer.poll(0)
+
+    def _placed(self, error: Any, message: Any) -> None:
+        if error is None and message.key() is not None:
+            self._workload._customers.homes[message.key()] = message.partition()
+        self._delivered(error, message)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self._acks[message.partition()] = max(self._acks.get(message.partition(), 0), message.offset() + 1)
+
+    def _opened(self) -> Producer:
+        """A producer whose predecessors under this id have nothing pending; waits for the broker."""
+        while self._producer is None:
+            producer = Producer(self._config)
+            try:
+                producer.init_transactions(_COMMIT_SECONDS)
+            except KafkaException:
+                producer.purge()
+                time.sleep(0.5)
+            else:
+                self._producer = producer
+        return self._producer
+
+    def _drop(self) -> None:
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
