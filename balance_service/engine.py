@@ -146,8 +146,10 @@ class Engine:
 
     def _prepare(self, decoder: Decoder) -> None:
         """Make the first micro-batch as fast as the next ones, before any partition is ours."""
-        schemas = self.read_model.event_schemas
-        decoder.resolve([self.registry.register(f"{self.settings.topic}-{n}", s) for n, s in schemas.items()])
+        topic, schemas = self.settings.topic, self.read_model.event_schemas
+        ours = [self.registry.register(f"{topic}-{name}", schema) for name, schema in schemas.items()]
+        # Each schema that the plan does not know when it comes up costs a new plan.
+        decoder.resolve({*ours, *self.registry.schema_ids(topic)})
         decoder.warm_up()
 
     def _positions(self) -> dict[int, int]:

@@ -93,6 +93,24 @@ class SchemaRegistry:
             record = ""
         return WriterSchema(schema_id, record, text)
 
+    def schema_ids(self, topic: str) -> list[int]:
+        """The ids of all schemas registered for a topic by TopicRecordNameStrategy; none if the registry will not say.
+
+        Raises:
+            RetriableError: the registry cannot be reached.
+        """
+        try:
+            subjects = [s for s in self.client.get_subjects() if s.startswith(f"{topic}-")]
+            versions = ((s, v) for s in subjects for v in self.client.get_versions(s))
+            ids = {self.client.get_version(s, v).schema_id for s, v in versions}
+            return sorted(i for i in ids if i is not None)
+        except SchemaRegistryError as error:
+            if self._is_refusal(error):
+                return []
+            raise self._unavailable(error) from error
+        except Exception as error:  # transport errors of whichever HTTP library the client uses
+            raise self._unavailable(error) from error
+
     def close(self) -> None:
         """Close the connections."""
         self.client.__exit__(None, None, None)

@@ -6,6 +6,7 @@ import struct
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
 from tests.integration.engines import (
@@ -132,3 +133,19 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
             assert counted(engine, "applied") == 4
             assert counted(engine, "ignored") == 3
             assert counted(engine, "dead_lettered") == 0
+
+
+def test_the_registry_tells_of_all_schemas_of_a_topic_and_of_no_other(stack: LocalStack, names: dict[str, str]) -> None:
+    with Writer(stack, names["topic"]) as writer:
+        registry = SchemaRegistry(stack.schema_registry_url)
+        assert registry.schema_ids(names["topic"]) == []
+        ids = [writer.register(f"{names['topic']}-n.Other", _other(fields)) for fields in ("a", "ab")]
+        writer.register("elsewhere-n.Other", _other("abc"))
+
+        assert registry.schema_ids(names["topic"]) == sorted(ids)
+        registry.close()
+
+
+def _other(fields: str) -> dict[str, Any]:
+    nullable = [{"name": name, "type": ["null", "string"], "default": None} for name in fields]
+    return {"type": "record", "name": "Other", "namespace": "n", "fields": nullable}
