@@ -314,19 +314,12 @@ def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, c
 
     after = _samples(http)
 
-    of_tasks = {
-        "balance_events_read_total",
-        "balance_events_applied_total",
-        "balance_events_ignored_total",
-        "balance_events_dead_lettered_total",
-        "balance_position",
-        "balance_lag",
-        "balance_store_bytes",
-        "balance_restored_records",
-        "balance_records_to_restore",
-    }
-    for name in of_tasks:
-        assert after[name].keys() == {_task(0), _task(1)}, name
+    counters = ("read", "applied", "ignored", "duplicates", "dead_lettered")
+    for name in counters:
+        assert after[f"balance_events_{name}_total"].keys() == {_task(0), _task(1)}, name
+    active = ("role", "active")
+    for name in ("position", "lag", "store_bytes", "restored_records", "records_to_restore"):
+        assert after[f"balance_{name}"].keys() == {_task(p) | {active} for p in (0, 1)}, name
     for name in ("balance_events_read_total", "balance_events_applied_total", "balance_position"):
         assert sum(after[name].values()) == sum(before[name].values()) + 1, name
     assert sum(after["balance_rebalances_total"].values()) >= 1
@@ -334,7 +327,7 @@ def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, c
     answered = frozenset({("answered", "local"), ("status", "200")})
     counts = [s["balance_query_duration_seconds_count"].get(answered, 0) for s in (before, after)]
     assert counts[1] == counts[0] + 1
-    assert after["balance_task_state"] == {_task(p) | {("state", "RUNNING")}: 1 for p in (0, 1)}
+    assert after["balance_task_state"] == {_task(p) | {active, ("state", "RUNNING")}: 1 for p in (0, 1)}
 
 
 def test_the_status_has_every_task_and_every_instance(http: httpx.Client) -> None:
