@@ -62,10 +62,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
         .config("spark.driver.extraClassPath", os.pathsep.join(jars))
         .config("spark.driver.memory", settings.spark_driver_memory)
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}",
-        )
+        .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.maxResultSize", "0")
