@@ -1,0 +1,220 @@
+"""Requests of every kind of nonsense, over raw connections and by a client, and what they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+
+from balance_service.http import commands, queries
+from tests.e2e.nonsense import CUSTOMERS, mutated, noise, text_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+_SILENCE_SECONDS = 0.25
+# All that a client may be answered: 503 is of the contract, and no other of the 5xx.
+STATUSES = frozenset({100, 200, 202, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 421, 422, 426, 431, 503})
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
+
+
+_METHODS = [
+    b"GET",
+    b"POST",
+    b"HEAD",
+    b"PUT",
+    b"DELETE",
+    b"OPTIONS",
+    b"TRACE",
+    b"CONNECT",
+    b"PATCH",
+    b"BREW",
+    b"get",
+    b"",
+]
+_PATHS = [
+    queries.PATH.encode(),
+    commands.PATH.encode(),
+    b"/health/live",
+    b"/health/ready",
+    b"/metrics",
+    b"/api/status",
+    b"/openapi.json",
+    b"/",
+    b"*",
+    b"//",
+    b"/../../etc/passwd",
+    b"/%",
+    b"/%zz",
+    b"/%00",
+    b"/%ff%fe",
+    b"http://evil.example/api/status",
+    b"evil.example:443",
+    b"",
+]
+_VERSIONS = [b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/1.9", b"HTTP/0.9", b"HTTP", b""]
+_HEADERS: list[Callable[[random.Random], bytes]] = [
+    lambda r: b"Balance-Forwarded: " + noise(r, 40),
+    lambda r: b"Balance-Forwarded: peer:1;t=1;hmac=" + b"0" * 64,
+    lambda r: b"Idempotency-Key: " + r.choice([b"a", b"b", b"x" * 128, b"x" * 129, b"a b", noise(r, 200)]),
+    lambda r: (
+        b"Content-Length: " + r.choice([b"0", b"1", b"-1", b"99999999999999999999", b"0x10", b"1 1", b"", b"5, 5"])
+    ),
+    lambda r: (
+        b"Transfer-Encoding: " + r.choice([b"chunked", b"gzip", b"chunked, chunked", b"\x0bchunked", b"identity"])
+    ),
+    lambda r: b"Content-Encoding: " + r.choice([b"gzip", b"deflate", b"br", b"zstd", b"gzip, gzip", b"nope"]),
+    lambda r: b"Content-Type: " + r.choice([b"application/json", b"multipart/form-data", b"x/y; charset=utf-99"]),
+    lambda r: b"Expect: " + r.choice([b"100-continue", b"200-ok"]),
+    lambda r: b"Upgrade: " + r.choice([b"websocket", b"h2c"]) + b"\r\nConnection: Upgrade",
+    lambda r: b"Connection: " + r.choice([b"close", b"keep-alive", b"upgrade", b"Host", b"\x00"]),
+    lambda r: b"Range: bytes=" + r.choice([b"0-", b"-1", b"9-1", b"0-0,0-0,0-0"]),
+    lambda r: b"If-Modified-Since: " + noise(r, 30),
+    lambda r: b"Cookie: " + noise(r, 100),
+    lambda r: b"Accept: text/html",
+    lambda r: b"Sec-WebSocket-Key: " + noise(r, 24),
+    lambda r: b"Host: " + noise(r, 20),
+    lambda r: b" folded: " + noise(r, 10),
+    lambda r: noise(r, 60),
+    lambda r: b"X-Long: " + b"x" * r.choice([7_000, 9_000, 70_000]),
+    lambda r: b"\r\n".join(b"X-%d: y" % n for n in range(r.choice([50, 100, 1000]))),
+]
+
+
+def _query(r: random.Random) -> bytes:
+    if r.random() < 0.4:
+        return b"?customerId=" + quote(r.choice(CUSTOMERS)).encode()
+    names = [b"customerId", b"minPosition", b"maxLag", b"customerid", b"x", b""]
+    values: list[Callable[[], bytes]] = [
+        lambda: r.choice(CUSTOMERS).encode(),
+        lambda: quote(noise(r, 30)).encode(),
+        lambda: quote(text_of(r, 10)).encode(),
+        lambda: noise(r, 5).replace(b" ", b"%20"),
+        lambda: b"%d:%d" % (r.randrange(-1, 4), r.choice([0, 1, 10**6, 2**63, 10**30])),
+        lambda: b"%ff%fe%c3%28",
+        lambda: b"x" * r.choice([256, 257, 5_000, 100_000]),
+        lambda: b"",
+    ]
+    pairs = [r.choice(names) + b"=" + r.choice(values)() for _ in range(r.choice([0, 1, 1, 1, 2, 3, 20]))]
+    return b"?" + b"&".join(pairs) if r.random() < 0.9 else noise(r, 20)
+
+
+def _body(r: random.Random) -> bytes:
+    bodies: list[Callable[[], bytes]] = [
+        lambda: json.dumps({"customerId": r.choice(CUSTOMERS), "amount": r.choice(["0.01", 1, "12.34"])}).encode(),
+        lambda: json.dumps(
+            {text_of(r, 8): text_of(r, 8), "customerId": text_of(r, 20), "amount": text_of(r, 5)}
+        ).encode(),
+        lambda: b'{"customerId": "c", "amount": ' + noise(r, 20) + b"}",
+        lambda: b'{"customerId": "c", "amount": ' + r.choice([b"1e999999999", b"-1", b"NaN", b"9" * 4000]) + b"}",
+        lambda: b"[" * r.choice([10, 1_000, 16_000]),
+        lambda: b'{"customerId": "\\ud800", "amount": 1}',
+        lambda: b"\x1f\x8b\x08\x00" + noise(r, 50),
+        lambda: noise(r, 100),
+        lambda: b"x" * r.choice([16_384, 16_385, 100_000]),
+        lambda: b"",
+    ]
+    return r.choice(bodies)()
+
+
+def _chunked(r: random.Random, body: bytes) -> bytes:
+    sizes = [
+        b"%x" % len(body),
+        b"%x" % (len(body) + 5),
+        b"ffffffffffffffff",
+        b"-1",
+        b"",
+        b"zz",
+        b"5;x=" + noise(r, 10),
+    ]
+    return r.choice(sizes) + b"\r\n" + body + r.choice([b"\r\n0\r\n\r\n", b"\r\n0\r\nT: x\r\n\r\n", b"0\r\n", b""])
+
+
+def _request(r: random.Random) -> bytes:
+    """Something like a request, more or less."""
+    if r.random() < 0.05:
+        return noise(r, 300) + b"\r\n\r\n"
+    is_command = r.random() < 0.4
+    method = r.choice(_METHODS) if r.random() < 0.2 else (b"POST" if is_command else b"GET")
+    path = r.choice(_PATHS) if r.random() < 0.2 else (commands.PATH if is_command else queries.PATH).encode()
+    body = _body(r) if is_command or r.random() < 0.1 else b""
+    headers = [b"Host: x"] if r.random() < 0.97 else []
+    if body and r.random() < 0.2:
+        headers.append(b"Transfer-Encoding: chunked")
+        body = _chunked(r, body)
+    elif body:
+        headers.append(b"Content-Length: %d" % (len(body) if r.random() < 0.9 else r.randrange(2 * len(body) + 2)))
+    if r.random() < 0.4:
+        headers += [r.choice(_HEADERS)(r) for _ in range(r.randrange(1, 4))]
+    if r.random() < 0.8:
+        headers.append(b"Connection: close")
+    version = r.choice(_VERSIONS) if r.random() < 0.1 else b"HTTP/1.1"
+    end = r.choice([b"\r\n", b"\n"]) if r.random() < 0.05 else b"\r\n"
+    request = end.join([b"%s %s%s %s" % (method, path, _query(r), version), *headers, b"", b""]) + body
+    if r.random() < 0.1:
+        request = mutated(r, request)
+    return request
+
+
+async def _exchange(port: int, data: bytes) -> list[int]:
+    """Every status that some bytes on a connection are answered with, until it closes or falls silent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    try:
+        writer.write(data)
+        async with asyncio.timeout(10):
+            while True:
+                async with asyncio.timeout(_SILENCE_SECONDS + (0.3 if not answer else 0)):
+                    part = await reader.read(1 << 16)
+                if not part:
+                    break
+                answer += part
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.transport.abort()
+    return [int(status) for status in _STATUS_LINE.findall(answer)]
+
+
+async def ask_raw(port: int, count: int, seed: int, statuses: Counter[str], wrong: list[str]) -> None:
+    r = random.Random(seed)
+    left = count
+    while left > 0:
+        pipelined = min(left, r.choice([1, 1, 1, 1, 2, 5]))
+        left -= pipelined
+        data = b"".join(_request(r) for _ in range(pipelined))
+        found = await _exchange(port, data)
+        statuses.update(str(status) for status in found or [0])
+        if not set(found) <= STATUSES:
+            wrong.append(f"{found} to {data[:2000]!r}")
+
+
+async def ask_structured(url: str, count: int, seed: int, statuses: Counter[str], wrong: list[str]) -> None:
+    r = random.Random(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=10, verify=False) as http:
+        for _ in range(count):
+            if r.random() < 0.5:
+                parameters = {"customerId": text_of(r, 30) if r.random() < 0.5 else r.choice(CUSTOMERS)}
+                for name in ("minPosition", "maxLag"):
+                    if r.random() < 0.1:
+                        parameters[name] = r.choice([text_of(r, 6), "0:1", "1:1", "7:7", "0", "5", "-1", "9" * 40])
+                answer = await http.get(queries.PATH, params=parameters)
+            else:
+                amount: Any = r.choice(
+                    [text_of(r, 6), r.random(), r.randrange(-5, 10**18), "0.01", 0.01, None, True, [], "1" * 99]
+                )
+                command: dict[str, Any] = {
+                    "customerId": r.choice([text_of(r, 20), *CUSTOMERS[:20], None, 5, {}]),
+                    "amount": amount,
+                }
+                answer = await http.post(commands.PATH, json=command)
+            statuses[str(answer.status_code)] += 1
+            is_problem = answer.headers.get("Content-Type", "").startswith("application/problem+json")
+            if answer.status_code not in STATUSES or is_problem != (answer.status_code >= 400):
+                wrong.append(f"{answer.status_code} {answer.headers} {answer.text} to {answer.request.url}")
