@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.errors import FatalError, RetriableError
+from balance_service.errors import RetriableError
 from balance_service.kafka.clients import by_remedy, reader_config
+from balance_service.kafka.messages import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -114,11 +115,3 @@ def reader_of_all(settings: Settings, topics: Topics, topic: Topic) -> BoundedRe
     partitions = range(topic.partitions)
     starts = topics.offsets(topic.name, partitions, earliest=True)
     return BoundedReader(settings, topic.name, starts, topics.offsets(topic.name, partitions, committed=True))
-
-
-def place_of(message: Message) -> tuple[int, int]:
-    """Partition and offset of a record that was read."""
-    partition, offset = message.partition(), message.offset()
-    if partition is None or offset is None:
-        raise FatalError("the broker delivered a record without a partition or an offset")
-    return partition, offset

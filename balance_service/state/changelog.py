@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
 from balance_service.kafka.clients import by_remedy
-from balance_service.state.changelog_reader import offset_of
+from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.errors import FatalError, RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import by_remedy
+from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ChangelogReader:
         self._apply = apply
         self._buffer: list[Record] = []
         self._reached = -1
+        self._met_end = False
         self._consumer = Consumer(config)
         # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
         self._consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
@@ -87,10 +89,8 @@ class ChangelogReader:
             StoreCorruptedError: the changelog no longer has what comes next.
             RetriableError: the changelog cannot be read.
         """
-        before, self._reached = self._reached, -1
         self._read()
-        at_end, self._reached = self._reached >= 0, max(before, self._reached)
-        return at_end and not self._buffer
+        return self._met_end and not self._buffer
 
     def close(self) -> None:
         """Close the consumer."""
@@ -105,13 +105,15 @@ class ChangelogReader:
         return max(self._reached, self._consumer.position([self._at])[0].offset)
 
     def _read(self) -> bool:
+        """One read; whether anything came. An end met is one of this read: what is older says nothing about now."""
+        self._met_end = False
         try:
             messages = self._consumer.consume(_BATCH, timeout=_POLL_SECONDS)
         except KafkaException as error:
             raise by_remedy(error, f"reading the changelog {self._name}") from error
         for message in messages:
             if (reported := message.error()) is not None:
-                self._reached = max(self._reached, self._end_of_partition(reported, message))
+                self._note(reported, message)
                 continue
             key = message.key() or b""
             self._buffer.append((key, message.value()))
@@ -121,19 +123,10 @@ class ChangelogReader:
                 self._apply(records, offset_of(message) + 1, is_whole)
         return bool(messages)
 
-    def _end_of_partition(self, error: KafkaError, message: Message) -> int:
+    def _note(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            return offset_of(message)
-        if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            self._reached, self._met_end = offset_of(message), True
+        elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
-        if not error.retriable():
+        elif not error.retriable():
             raise by_remedy(KafkaException(error), f"reading the changelog {self._name}")
-        return -1
-
-
-def offset_of(message: Message) -> int:
-    """The offset of a delivered record."""
-    offset = message.offset()
-    if offset is None:
-        raise FatalError("the broker delivered a record without an offset")
-    return offset

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import FatalError, RetriableError
-from balance_service.kafka.bounded_reader import place_of, reader_of_all
+from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.messages import place_of
 from balance_service.kafka.topics import Topics
 from balance_service.topic_copy.contents import ContentsCounter
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
-from balance_service.kafka.bounded_reader import place_of
 from balance_service.kafka.clients import by_remedy, reader_config, refused, transactional_config
+from balance_service.kafka.messages import place_of
 from balance_service.topic_copy.contents import writable_timestamp
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from balance_service.kafka.bounded_reader import place_of
+from balance_service.kafka.messages import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

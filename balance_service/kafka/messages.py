@@ -1,0 +1,23 @@
+"""What a message that a client delivered is sure to have, though its type does not say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.errors import FatalError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Partition and offset of a record that was delivered."""
+    partition, offset = message.partition(), message.offset()
+    if partition is None or offset is None:
+        raise FatalError("the broker delivered a record without a partition or an offset")
+    return partition, offset
+
+
+def offset_of(message: Message) -> int:
+    """The offset of a record that was delivered."""
+    return place_of(message)[1]
