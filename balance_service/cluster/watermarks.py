@@ -19,7 +19,7 @@ _EVERY_SECONDS = 1.0
 
 
 class Watermarks:
-    """The end of each source partition, and how old that knowledge is. Invariant: an end never goes back."""
+    """The end of each source partition, and how old that knowledge is."""
 
     def __init__(self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic) -> None:
         """Args:
@@ -44,8 +44,7 @@ class Watermarks:
         """Ask the broker now."""
         asked_at = self._clock()
         try:
-            # A broker that was killed may begin with an older end than it had told of.
-            self._known = ({p: max(end, self._known[0].get(p, 0)) for p, end in self._read().items()}, asked_at)
+            self._known = (self._read(), asked_at)
         except BalanceServiceError as error:
             log.warning("the source's end is not known", error=str(error))
 

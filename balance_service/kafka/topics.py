@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 # Less than an instance takes to stop at the latest: it waits for the request that is under way.
 _REQUEST_TIMEOUT_SECONDS = 5.0
+_METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
 _RECOMMENDED_REPLICAS = 3
 _DEAD_LETTER_HEADROOM_BYTES = 64 << 10
@@ -192,6 +194,9 @@ class Topics:
         Args:
             earliest: the first offset still there instead.
             committed: the last stable offset instead, up to which every transaction has ended.
+
+        Raises:
+            RetriableError: the broker does not answer.
         """
         spec = OffsetSpec.earliest() if earliest else OffsetSpec.latest()
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -202,13 +207,18 @@ class Topics:
             futures = self._admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
             )
-            return {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
+            ends = {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
         except KafkaException as error:
+            self._learn_leaders(name)
             raise by_remedy(error, f"reading the offsets of topic {name}") from error
         except FutureTimeoutError as error:
             raise RetriableError(
                 f"Kafka at {self._settings.bootstrap_servers} does not answer about the offsets of topic {name}"
             ) from error
+        if min(ends.values()) < 0:
+            # librdkafka tells of a request that a broker's end cut off as a success without an offset.
+            raise RetriableError(f"Kafka's answer about the offsets of topic {name} was cut off")
+        return ends
 
     def group_members(self) -> int:
         """How many members the application's consumer group has now."""
@@ -222,6 +232,12 @@ class Topics:
                 return 0
             raise by_remedy(error, f"describing group {group}") from error
         return len(described.members)
+
+    def _learn_leaders(self, name: str) -> None:
+        # Asked for offsets under a leader epoch that is over, Kafka refuses; librdkafka goes on asking under it until
+        # it looks its metadata up again, which by itself may be minutes later.
+        with suppress(KafkaException):
+            self._admin.list_topics(name, timeout=_METADATA_TIMEOUT_SECONDS)
 
     def _ensure(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
         return self.find(name) or self._create(name, partitions, config)

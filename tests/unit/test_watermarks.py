@@ -56,14 +56,6 @@ def test_lag_is_the_end_less_the_position(watermarks: Watermarks) -> None:
     assert (watermarks.lag(0, 90), watermarks.lag(1, 5)) == (10, 0)
 
 
-def test_an_end_never_goes_back(watermarks: Watermarks, broker: Broker) -> None:
-    watermarks.refresh()
-    broker.ends = {0: 60, 1: 7}
-    watermarks.refresh()
-
-    assert (watermarks.lag(0, 90), watermarks.lag(1, 5)) == (10, 2)
-
-
 def test_lag_is_never_negative(watermarks: Watermarks) -> None:
     watermarks.refresh()
 

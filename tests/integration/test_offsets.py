@@ -1,0 +1,63 @@
+"""The ends of a topic as Kafka tells of them, while the broker is killed and comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from balance_service.errors import RetriableError
+from balance_service.kafka.topics import Topics
+from tests.integration.engines import eventually, settings_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+
+_RECORDS = 5
+_RESTARTS = 3
+_KNOWN_WITHIN_SECONDS = 15
+
+
+def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when_it_is_back(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    topics = Topics(settings_for(stack, names, tmp_path))
+    topic = topics.prepare().name
+    producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
+    for _ in range(_RECORDS):
+        producer.produce(topic, b"", partition=0)
+    assert producer.flush(20) == 0
+    answers: list[int] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.002):
+            try:
+                answers.append(topics.offsets(topic, [0])[0])
+            except RetriableError:
+                time.sleep(0.1)
+
+    def wait_for_one_more() -> None:
+        before = len(answers)
+        eventually(lambda: len(answers) > before, "the topic's end is known", _KNOWN_WITHIN_SECONDS)
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in range(_RESTARTS):
+            wait_for_one_more()
+            stack.kill_broker()
+            stack.start_broker()
+        time.sleep(1)
+        wait_for_one_more()
+    finally:
+        over.set()
+        for thread in asking:
+            thread.join()
+
+    assert set(answers) == {_RECORDS}
