@@ -107,19 +107,29 @@ class Decoder:
 
     def _typed(self, records: DataFrame) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
-        value, header = F.col("value"), F.substring("value", 1, _HEADER_BYTES)
-        body = F.expr(f"substring(value, {_HEADER_BYTES + 1})")
+        value, header = F.col("value"), F.col("header")
         cause = (
             F.when(F.col("key").isNull(), "key-null")
+            .when(_is_one_of(header, self._events), F.lit(None))
             .when(value.isNull(), "value-null")
             .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")
             .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
             .when(_is_one_of(header, self._ignored), IGNORED)
             .when(_is_one_of(header, self._incompatible), "schema-incompatible")
-            .when(~_is_one_of(header, self._events), UNRESOLVED)
+            .otherwise(UNRESOLVED)
         )
         # Each step is a projection of its own, so that what it computes is computed once, however often it is used.
-        framed = records.select(
+        split = records.select(
+            "partition",
+            "offset",
+            "timestamp",
+            "key",
+            "value",
+            "headers",
+            F.substring("value", 1, _HEADER_BYTES).alias("header"),
+            F.expr(f"substring(value, {_HEADER_BYTES + 1})").alias("body"),
+        )
+        framed = split.select(
             "partition",
             "offset",
             "timestamp",
@@ -129,7 +139,7 @@ class Decoder:
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
             *(
-                F.when(header == _frame_header(i), decoded(body, w.text)).alias(f"writer_{i}")
+                F.when(header == _frame_header(i), decoded(F.col("body"), w.text)).alias(f"writer_{i}")
                 for i, w in self._events.items()
             ),
         )
@@ -178,9 +188,10 @@ class Decoder:
 
 
 def _idempotency_key(headers: Column) -> Column:
-    """The first header of that name, unless it is empty; a record without headers costs nothing."""
-    named = F.filter(headers, lambda h: (h["key"] == IDEMPOTENCY_HEADER) & (F.octet_length(h["value"]) > 0))
-    return F.when(headers.isNotNull(), F.get(named, F.lit(0))["value"])
+    """The value of the first header of that name, unless it is empty."""
+    # A lambda over the headers would be simpler, but Spark generates no code for those, and so none for the rest.
+    first = F.get(headers["value"], F.array_position(headers["key"], IDEMPOTENCY_HEADER).cast("int") - 1)
+    return F.when(F.octet_length(first) > 0, first)
 
 
 def _frame_header(schema_id: int) -> Column:

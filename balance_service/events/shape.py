@@ -51,15 +51,16 @@ def in_shape_of(reader: Schema, records: DataFrame, column: str, text: str) -> C
             continue
         if wanted.startswith("decimal") and not written[name].startswith(_EXACT_TYPES):
             raise TypeError(f"{name} is {written[name]}, which is not exact")
-        source = F.col(f"{column}.`{name}`")
-        target = source if written[name] == wanted else source.try_cast(wanted)
+        source, kind = F.col(f"{column}.`{name}`"), written[name]
         missing.append(source.isNull())
         if name in narrow:
-            declared = f"decimal({narrow[name]['precision']},{narrow[name].get('scale', 0)})"
-            lossy.append(~source.try_cast(declared).eqNullSafe(source))
-        if not _holds(wanted, written[name]):
+            kind = f"decimal({narrow[name]['precision']},{narrow[name].get('scale', 0)})"
+            source = source.try_cast(kind)
+            lossy.append(source.isNull())
+        target = source if kind == wanted else source.try_cast(wanted)
+        if not _holds(wanted, kind):
             # There and back: Spark would compare decimals of two scales in a third, which may round.
-            lossy.append(~target.try_cast(written[name]).eqNullSafe(source))
+            lossy.append(~target.try_cast(kind).eqNullSafe(source))
         shaped.append(target.alias(name))
     something = any_of(F.col(f"{column}.`{name}`").isNotNull() for name in written)
     problem = (

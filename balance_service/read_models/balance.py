@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Context, Decimal, DivisionByZero, Inexact, InvalidOperation, Overflow
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.read_model import State, Update
 
 MAX_CUSTOMER_ID_BYTES = 256
-_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LIMIT = Decimal(10) ** 36
 # Inexact is trapped: a digit is never dropped without an error.
 _EXACT = Context(prec=60, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
@@ -31,6 +32,7 @@ class Balance:
 
     name = "balance"
     combine: Mapping[str, Combine] | None = {"amount": Combine.SUM}
+    adds: str | None = "amount"
 
     def __init__(self) -> None:
         funds_added = load_schema("FundsAdded")
@@ -38,22 +40,16 @@ class Balance:
         self.state_schema: Schema = load_schema("BalanceState")
 
     def updates(self, events: DataFrame) -> DataFrame:
-        """One row per event: the customer and the amount; `cause` where the customer id is not usable."""
-        customer_id, size = F.col("FundsAdded.customerId"), F.octet_length("FundsAdded.customerId")
-        cause = F.when(customer_id.cast("binary") != F.col("key"), "key-is-not-customer-id").when(
-            (size == 0)
-            | (size > MAX_CUSTOMER_ID_BYTES)
-            | ~F.is_valid_utf8(customer_id)
-            | customer_id.rlike(_CONTROL_CHARACTERS),
-            "customer-id-malformed",
-        )
+        """One row per event: the customer and the amount; `cause` where the customer is not the record's key."""
+        customer_id = F.col("FundsAdded.customerId")
+        cause = F.when(customer_id.cast("binary") != F.col("key"), "key-is-not-customer-id")
         return events.withColumns({"amount": F.col("FundsAdded.amount"), "cause": cause})
 
     def fold(self, state: State | None, update: Update) -> State:
         """Add the amount, exactly."""
         amount = update["amount"]
         if state is None:
-            customer_id = update["key"].decode()
+            customer_id = _customer_id(update["key"])
         else:
             customer_id, amount = state["customerId"], _EXACT.add(state["amount"], amount)
         # `abs` would round to the precision of the calling thread.
@@ -64,3 +60,14 @@ class Balance:
     def view(self, state: State) -> Mapping[str, Any]:
         """The balance as an exact decimal."""
         return {"amount": state["amount"]}
+
+
+def _customer_id(key: bytes) -> str:
+    """The customer of a key that has no balance yet; those that have one were checked when they came."""
+    try:
+        customer_id = key.decode()
+    except UnicodeDecodeError:
+        customer_id = ""
+    if not 0 < len(key) <= MAX_CUSTOMER_ID_BYTES or not customer_id or _CONTROL_CHARACTER.search(customer_id):
+        raise PoisonRecordError("customer-id-malformed", "the customer id is empty, too long, or not text")
+    return customer_id
