@@ -23,6 +23,7 @@ from balance_service.events.spark import start_spark
 from balance_service.events.stream import Stream
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
+from balance_service.state.addition import Addition
 from balance_service.state.fold import Folding
 from balance_service.state.opening import TaskContext
 from balance_service.state.state_directory import StateDirectory
@@ -77,6 +78,7 @@ class Engine:
         self.state_codec = self.codec(settings.changelog_topic, read_model.state_schema)
         folding = Folding(
             read_model,
+            Addition.of(read_model, self.state_codec),
             self.state_codec,
             self.codec(settings.changelog_topic, load_schema("Position")),
             self.codec(settings.changelog_topic, load_schema("IdempotencyMarker")),

@@ -34,13 +34,14 @@ class AvroCodec:
         self._registry = registry
         self.schema_id = registry.register(subject, schema)
         self._schema = fastavro.parse_schema(schema)
-        self._header = _HEADER.pack(MAGIC, self.schema_id)
+        self.header = _HEADER.pack(MAGIC, self.schema_id)
+        """What each frame that `encode` makes begins with."""
         self._writers: dict[int, Any] = {self.schema_id: self._schema}
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """The frame of a record."""
         body = io.BytesIO()
-        body.write(self._header)
+        body.write(self.header)
         fastavro.schemaless_writer(body, self._schema, record)
         return body.getvalue()
 

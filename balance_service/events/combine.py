@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.read_model import Combine
-from balance_service.state.records import DeadLetter, KeyedUpdate
+from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,15 +20,19 @@ ENVELOPE = frozenset(
 )
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 _ROW = "row"
+_KEY = "key"
+# As Python objects keys and states take a multiple of their bytes, so they are made of some at a time.
+_SLICE_KEYS = 20_000
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
-    """What a micro-batch means for one partition."""
+    """What a micro-batch means for one partition: `updates` and `events` as in `TaskBatch`."""
 
-    updates: Sequence[KeyedUpdate] = ()
+    updates: Sequence[CombinedUpdates] = ()
+    events: Sequence[KeyedUpdate] = ()
     applied: int = 0
     ignored: int = 0
     dead_letters: Sequence[DeadLetter] = ()
@@ -76,8 +80,10 @@ def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> Part
     others = rows.filter(pc.is_valid(rows["cause"]))
     is_ignored = pc.equal(others["cause"], IGNORED)
     letters = others.filter(pc.invert(is_ignored))
+    updates, events = _combined(folded, combine)
     return PartitionUpdates(
-        updates=_combined(folded, combine),
+        updates=updates,
+        events=events,
         applied=folded.num_rows,
         ignored=pc.sum(is_ignored).as_py() or 0,
         dead_letters=[
@@ -87,12 +93,17 @@ def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> Part
     )
 
 
-def _combined(rows: pa.Table, combine: Mapping[str, Combine] | None) -> list[KeyedUpdate]:
+def _combined(
+    rows: pa.Table, combine: Mapping[str, Combine] | None
+) -> tuple[Sequence[CombinedUpdates], Sequence[KeyedUpdate]]:
+    """An update of each key that can have one, and the events of the others."""
     if combine is None or _may_overflow(rows, combine):
-        return _single(rows)
-    apart = pc.is_in(rows["key"], pa.concat_arrays([*_swinging_keys(rows, combine), *_keys_of_once(rows)]))
-    steady = rows.filter(pc.invert(apart))
-    return [*_aggregated(steady, combine), *_single(rows.filter(apart))]
+        return (), _single(rows)
+    alone = [*_swinging_keys(rows, combine), *_keys_of_once(rows)]
+    if not any(len(keys) for keys in alone):
+        return _aggregated(rows, combine), ()
+    apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
+    return _aggregated(rows.filter(pc.invert(apart)), combine), _single(rows.filter(apart))
 
 
 def _single(rows: pa.Table) -> list[KeyedUpdate]:
@@ -123,20 +134,20 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Ar
     return keys
 
 
-def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[KeyedUpdate]:
+def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[CombinedUpdates]:
     aggregates = [(name, how.value) for name, how in combine.items() if how is not Combine.LAST]
     if len(aggregates) < len(combine):
         # Arrow knows no last decimal, but the greatest row number of a key is that of its last row.
         rows = rows.sort_by("offset").append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
         aggregates.append((_ROW, "max"))
     result = rows.group_by("key").aggregate(aggregates)
-    columns = [
-        rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
+    columns = {
+        name: rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
         for name, how in combine.items()
-    ]
+    }
+    table = pa.table({_KEY: result["key"], **columns}).combine_chunks()
     return [
-        KeyedUpdate(key, dict(zip(combine, values, strict=True)))
-        for key, *values in zip(result["key"].to_pylist(), *(column.to_pylist() for column in columns), strict=True)
+        CombinedUpdates(some[_KEY], some.drop_columns([_KEY])) for some in table.to_batches(max_chunksize=_SLICE_KEYS)
     ]
 
 

@@ -153,6 +153,7 @@ class MicroBatches:
                     start,
                     end,
                     part.updates,
+                    part.events,
                     part.applied,
                     part.ignored,
                     part.dead_letters,

@@ -58,6 +58,14 @@ class ReadModel(Protocol):
             never be applied. `key` may be replaced by the key whose state the event changes.
         """
 
+    @property
+    def adds(self) -> str | None:
+        """The decimal that `fold` adds, if that is all it does: the update column and the state's second field.
+
+        The state's first field is a string that stays. While such a sum is within 64 bits (unscaled), states that
+        exist may be added to without `fold`, many at once. None: `fold` is called for each key.
+        """
+
     def fold(self, state: State | None, update: Update) -> State:
         """The next state; pure. `update` also carries `key`.
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.read_models.read_model import ReadModel, State
-    from balance_service.state.records import DeadLetter, KeyedUpdate, Record, TaskBatch
+    from balance_service.state.addition import Addition
+    from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate, Record, TaskBatch
     from balance_service.state.store import StateStore
 
 MISPLACED = "key-not-of-this-partition"
@@ -25,6 +26,7 @@ class Folding:
     """How updates become states, and which keys may be here; the same for all tasks of a read model."""
 
     read_model: ReadModel
+    addition: Addition | None
     state_codec: AvroCodec
     position_codec: AvroCodec
     marker_codec: AvroCodec
@@ -45,25 +47,14 @@ class Folded:
 def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
     """The outcome of a batch; it does not depend on where batches begin and end.
 
-    A key whose events name idempotency keys is folded one event at a time, in offset order. So is one of which a
-    combined update cannot be applied, from its events read again.
+    Events that came singly are folded so, in offset order. So are those of a key of which the combined update cannot
+    be applied, from its events read again.
     """
-    before = _read(store, folding, dict.fromkeys(update.key for update in batch.updates))
-    after: dict[bytes, State] = {}
+    records, read_again, strangers = _fold_combined(batch.updates, partition, folding, store)
+    singly = _by_key(batch.events)
+    before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
-    strangers = {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
-    read_again = set(strangers)
-    one_by_one = {update.key for update in batch.updates if update.idempotency_key is not None}
-    for update in batch.updates:
-        key = update.key
-        if key in one_by_one or key in read_again:
-            continue
-        try:
-            after[key] = _step(folding, after.get(key, before[key]), update)
-        except PoisonRecordError:
-            after.pop(key, None)
-            read_again.add(key)
-    singly = _by_key(update for update in batch.updates if update.key in one_by_one)
+    strangers |= {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
     retries = Retries.of(
         itertools.chain.from_iterable(singly.values()),
         store,
@@ -72,17 +63,54 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         -1 if store.position is None else store.position.stream_time_ms,
     )
     folded = Folded(retries.stream_time_ms)
+    after: dict[bytes, State] = {}
     for key in singly.keys() - strangers:
         if not _fold_singly(folding, before[key], singly[key], retries, folded, after):
             read_again.add(key)
-    for key, events in _by_key(batch.singles(sorted(read_again)) if read_again else ()).items():
+    again = sorted(read_again | strangers)
+    before |= _read(store, folding, read_again)
+    for key, events in _by_key(batch.singles(again) if again else ()).items():
         if key in strangers:
             folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
         else:
             _fold_singly(folding, before[key], events, retries, folded, after)
     encode = folding.state_codec.encode
-    folded.records = [*((key, encode(state)) for key, state in after.items()), *retries.records(store)]
+    folded.records = [*records, *((key, encode(state)) for key, state in after.items()), *retries.records(store)]
     return folded
+
+
+def _fold_combined(
+    updates: Iterable[CombinedUpdates], partition: int, folding: Folding, store: StateStore
+) -> tuple[list[Record], set[bytes], set[bytes]]:
+    """The new states, framed; the keys whose update cannot be applied; the keys that do not belong here."""
+    records: list[Record] = []
+    inapplicable: set[bytes] = set()
+    strangers: set[bytes] = set()
+    encode, decode = folding.state_codec.encode, folding.state_codec.decode
+    for some in updates:
+        keys = some.keys.to_pylist()
+        frames = store.get_many(keys)
+        added = _added(folding, frames, some)
+        records += [(key, frame) for key, frame in zip(keys, added, strict=True) if frame is not None]
+        rest = [row for row, frame in enumerate(added) if frame is None]
+        for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
+            if before is None and folding.partition_of(update.key) != partition:
+                strangers.add(update.key)
+                continue
+            try:
+                state = _step(folding, None if before is None else decode(before), update)
+            except PoisonRecordError:
+                inapplicable.add(update.key)
+            else:
+                records.append((update.key, encode(state)))
+    return records, inapplicable, strangers
+
+
+def _added(folding: Folding, frames: Sequence[bytes | None], some: CombinedUpdates) -> Sequence[bytes | None]:
+    """The next states that come of adding columns; None for those that only the fold can tell."""
+    if folding.addition is None:
+        return [None] * len(frames)
+    return folding.addition.add(frames, some.columns[folding.addition.column])
 
 
 def _fold_singly(

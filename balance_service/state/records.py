@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
@@ -84,17 +86,32 @@ class KeyedUpdate(NamedTuple):
     idempotency_key: bytes | None = None
 
 
+class CombinedUpdates(NamedTuple):
+    """One update of each of some keys, in columns: row for row, the keys (binary) and what changes under them."""
+
+    keys: pa.Array
+    columns: pa.RecordBatch
+
+    def take(self, rows: Sequence[int]) -> list[KeyedUpdate]:
+        """Some of them, one by one."""
+        indices = pa.array(rows, pa.int64())
+        keys, updates = self.keys.take(indices).to_pylist(), self.columns.take(indices).to_pylist()
+        return [KeyedUpdate(key, update) for key, update in zip(keys, updates, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
     """One task's part of a micro-batch: the source offsets `[start, end)`.
 
-    `updates` of one key are in offset order. `singles` reads the events of some keys again, one by one in offset order,
-    with their records; it is asked only where an update without its record cannot be applied.
+    `updates` are combined, one of each key in all slices together; `events` are those of other keys, singly, in offset
+    order. `singles` reads the events of some keys again, as `events` with their records; it is asked only where an
+    update without its record cannot be applied.
     """
 
     start: int
     end: int
-    updates: Sequence[KeyedUpdate]
+    updates: Sequence[CombinedUpdates]
+    events: Sequence[KeyedUpdate]
     applied: int
     ignored: int
     dead_letters: Sequence[DeadLetter]

@@ -70,10 +70,15 @@ def combined(rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.D
     return by_partition(table(rows, amount), combine)[0]
 
 
+def every(part: PartitionUpdates) -> list[KeyedUpdate]:
+    combined = [update for some in part.updates for update in some.take([*range(len(some.keys))])]
+    return [*combined, *part.events]
+
+
 def amounts(part: PartitionUpdates) -> dict[bytes, Any]:
-    keys = [keyed.key for keyed in part.updates]
+    keys = [keyed.key for keyed in every(part)]
     assert len(keys) == len(set(keys)), "a key occurs twice"
-    return {keyed.key: keyed.update["amount"] for keyed in part.updates}
+    return {keyed.key: keyed.update["amount"] for keyed in every(part)}
 
 
 def test_the_updates_of_a_key_become_one() -> None:
@@ -88,7 +93,7 @@ def test_the_updates_of_a_key_become_one() -> None:
 def test_an_update_holds_the_update_columns_alone() -> None:
     part = combined([row(0, b"a", Decimal("0.10"))])
 
-    assert part.updates == [KeyedUpdate(b"a", {"amount": Decimal("0.10")})]
+    assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal("0.10")})]
 
 
 def test_negative_and_zero_amounts_are_summed_like_any_other() -> None:
@@ -102,7 +107,7 @@ def test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_i
         [row(2, b"a", Decimal(-3)), row(0, b"b", Decimal(1)), row(1, b"a", Decimal(2)), row(3, b"b", Decimal(1))]
     )
 
-    updates = [(keyed.key, keyed.update["amount"]) for keyed in part.updates]
+    updates = [(keyed.key, keyed.update["amount"]) for keyed in every(part)]
     assert updates == [(b"b", Decimal(2)), (b"a", Decimal(2)), (b"a", Decimal(-3))]
 
 
@@ -141,7 +146,7 @@ def test_an_empty_batch_means_nothing_for_any_partition() -> None:
 def test_a_partition_of_ignored_records_alone_has_no_updates(combine: Mapping[str, Combine] | None) -> None:
     part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
 
-    assert part == PartitionUpdates(updates=[], ignored=2, dead_letters=[])
+    assert (every(part), part.applied, part.ignored, part.dead_letters) == ([], 0, 2, [])
 
 
 def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
@@ -187,7 +192,7 @@ def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
 def test_without_a_way_to_combine_every_update_stays_alone_in_offset_order() -> None:
     part = combined([row(2, b"a", Decimal(3)), row(0, b"a", Decimal(1)), row(1, b"b", Decimal(2))], None)
 
-    assert [(keyed.key, keyed.update["amount"]) for keyed in part.updates] == [
+    assert [(keyed.key, keyed.update["amount"]) for keyed in every(part)] == [
         (b"a", Decimal(1)),
         (b"b", Decimal(2)),
         (b"a", Decimal(3)),
@@ -223,7 +228,7 @@ def test_each_column_is_combined_in_its_own_way() -> None:
 
     part = by_partition(rows, {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST})[0]
 
-    assert part.updates == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
+    assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
 
 
 def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_order() -> None:
@@ -233,7 +238,7 @@ def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_ord
         [row(1, b"a", huge), row(0, b"a", Decimal("1.00")), row(2, b"b", huge.copy_negate())], amount=WIDEST
     )
 
-    assert [(keyed.key, keyed.update["amount"]) for keyed in part.updates] == [
+    assert [(keyed.key, keyed.update["amount"]) for keyed in every(part)] == [
         (b"a", Decimal("1.00")),
         (b"a", huge),
         (b"b", huge.copy_negate()),
@@ -247,13 +252,13 @@ def test_a_sum_that_would_wrap_arounds_arrows_decimal_does_not(sign: int) -> Non
 
     part = combined([row(n, b"a", half) for n in range(4)], amount=WIDEST)
 
-    assert [keyed.update["amount"] for keyed in part.updates] == [half] * 4
+    assert [keyed.update["amount"] for keyed in every(part)] == [half] * 4
 
 
 def test_integers_whose_sum_could_wrap_are_left_to_the_fold() -> None:
     part = combined([row(0, b"a", 2**62), row(1, b"a", 2**62)], amount=pa.int64())
 
-    assert [keyed.update["amount"] for keyed in part.updates] == [2**62, 2**62]
+    assert [keyed.update["amount"] for keyed in every(part)] == [2**62, 2**62]
 
 
 def test_small_integers_are_summed() -> None:
@@ -287,7 +292,7 @@ def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key
         [row(0, b"a", Decimal(1)), row(1, b"b", Decimal(5)), row(2, b"a", Decimal(2), **once), row(3, b"b", Decimal(5))]
     )
 
-    assert part.updates == [
+    assert every(part) == [
         KeyedUpdate(b"b", {"amount": Decimal(10)}),
         KeyedUpdate(b"a", {"amount": Decimal(1)}),
         KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(2, 9, b"a", b"frame", ""), b"i"),
@@ -320,7 +325,7 @@ def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[b
     parts = by_partition(table(row(n, key, amount) for n, (key, amount) in enumerate(updates)), SUM)
     part = parts.get(0, PartitionUpdates())
 
-    assert folded((keyed.key, keyed.update["amount"]) for keyed in part.updates) == folded(updates)
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
     assert part.applied == len(updates)
 
 
@@ -331,7 +336,7 @@ def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
     parts = by_partition(table((row(n, key, amount) for n, (key, amount) in enumerate(updates)), WIDEST), SUM)
     part = parts.get(0, PartitionUpdates())
 
-    assert folded((keyed.key, keyed.update["amount"]) for keyed in part.updates) == folded(updates)
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
 
 
 @given(
@@ -356,4 +361,4 @@ def test_no_row_is_lost_and_none_counted_twice(rows: list[tuple[int, str | None]
         assert part.applied == causes.count(None)
         assert part.ignored == causes.count(IGNORED)
         assert len(part.dead_letters) == sum(c not in (None, IGNORED) for c in causes)
-        assert sum(keyed.update["amount"] for keyed in part.updates) == causes.count(None)
+        assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)

@@ -19,6 +19,7 @@ from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
+from balance_service.state.addition import Addition
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.fold import MISPLACED, Folding, fold
 from balance_service.state.records import (
@@ -42,6 +43,7 @@ PARTITIONS = 2
 PARTITION = 0
 FOLDING = Folding(
     Balance(),
+    Addition.of(Balance(), STATES),
     STATES,
     POSITIONS,
     AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
@@ -82,8 +84,10 @@ class Source:
                 "amount": pa.array([amount for _, amount in taken], pa.decimal128(38, 2)),
             }
         )
-        updates = by_partition(table, Balance.combine).get(0, PartitionUpdates()).updates
-        return TaskBatch(start, end, updates, end - start, 0, letters, partial(self.singles, start, end))
+        part = by_partition(table, Balance.combine).get(0, PartitionUpdates())
+        return TaskBatch(
+            start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
+        )
 
     def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[KeyedUpdate]:
         self.asked.append(keys)
@@ -216,7 +220,7 @@ def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
 
 
 def test_a_range_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
-    done = committed(store, writer, TaskBatch(0, 7, [], 0, 6, [], lambda _keys: []))
+    done = committed(store, writer, TaskBatch(0, 7, [], [], 0, 6, [], lambda _keys: []))
 
     assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0)
     assert store.position == Position(7, EPOCH, "t")
@@ -281,7 +285,7 @@ def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateSt
     source = Source(events("1.00", "2.00"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    committed(store, writer, TaskBatch(0, 2, updates, 2, 0, [], partial(source.singles, 0, 2)))
+    committed(store, writer, TaskBatch(0, 2, [], updates, 2, 0, [], partial(source.singles, 0, 2)))
 
     assert balances(store) == {MINE[0]: Decimal("3.00")}
     assert len(writer.commits[0][0]) == 1
@@ -292,7 +296,7 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
     source = Source(events("0.50", "0.75", "0.25"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    done = committed(store, writer, TaskBatch(0, 3, updates, 3, 0, [], partial(source.singles, 0, 3)))
+    done = committed(store, writer, TaskBatch(0, 3, [], updates, 3, 0, [], partial(source.singles, 0, 3)))
 
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
     assert [dead.offset for dead in writer.commits[0][1]] == [1]

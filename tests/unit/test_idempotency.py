@@ -31,7 +31,7 @@ STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 MARKERS = AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker"))
 WINDOW_MS = 1_000
-FOLDING = Folding(Balance(), STATES, POSITIONS, MARKERS, partial(partition_of, partitions=1), WINDOW_MS)
+FOLDING = Folding(Balance(), None, STATES, POSITIONS, MARKERS, partial(partition_of, partitions=1), WINDOW_MS)
 LARGEST = Decimal("9" * 36 + ".99")
 
 
@@ -67,7 +67,7 @@ class Partition:
             return [event.update(offset, with_record=True) for offset, event in numbered if event.key in keys]
 
         updates = [event.update(offset, with_record=False) for offset, event in enumerate(events, start)]
-        batch = TaskBatch(start, self.position, updates, len(events), 0, [], singles)
+        batch = TaskBatch(start, self.position, [], updates, len(events), 0, [], singles)
         return commit(batch, 0, FOLDING, self.store, self.writer)
 
     def balance(self, key: bytes = b"c1") -> Decimal | None:

@@ -1,0 +1,138 @@
+"""Sums added to many framed states at once, in columns; the read model's own fold is the definition.
+
+A state of two fields, a string and a decimal, has the frame
+
+    0x00 | schema id, 4 bytes | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
+
+with the number as two's complement, big-endian, of `(bit length + 8) // 8` bytes (Avro specification, "Binary
+encoding" and "Decimal"). So long as the sum has as many bytes as the state before, all of the frame but the number
+stays, and the number may be written over. Every other state is left to the fold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.read_models.read_model import ReadModel
+
+_NUMBER_BYTES = 8
+# Sums of two such numbers are within 64 bits.
+_MOST = 1 << 62
+_LEAST_PREFIX = 8
+_POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
+
+
+class Addition:
+    """Adds an update column to the state field of its name."""
+
+    def __init__(self, column: str, scale: int, header: bytes) -> None:
+        """Args:
+        scale: the field's digits after the point.
+        header: the frame's first bytes, those of states written under the schema of today.
+        """
+        self.column = column
+        self._type = pa.decimal128(38, scale)
+        self._header = header
+
+    @staticmethod
+    def of(read_model: ReadModel, codec: AvroCodec) -> Addition | None:
+        """How to add, if the read model says that this is what its fold does, to states of such a form."""
+        if read_model.adds is None:
+            return None
+        text, number = read_model.state_schema["fields"]
+        kind = number["type"]
+        if text["type"] != "string" or number["name"] != read_model.adds or kind["logicalType"] != "decimal":
+            raise ValueError(f"{read_model.name}: states are not a string and the decimal '{read_model.adds}'")
+        return Addition(read_model.adds, kind["scale"], codec.header)
+
+    def add(self, frames: Sequence[bytes | None], amounts: pa.Array) -> list[bytes | None]:
+        """The next states, framed.
+
+        Args:
+            frames: the states; None where there is none yet.
+            amounts: decimals, one for each state, none null.
+
+        Returns:
+            None in the place of a state that the read model's own fold has to make.
+        """
+        if amounts.type != self._type:
+            return [None] * len(frames)
+        before = b"".join(frame or b"" for frame in frames)
+        sizes = np.fromiter((len(frame or b"") for frame in frames), dtype=np.int64, count=len(frames))
+        ends = sizes.cumsum()
+        low, fits = _within_64_bits(amounts)
+        data = np.frombuffer(before, dtype=np.uint8)
+        rows = np.flatnonzero(fits & (sizes >= _LEAST_PREFIX + 1))
+        rows, widths = self._numbers(data, rows, (ends - sizes)[rows], ends[rows])
+        numbers = _last_bytes(data, ends[rows])
+        spare = 8 * (_NUMBER_BYTES - widths)
+        numbers = (numbers << spare) >> spare
+        totals = numbers + low[rows]
+        same = (_width(totals) == widths) & (numbers > -_MOST) & (numbers < _MOST)
+        rows, widths, totals = rows[same], widths[same], totals[same]
+        after = _with_numbers(data, ends[rows], widths, totals)
+        added: list[bytes | None] = [None] * len(frames)
+        for row, start, end in zip(rows.tolist(), (ends - sizes)[rows].tolist(), ends[rows].tolist(), strict=True):
+            added[row] = after[start:end]
+        return added
+
+    def _numbers(
+        self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows whose frame has the form described above, with a number of at most 8 bytes; and how many it has."""
+        known = np.ones(len(rows), dtype=bool)
+        for place, byte in enumerate(self._header):
+            known &= data[starts + place] == byte
+        at = starts + len(self._header)
+        # Avro's lengths are zigzag varints: twice the length, seven bits a byte, the least significant first.
+        first, second = data[at].astype(np.int64), data[at + 1].astype(np.int64)
+        is_short = first < 0x80
+        length = np.where(is_short, first, (first & 0x7F) | (second << 7)) >> 1
+        of_number = at + np.where(is_short, 1, 2) + length
+        known &= (is_short | (second < 0x80)) & (of_number < ends)
+        widths = ends - of_number - 1
+        known &= (widths >= 1) & (widths <= _NUMBER_BYTES)
+        known[known] &= data[of_number[known]] == 2 * widths[known]
+        return rows[known], widths[known]
+
+
+def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Unscaled values, and which of them are small enough to be added."""
+    words = np.frombuffer(amounts.buffers()[1], dtype="<i8").reshape(-1, 2)
+    words = words[amounts.offset : amounts.offset + len(amounts)]
+    low, high = words[:, 0], words[:, 1]
+    return low, (high == low >> 63) & (low > -_MOST) & (low < _MOST)
+
+
+def _last_bytes(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The 8 bytes before each end, as a big-endian number."""
+    at = ends[:, np.newaxis] + np.arange(-_NUMBER_BYTES, 0)
+    numbers: NDArray[np.int64] = data[at].view(">i8").ravel().astype(np.int64)
+    return numbers
+
+
+def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes that each number takes."""
+    # Avro's writer goes by the bit length of the magnitude: -128 takes two bytes although one would hold it.
+    return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
+
+
+def _with_numbers(
+    data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> bytes:
+    """The data with the numbers written over its bytes before each end."""
+    written = data.copy()
+    columns = numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
+    for back in range(1, _NUMBER_BYTES + 1):
+        reaches = widths >= back
+        written[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]
+    return written.tobytes()

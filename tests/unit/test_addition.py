@@ -1,0 +1,109 @@
+"""Sums added in columns: the same bytes as the read model's fold makes, or left to it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.read_models.balance import Balance
+from balance_service.state.addition import Addition
+from tests.unit.fakes import FakeRegistry
+
+REGISTRY = FakeRegistry()
+CODEC = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
+MONEY = pa.decimal128(38, 2)
+
+around_powers = st.builds(
+    lambda power, delta, sign: sign * (2**power + delta),
+    st.integers(0, 70),
+    st.integers(-2, 2),
+    st.sampled_from((1, -1)),
+)
+cents = st.one_of(st.integers(-(10**6), 10**6), around_powers, st.integers(-(10**30), 10**30))
+names = st.one_of(st.text(min_size=1, max_size=12), st.integers(1, 256).map("c".__mul__))
+
+
+def adder() -> Addition:
+    addition = Addition.of(Balance(), CODEC)
+    assert addition is not None
+    return addition
+
+
+def money(unscaled: int) -> Decimal:
+    return Decimal(unscaled).scaleb(-2)
+
+
+def frame(name: str, unscaled: int) -> bytes:
+    return CODEC.encode({"customerId": name, "amount": money(unscaled)})
+
+
+def folded(before: bytes, unscaled: int) -> bytes:
+    return CODEC.encode(Balance().fold(CODEC.decode(before), {"key": b"", "amount": money(unscaled)}))
+
+
+@given(st.lists(st.tuples(names, st.none() | cents, cents), max_size=30))
+def test_what_is_added_in_columns_is_what_the_fold_makes(rows: list[tuple[str, int | None, int]]) -> None:
+    frames = [None if before is None else frame(name, before) for name, before, _ in rows]
+
+    added = adder().add(frames, pa.array([money(amount) for _, _, amount in rows], MONEY))
+
+    assert len(added) == len(rows)
+    for before, after, (_, _, amount) in zip(frames, added, rows, strict=True):
+        if after is not None:
+            assert before is not None
+            assert after == folded(before, amount)
+
+
+@pytest.mark.parametrize(("before", "amount"), [(100, 1), (-100, -1), (127, -1), (2**61, 1), (12_345, 0), (-5, 9)])
+def test_a_sum_of_the_same_width_is_added_in_columns(before: int, amount: int) -> None:
+    assert adder().add([frame("c1", before)], pa.array([money(amount)], MONEY)) == [frame("c1", before + amount)]
+
+
+@pytest.mark.parametrize(
+    ("before", "amount"),
+    [(127, 1), (128, -1), (2**62, 1), (1, 2**62), (2**63 - 1, 1), (-(2**63) + 1, -1), (10**25, 1), (1, 10**25)],
+    ids=str,
+)
+def test_a_sum_of_another_width_or_beyond_64_bits_is_left_to_the_fold(before: int, amount: int) -> None:
+    assert adder().add([frame("c1", before)], pa.array([money(amount)], MONEY)) == [None]
+
+
+def test_states_of_other_schemas_are_left_to_the_fold() -> None:
+    earlier = b"\x00\x00\x00\x00\x63" + frame("c1", 5)[5:]
+
+    assert adder().add([earlier, None], pa.array([money(1)] * 2, MONEY)) == [None, None]
+
+
+def test_amounts_of_another_scale_are_left_to_the_fold() -> None:
+    assert adder().add([frame("c1", 5)], pa.array([Decimal("0.001")], pa.decimal128(38, 3))) == [None]
+
+
+def test_a_slice_of_a_column_is_added_as_itself() -> None:
+    amounts = pa.array([money(n) for n in (7, 8, 9)], MONEY).slice(1, 2)
+
+    assert adder().add([frame("a", 1), frame("b", 1)], amounts) == [frame("a", 9), frame("b", 10)]
+
+
+def test_nothing_is_added_to_nothing() -> None:
+    assert adder().add([], pa.array([], MONEY)) == []
+
+
+def test_a_read_model_that_does_not_only_add_is_left_to_its_fold() -> None:
+    class Other(Balance):
+        adds = None
+
+    assert Addition.of(Other(), CODEC) is None
+
+
+def test_states_of_another_form_are_refused() -> None:
+    class Other(Balance):
+        adds = "sum"
+
+    with pytest.raises(ValueError, match="states are not a string and the decimal 'sum'"):
+        Addition.of(Other(), CODEC)
