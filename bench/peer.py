@@ -24,6 +24,7 @@ SOURCES = Path(__file__).parent / "kafka_streams"
 JAVA = 17
 
 _COMPILE_TIMEOUT_SECONDS = 300
+_BEGIN_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _PID = "jvm.pid"
@@ -31,7 +32,8 @@ _PID = "jvm.pid"
 _JVM_FLAGS = (
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    # It warns at each start of a default that bears on global stores, of which there are none.
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.streams.StreamsConfig=error",
     # Java's HTTP server keeps 200 connections by default, for 30 s, and would wait to fill segments.
     "-Dsun.net.httpserver.nodelay=true",
     "-Dsun.net.httpserver.maxIdleConnections=2000",
@@ -104,13 +106,9 @@ class KafkaStreams:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM itself, from `start` on.
-
-        Raises:
-            ConfigurationError: it did not come into being.
-        """
+        """Process id of the JVM itself, from `start` on; ConfigurationError if it does not come into being."""
         file = self._folder / _PID
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + _BEGIN_SECONDS
         while not (file.is_file() and (text := file.read_text()).endswith("\n")):
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"the Kafka Streams program has not begun; read its log, {self.log}")
@@ -153,8 +151,8 @@ class KafkaStreams:
         """What it says of itself; None while it does not answer.
 
         `state` as Kafka Streams names it; `positions`: partition (a string) → next offset to apply, for what it owns;
-        `restored`: records read from the changelog. In milliseconds since the process began, null if it has not been:
-        `readyAtMs`, `firstAppliedAtMs`, `restoredAtMs`.
+        `restored`: records read from the changelog. `readyAtMs`, `firstAppliedAtMs`, `restoredAtMs`: milliseconds
+        since the process began, null if it has not come to that.
         """
         try:
             answer = httpx.get(f"{self.url}/status", timeout=_ANSWER_SECONDS, trust_env=False)

@@ -17,8 +17,12 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.stream.Collectors;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.TopicPartition;
@@ -30,7 +34,6 @@ import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.KeyQueryMetadata;
 import org.apache.kafka.streams.StoreQueryParameters;
 import org.apache.kafka.streams.StreamsConfig;
-import org.apache.kafka.streams.ThreadMetadata;
 import org.apache.kafka.streams.Topology;
 import org.apache.kafka.streams.errors.InvalidStateStoreException;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
@@ -54,15 +57,18 @@ public final class BalanceStreams {
     private static final String STORE = "balance";
     private static final String FORWARDED = "Forwarded";
     private static final ByteArraySerializer KEYS = new ByteArraySerializer();
+    private static final long NOTHING_APPLIED = -1;
     private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(6);
     private static final Duration PROXY_TIMEOUT = Duration.ofSeconds(5);
 
     private final Map<String, String> options;
     private final HostInfo self;
     private final KafkaStreams streams;
+    private final Admin admin;
     private final HttpClient peers = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
 
-    // Next source offset to apply, by partition: all records below it are in the store, committed or not.
+    // Next source offset to apply, by partition: all records below it are in the store, committed or not. A task that
+    // has applied nothing since it was opened is where the group's committed offset is.
     private final Map<Integer, AtomicLong> positions = new ConcurrentHashMap<>();
     private final AtomicLong restored = new AtomicLong();
     private volatile Long runningAtMs;
@@ -73,6 +79,7 @@ public final class BalanceStreams {
         this.options = options;
         self = HostInfo.buildFromEndpoint(options.get("application-server"));
         streams = new KafkaStreams(topology(), properties());
+        admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, options.get("bootstrap-servers")));
         streams.setStateListener((now, before) -> {
             if (now == KafkaStreams.State.RUNNING && runningAtMs == null) {
                 runningAtMs = sinceStartMs();
@@ -147,8 +154,7 @@ public final class BalanceStreams {
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64L << 20);
         // Streams' own default, and each commit flushes what lingers.
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
-        // As in the service that it is compared with.
-        properties.put(StreamsConfig.producerPrefix(ProducerConfig.COMPRESSION_TYPE_CONFIG), "none");
+        // As in the service that it is compared with; it does not compress what it writes either.
         properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 10_000);
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
         return properties;
@@ -165,7 +171,7 @@ public final class BalanceStreams {
     /** Adds amounts to balances. One instance a task, used by that task's thread alone. */
     private final class Fold implements Processor<byte[], byte[], Void, Void> {
         private final AmountReader amounts;
-        private final AtomicLong position = new AtomicLong(-1);
+        private final AtomicLong position = new AtomicLong(NOTHING_APPLIED);
         private ProcessorContext<Void, Void> context;
         private KeyValueStore<byte[], byte[]> store;
 
@@ -284,22 +290,31 @@ public final class BalanceStreams {
         return new Answer(answer.statusCode(), answer.body());
     }
 
-    private String status() {
+    private String status() throws InterruptedException {
+        Map<Integer, Long> next = new TreeMap<>();
+        positions.forEach((partition, position) -> next.put(partition, position.getAcquire()));
+        if (next.containsValue(NOTHING_APPLIED)) {
+            Map<Integer, Long> committed = committedOffsets();
+            next.replaceAll((partition, position) ->
+                    position == NOTHING_APPLIED ? committed.getOrDefault(partition, 0L) : position);
+        }
+        String owned = next.entrySet().stream()
+                .map(task -> "\"" + task.getKey() + "\":" + task.getValue())
+                .collect(Collectors.joining(","));
         return String.format(
                 "{\"state\":\"%s\",\"positions\":{%s},\"restored\":%d,"
                         + "\"readyAtMs\":%d,\"firstAppliedAtMs\":%d,\"restoredAtMs\":%d}",
-                streams.state(), String.join(",", owned()), restored.get(),
-                runningAtMs, firstAppliedAtMs, restoredAtMs);
+                streams.state(), owned, restored.get(), runningAtMs, firstAppliedAtMs, restoredAtMs);
     }
 
-    private Iterable<String> owned() {
-        // A task that has applied nothing since it was opened is where the group's offset is.
-        Map<Integer, Long> next = new TreeMap<>();
-        for (ThreadMetadata thread : streams.metadataForLocalThreads()) {
-            thread.activeTasks().forEach(task -> task.committedOffsets()
-                    .forEach((source, committed) -> next.merge(source.partition(), committed, Math::max)));
+    private Map<Integer, Long> committedOffsets() throws InterruptedException {
+        Map<Integer, Long> committed = new HashMap<>();
+        try {
+            admin.listConsumerGroupOffsets(options.get("application-id")).partitionsToOffsetAndMetadata().get()
+                    .forEach((source, offset) -> committed.put(source.partition(), offset.offset()));
+        } catch (ExecutionException error) {
+            throw new IllegalStateException(error);
         }
-        positions.forEach((partition, applied) -> next.merge(partition, applied.getAcquire(), Math::max));
-        return next.entrySet().stream().map(task -> "\"" + task.getKey() + "\":" + task.getValue())::iterator;
+        return committed;
     }
 }
