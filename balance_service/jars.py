@@ -35,12 +35,17 @@ if TYPE_CHECKING:
 
 RESOLVE_TIMEOUT_SECONDS = 900
 
-_WHAT = {"spark": "Spark's connectors", "kafka": "the Kafka broker", "registry": "the schema registry"}
+_WHAT = {
+    "spark": "Spark's connectors",
+    "kafka": "the Kafka broker",
+    "registry": "the schema registry",
+    "bench": "Kafka Streams",
+}
 _PROBLEMS = ("::::", "FAILED", "not found", "rror", "xception", "UNRESOLVED")
 
 
 def resolve_jars(configuration: str) -> list[Path]:
-    """Files of one Ivy configuration (`spark`, `kafka` or `registry`), sorted; downloaded if not cached.
+    """Files of one Ivy configuration (`spark`, `kafka`, `registry` or `bench`), sorted; downloaded if not cached.
 
     Instant when cached; otherwise takes up to a minute and says so on stderr.
 
