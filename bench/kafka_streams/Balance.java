@@ -1,0 +1,44 @@
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.VarHandle;
+import java.math.BigDecimal;
+import java.math.BigInteger;
+import java.nio.ByteOrder;
+
+/**
+ * A balance as the store keeps it: hundredths as a two's complement, big-endian number, in 8 bytes if it fits, else
+ * in as many as it needs. Exact at any size.
+ */
+final class Balance {
+    private static final VarHandle LONG =
+            MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.BIG_ENDIAN);
+
+    private Balance() {}
+
+    /** The balance, null before a customer's first event, with an amount in hundredths added. */
+    static byte[] plus(byte[] balance, long amount) {
+        if (balance == null) {
+            return bytes(amount);
+        }
+        if (balance.length == Long.BYTES) {
+            long before = (long) LONG.get(balance, 0);
+            long after = before + amount;
+            boolean overflowed = ((before ^ after) & (amount ^ after)) < 0;
+            if (!overflowed) {
+                return bytes(after);
+            }
+        }
+        BigInteger sum = new BigInteger(balance).add(BigInteger.valueOf(amount));
+        return sum.bitLength() < Long.SIZE ? bytes(sum.longValue()) : sum.toByteArray();
+    }
+
+    /** The balance with its two decimals. */
+    static BigDecimal decimal(byte[] balance) {
+        return new BigDecimal(new BigInteger(balance), AmountReader.SCALE);
+    }
+
+    private static byte[] bytes(long balance) {
+        byte[] bytes = new byte[Long.BYTES];
+        LONG.set(bytes, 0, balance);
+        return bytes;
+    }
+}

@@ -1,0 +1,305 @@
+import com.sun.net.httpserver.HttpExchange;
+import com.sun.net.httpserver.HttpHandler;
+import com.sun.net.httpserver.HttpServer;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.lang.management.ManagementFactory;
+import java.net.InetSocketAddress;
+import java.net.URI;
+import java.net.URLDecoder;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Properties;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Executors;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
+import org.apache.kafka.clients.producer.ProducerConfig;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.streams.CloseOptions;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.KeyQueryMetadata;
+import org.apache.kafka.streams.StoreQueryParameters;
+import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.ThreadMetadata;
+import org.apache.kafka.streams.Topology;
+import org.apache.kafka.streams.errors.InvalidStateStoreException;
+import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
+import org.apache.kafka.streams.processor.StateRestoreListener;
+import org.apache.kafka.streams.processor.api.Processor;
+import org.apache.kafka.streams.processor.api.ProcessorContext;
+import org.apache.kafka.streams.processor.api.Record;
+import org.apache.kafka.streams.state.HostInfo;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.QueryableStoreTypes;
+import org.apache.kafka.streams.state.ReadOnlyKeyValueStore;
+import org.apache.kafka.streams.state.Stores;
+
+/**
+ * The balance as a Kafka Streams program, written to be fast: one processor on a persistent RocksDB store with a
+ * changelog, exactly once, no repartition, and interactive queries over HTTP.
+ *
+ * <p>Keys stay the bytes that they are in Kafka; balances are bytes too, see {@link Balance}.
+ */
+public final class BalanceStreams {
+    private static final String STORE = "balance";
+    private static final String FORWARDED = "Forwarded";
+    private static final ByteArraySerializer KEYS = new ByteArraySerializer();
+    private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(6);
+    private static final Duration PROXY_TIMEOUT = Duration.ofSeconds(5);
+
+    private final Map<String, String> options;
+    private final HostInfo self;
+    private final KafkaStreams streams;
+    private final HttpClient peers = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
+
+    // Next source offset to apply, by partition: all records below it are in the store, committed or not.
+    private final Map<Integer, AtomicLong> positions = new ConcurrentHashMap<>();
+    private final AtomicLong restored = new AtomicLong();
+    private volatile Long runningAtMs;
+    private volatile Long firstAppliedAtMs;
+    private volatile Long restoredAtMs;
+
+    private BalanceStreams(Map<String, String> options) {
+        this.options = options;
+        self = HostInfo.buildFromEndpoint(options.get("application-server"));
+        streams = new KafkaStreams(topology(), properties());
+        streams.setStateListener((now, before) -> {
+            if (now == KafkaStreams.State.RUNNING && runningAtMs == null) {
+                runningAtMs = sinceStartMs();
+            } else if (now == KafkaStreams.State.ERROR) {
+                Runtime.getRuntime().halt(1);
+            }
+        });
+        streams.setUncaughtExceptionHandler(error -> {
+            error.printStackTrace();
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
+        });
+        streams.setGlobalStateRestoreListener(new RestoreProgress());
+    }
+
+    public static void main(String[] args) throws IOException {
+        Map<String, String> options = new HashMap<>(Map.of("topic", "balance", "standbys", "0"));
+        options.put("stream-threads", String.valueOf(Runtime.getRuntime().availableProcessors()));
+        for (int i = 0; i + 1 < args.length; i += 2) {
+            options.put(args[i].substring("--".length()), args[i + 1]);
+        }
+        new BalanceStreams(options).run();
+    }
+
+    private void run() throws IOException {
+        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", number("http-port")), 1024);
+        // A thread for each request under way: two instances that wait for each other cannot run out of them.
+        server.setExecutor(Executors.newCachedThreadPool());
+        server.createContext("/api/customers.getBalance", answering(this::balance));
+        server.createContext("/status", answering(exchange -> new Answer(200, status())));
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> {
+            server.stop(0);
+            // Without leaving, the partitions would wait for the session to time out.
+            streams.close(CloseOptions.timeout(CLOSE_TIMEOUT)
+                    .withGroupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP));
+        }));
+        server.start();
+        streams.start();
+    }
+
+    private Topology topology() {
+        var store = Stores.keyValueStoreBuilder(
+                Stores.persistentKeyValueStore(STORE), Serdes.ByteArray(), Serdes.ByteArray());
+        // A cache of no bytes would still be passed through by every record.
+        store = number("cache-bytes") > 0 ? store.withCachingEnabled() : store.withCachingDisabled();
+        WriterSchemas schemas = new WriterSchemas(options.get("schema-registry-url"));
+        ByteArrayDeserializer bytes = new ByteArrayDeserializer();
+        return new Topology()
+                .addSource("events", bytes, bytes, options.get("topic"))
+                .addProcessor("fold", () -> new Fold(schemas), "events")
+                .addStateStore(store.withLoggingEnabled(Map.of()), "fold");
+    }
+
+    private Properties properties() {
+        Properties properties = new Properties();
+        properties.put(StreamsConfig.APPLICATION_ID_CONFIG, options.get("application-id"));
+        properties.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, options.get("bootstrap-servers"));
+        properties.put(StreamsConfig.APPLICATION_SERVER_CONFIG, options.get("application-server"));
+        properties.put(StreamsConfig.STATE_DIR_CONFIG, options.get("state-dir"));
+        properties.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
+        properties.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, number("stream-threads"));
+        properties.put(StreamsConfig.NUM_STANDBY_REPLICAS_CONFIG, number("standbys"));
+        properties.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, number("cache-bytes"));
+        properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, number("commit-interval-ms"));
+        // How soon a partition moves to an instance that has warmed up: the least that is allowed.
+        properties.put(StreamsConfig.PROBING_REBALANCE_INTERVAL_MS_CONFIG, 60_000);
+        // For throughput; a record that arrives alone is still fetched at once.
+        properties.put(StreamsConfig.BUFFERED_RECORDS_PER_PARTITION_CONFIG, 10_000);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 10_000);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_PARTITION_FETCH_BYTES_CONFIG), 4 << 20);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.RECEIVE_BUFFER_CONFIG), 1 << 20);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BATCH_SIZE_CONFIG), 256 << 10);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64L << 20);
+        // Streams' own default, and each commit flushes what lingers.
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
+        // As in the service that it is compared with.
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.COMPRESSION_TYPE_CONFIG), "none");
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 10_000);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
+        return properties;
+    }
+
+    private int number(String option) {
+        return Integer.parseInt(options.get(option));
+    }
+
+    private static long sinceStartMs() {
+        return System.currentTimeMillis() - ManagementFactory.getRuntimeMXBean().getStartTime();
+    }
+
+    /** Adds amounts to balances. One instance a task, used by that task's thread alone. */
+    private final class Fold implements Processor<byte[], byte[], Void, Void> {
+        private final AmountReader amounts;
+        private final AtomicLong position = new AtomicLong(-1);
+        private ProcessorContext<Void, Void> context;
+        private KeyValueStore<byte[], byte[]> store;
+
+        Fold(WriterSchemas schemas) {
+            amounts = new AmountReader(schemas);
+        }
+
+        @Override
+        public void init(ProcessorContext<Void, Void> context) {
+            this.context = context;
+            store = context.getStateStore(STORE);
+            positions.put(context.taskId().partition(), position);
+        }
+
+        @Override
+        public void process(Record<byte[], byte[]> event) {
+            long amount = amountIn(event);
+            if (amount != AmountReader.ANOTHER_TYPE) {
+                store.put(event.key(), Balance.plus(store.get(event.key()), amount));
+            }
+            position.setRelease(context.recordMetadata().orElseThrow().offset() + 1);
+            if (firstAppliedAtMs == null) {
+                firstAppliedAtMs = sinceStartMs();
+            }
+        }
+
+        private long amountIn(Record<byte[], byte[]> event) {
+            try {
+                return amounts.amountIn(event.value());
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+        }
+
+        @Override
+        public void close() {
+            positions.remove(context.taskId().partition(), position);
+        }
+    }
+
+    private final class RestoreProgress implements StateRestoreListener {
+        @Override
+        public void onRestoreStart(TopicPartition changelog, String store, long first, long end) {}
+
+        @Override
+        public void onBatchRestored(TopicPartition changelog, String store, long end, long count) {
+            restored.addAndGet(count);
+        }
+
+        @Override
+        public void onRestoreEnd(TopicPartition changelog, String store, long total) {
+            restoredAtMs = sinceStartMs();
+        }
+    }
+
+    private record Answer(int status, String body) {
+        static final Answer UNAVAILABLE = new Answer(503, "{\"detail\":\"no owner can answer now\"}");
+    }
+
+    @FunctionalInterface
+    private interface Route {
+        Answer answer(HttpExchange exchange) throws IOException, InterruptedException;
+    }
+
+    private static HttpHandler answering(Route route) {
+        return exchange -> {
+            Answer answer;
+            try {
+                answer = route.answer(exchange);
+            } catch (InvalidStateStoreException | IllegalStateException | IOException restoringOrMoving) {
+                answer = Answer.UNAVAILABLE;
+            } catch (InterruptedException stopping) {
+                return;
+            }
+            byte[] body = answer.body.getBytes(StandardCharsets.UTF_8);
+            exchange.getResponseHeaders().set("Content-Type", "application/json");
+            exchange.sendResponseHeaders(answer.status, body.length);
+            exchange.getResponseBody().write(body);
+            exchange.close();
+        };
+    }
+
+    private Answer balance(HttpExchange exchange) throws IOException, InterruptedException {
+        String query = exchange.getRequestURI().getRawQuery();
+        if (query == null || !query.startsWith("customerId=")) {
+            return new Answer(400, "{\"detail\":\"customerId is missing\"}");
+        }
+        String customer = URLDecoder.decode(query.substring("customerId=".length()), StandardCharsets.UTF_8);
+        byte[] key = customer.getBytes(StandardCharsets.UTF_8);
+        KeyQueryMetadata owner = streams.queryMetadataForKey(STORE, key, KEYS);
+        if (owner.equals(KeyQueryMetadata.NOT_AVAILABLE)) {
+            return Answer.UNAVAILABLE;
+        }
+        if (owner.activeHost().equals(self)) {
+            return ownBalance(key, owner.partition());
+        }
+        boolean forwarded = exchange.getRequestHeaders().containsKey(FORWARDED);
+        return forwarded ? Answer.UNAVAILABLE : ask(owner.activeHost(), exchange.getRequestURI());
+    }
+
+    private Answer ownBalance(byte[] key, int partition) {
+        ReadOnlyKeyValueStore<byte[], byte[]> store = streams.store(
+                StoreQueryParameters.fromNameAndType(STORE, QueryableStoreTypes.<byte[], byte[]>keyValueStore())
+                        .withPartition(partition));
+        byte[] balance = store.get(key);
+        return balance == null
+                ? new Answer(404, "{\"detail\":\"no such customer\"}")
+                : new Answer(200, "{\"amount\":" + Balance.decimal(balance) + "}");
+    }
+
+    private Answer ask(HostInfo owner, URI asked) throws IOException, InterruptedException {
+        URI address = URI.create(
+                "http://" + owner.host() + ":" + owner.port() + asked.getRawPath() + "?" + asked.getRawQuery());
+        HttpRequest request = HttpRequest.newBuilder(address).timeout(PROXY_TIMEOUT).header(FORWARDED, "1").build();
+        var answer = peers.send(request, BodyHandlers.ofString(StandardCharsets.UTF_8));
+        return new Answer(answer.statusCode(), answer.body());
+    }
+
+    private String status() {
+        return String.format(
+                "{\"state\":\"%s\",\"positions\":{%s},\"restored\":%d,"
+                        + "\"readyAtMs\":%d,\"firstAppliedAtMs\":%d,\"restoredAtMs\":%d}",
+                streams.state(), String.join(",", owned()), restored.get(),
+                runningAtMs, firstAppliedAtMs, restoredAtMs);
+    }
+
+    private Iterable<String> owned() {
+        // A task that has applied nothing since it was opened is where the group's offset is.
+        Map<Integer, Long> next = new TreeMap<>();
+        for (ThreadMetadata thread : streams.metadataForLocalThreads()) {
+            thread.activeTasks().forEach(task -> task.committedOffsets()
+                    .forEach((source, committed) -> next.merge(source.partition(), committed, Math::max)));
+        }
+        positions.forEach((partition, applied) -> next.merge(partition, applied.getAcquire(), Math::max));
+        return next.entrySet().stream().map(task -> "\"" + task.getKey() + "\":" + task.getValue())::iterator;
+    }
+}
