@@ -53,13 +53,13 @@ class Figures:
 
 NAMES = {
     "rate": "events/s",
-    "rate_with_start": "events/s, start of the process included",
-    "rate_after_commit": "events/s, start-up apart",
-    "evenness": "rate of the second half by that of the first",
-    "cpu": "CPU-seconds per million events",
-    "cpu_with_start": "CPU-seconds per million events, start included",
+    "rate_with_start": "events/s, process start included",
+    "rate_after_commit": "events/s after the first commit",
+    "evenness": "rate, second half / first",
+    "cpu": "CPU-s per million events, start apart",
+    "cpu_with_start": "CPU-s per million events",
     "memory": "peak memory, MB",
-    "memory_growth": "memory of the last quarter by that of the second",
+    "memory_growth": "memory, last quarter / second",
     "ready": "start to ready, s",
     "p50": "p50, ms",
     "p99": "p99, ms",
@@ -67,6 +67,6 @@ NAMES = {
     "idle": "idle, % of a core",
     "keys": "keys/s",
     "first_answer": "start to first answer, s",
-    "silence": "longest silence of a partition, ms",
+    "silence": "longest silence, ms",
 }
 """The figures' names as people read them."""

@@ -25,7 +25,7 @@ def facts() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "processor": _processor(),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
         "Java": _java(),
     }

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
 _COLORS = {OURS: "#1b6ca8", THEIRS: "#c9c4b8"}
 _COLUMNS = 3
+_ROUND_FROM = 100
 _PANEL_INCHES = (4.6, 3.1)
-# Title, measure, name, and whether the values span orders of magnitude.
+# Title, measure, name.
 _PANELS = (
-    ("replay, events/s from open stores to the end", "replay", "rate", False),
-    ("replay, CPU-seconds per million events", "replay", "cpu_with_start", False),
-    ("replay, peak memory of an instance, MB", "replay", "memory", False),
-    ("restore, keys/s", "restore", "keys", False),
-    ("freshness, p50, ms", "freshness", "p50", True),
-    ("freshness, p99, ms", "freshness", "p99", True),
-    ("reads, requests/s", "reads", "requests", False),
-    ("reads, p99, ms", "reads", "p99", True),
-    ("longest silence of a partition, ms", "moves", "silence", True),
+    ("replay, events/s", "replay", "rate"),
+    ("replay, CPU-s per million events", "replay", "cpu_with_start"),
+    ("replay, peak memory, MB", "replay", "memory"),
+    ("restore, keys/s", "restore", "keys"),
+    ("freshness, p50, ms", "freshness", "p50"),
+    ("freshness, p99, ms", "freshness", "p99"),
+    ("reads, requests/s", "reads", "requests"),
+    ("reads, p99, ms", "reads", "p99"),
+    ("longest silence of a partition, ms", "moves", "silence"),
 )
 
 
@@ -38,20 +39,18 @@ def draw(path: Path, figures: Figures) -> None:
     """Write the plot as PNG; only what was measured is on it."""
     mpl.use("agg")
     panels = [
-        (title, keys, logarithmic)
-        for title, measure, name, logarithmic in _PANELS
+        (title, keys)
+        for title, measure, name in _PANELS
         if (keys := [k for k in figures.measured() if (k.measure, k.name) == (measure, NAMES[name])])
     ]
     if not panels:
         return
     rows = -(-len(panels) // _COLUMNS)
     figure = Figure(figsize=(_PANEL_INCHES[0] * _COLUMNS, _PANEL_INCHES[1] * rows), layout="constrained")
-    for number, (title, keys, logarithmic) in enumerate(panels):
+    for number, (title, keys) in enumerate(panels):
         axes = figure.add_subplot(rows, _COLUMNS, number + 1)
         _bars(axes, figures, keys)
         axes.set_title(title, fontsize=10, loc="left")
-        if logarithmic:
-            axes.set_xscale("log")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2, frameon=False)
     path.parent.mkdir(exist_ok=True)
@@ -67,14 +66,12 @@ def _bars(axes: Axes, figures: Figures, keys: list[Key]) -> None:
     axes.set_yticks(range(len(keys)), [key.case for key in keys], fontsize=7)
     axes.invert_yaxis()
     axes.margins(x=0.18)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
+    # The numbers stand at the bars.
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 def _short(value: float) -> str:
     if not value:
         return "none"
-    for size, unit in ((1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= _ROUND_FROM else f"{value:.3g}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import httpx
+from confluent_kafka import KafkaException
 from rich.console import Console
 
+from balance_service.errors import BalanceServiceError
 from balance_service.progress import progress_bar
 from bench.freshness import measure_freshness
 from bench.load import generate
@@ -56,14 +59,16 @@ class Run:
         """As they are compared at last."""
         return self._ours, self._theirs
 
-    def measure(self, measures: Iterable[str]) -> None:
-        """Take these measures.
-
-        Raises:
-            BalanceServiceError: a side does not get on or is wrong.
-        """
+    def measure(self, measures: Iterable[str]) -> list[str]:
+        """Take these measures; returns a sentence for each that failed, because a side does not get on or is wrong."""
+        failures = []
         for measure in measures:
-            self._measures[measure]()
+            try:
+                self._measures[measure]()
+            except (BalanceServiceError, KafkaException, httpx.HTTPError, OSError) as error:
+                failures.append(f"{measure}: {error}")
+                self._say(f"failed: {failures[-1]}")
+        return failures
 
     def _replays(self) -> None:
         for customers in self._plan.customers:
@@ -150,4 +155,4 @@ class Run:
         return f"{minutes:02}:{seconds:02}"
 
     def _say(self, what: str) -> None:
-        self._console.print(f"{self._elapsed} {what} …", highlight=False)
+        self._console.print(f"{self._elapsed} {what}", highlight=False)
