@@ -1,1 +1,1 @@
-"""The benchmark: this service and Kafka Streams, side by side on one broker."""
+"""The benchmark: this service and Kafka Streams side by side, on one broker, in one run; `python -m bench -h`."""

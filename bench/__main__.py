@@ -1,0 +1,87 @@
+"""`python -m bench`: this service and Kafka Streams side by side. Needs the packages of the group `bench`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from balance_service.local.stack import LocalStack
+from bench.figures import NAMES, Figures, Key
+from bench.load import PRODUCER
+from bench.machine import facts
+from bench.plan import FULL, MEASURES, QUICK, SMOKE
+from bench.plot import draw
+from bench.reads import generator
+from bench.report import table, write_json
+from bench.run import Run
+from bench.sides import OURS, THEIRS
+
+_RESULTS = Path(__file__).with_name("results")
+_LEAST_RATIO = 2.0
+_FILE_COLUMNS = 140
+
+
+def _chosen(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    chosen = tuple(filter(None, (value or "").split(",")))
+    if unknown := sorted(set(chosen) - set(MEASURES)):
+        raise click.BadParameter(f"{', '.join(unknown)}; choose of {', '.join(MEASURES)}, separated by commas")
+    return chosen
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", "size", flag_value="quick", help="Three minutes; fails if replay is not twice as fast.")
+@click.option("--smoke", "size", flag_value="smoke", help="Tiny loads, to see that it works; the figures mean nothing.")
+@click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Some measures alone: {', '.join(MEASURES)}.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where Kafka and the stores lie; else a new folder.")
+def main(size: str | None, only: tuple[str, ...], data_dir: Path | None) -> None:
+    """Measure this service and Kafka Streams on one broker, and print and keep the medians.
+
+    BALANCE_* variables apply to our side. A full run writes bench/results/<date>.json and latest.png; any other
+    <date>-partial.json and .png.
+    """
+    plan = {None: FULL, "quick": QUICK, "smoke": SMOKE}[size]
+    figures = Figures()
+    date = datetime.now(UTC)
+    stem = f"{date:%Y-%m-%d-%H%M}" + ("-partial" if size or only else "")
+    with ExitStack() as cleanup:
+        folder = data_dir or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="balance-bench-")))
+        stack = cleanup.enter_context(LocalStack(folder))
+        run = Run(stack, plan, figures)
+        failures = run.measure(only or plan.measures)
+        settings = {side.name: dict(side.settings) for side in run.sides}
+    if figures.measured():
+        settings |= {"producer of the load": {k: str(v) for k, v in PRODUCER.items()}, "reads": {"by": generator()}}
+        write_json(_RESULTS / f"{stem}.json", figures, date.isoformat(timespec="seconds"), facts(), settings)
+        draw(_RESULTS / (f"{stem}.png" if size or only else "latest.png"), figures)
+        console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
+        console.print(table(figures))
+        for note in figures.notes:
+            console.print(f"  {note}", highlight=False)
+        console.print(f"  kept in bench/results/{stem}.json", highlight=False)
+    if size == "quick":
+        failures += _too_slow(figures)
+    for failure in failures:
+        click.echo(f"failed: {failure}", err=True)
+    sys.exit(bool(failures))
+
+
+def _too_slow(figures: Figures) -> list[str]:
+    key = Key("replay", f"{QUICK.customers[0]:,} customers", NAMES["rate"])
+    ratio = figures.ratio(key)
+    if ratio is None or ratio >= _LEAST_RATIO:
+        return []
+    ours, theirs = figures.median(key, OURS) or 0, figures.median(key, THEIRS) or 0
+    return [
+        f"replay is only {ratio:.2f} times as fast as Kafka Streams ({ours:,.0f} against {theirs:,.0f} events/s); "
+        f"it should be at least {_LEAST_RATIO:g} times"
+    ]
+
+
+if __name__ == "__main__":
+    main()

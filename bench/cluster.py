@@ -1,0 +1,148 @@
+"""One application of a side, running: its instances, started, waited for, asked and stopped together."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from decimal import Decimal
+from typing import TYPE_CHECKING, Self
+
+import httpx
+import numpy as np
+
+from balance_service.errors import BalanceServiceError
+from bench.events import customer_id
+from bench.sides import EVERYTHING, PATH, delete_internal_topics, new_application_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from balance_service.local.stack import LocalStack
+    from bench.load import Load
+    from bench.sides import Instance, Side
+
+LOOK_EVERY_SECONDS = 0.03
+_START_SECONDS = 300.0
+_STANDSTILL_SECONDS = 120.0
+_CHECKED_CUSTOMERS = 1_000
+_ANSWER_SECONDS = 10.0
+
+
+class Cluster:
+    """From entering to leaving; its instances are stopped then, and what they kept is removed."""
+
+    def __init__(self, stack: LocalStack, side: Side, load: Load, what: str, instances: int = 1) -> None:
+        self.side = side
+        self.load = load
+        self._stack = stack
+        self._application_id = new_application_id(what)
+        self.instances = [side.instance(n + 1, load.topic, self._application_id) for n in range(instances)]
+        self.launched: list[Instance] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as cleanup:
+            cleanup.callback(delete_internal_topics, self._stack, self._application_id)
+            for instance in self.instances:
+                cleanup.callback(instance.wipe)
+                cleanup.callback(instance.stop)
+
+    def launch(self, instance: Instance) -> float:
+        """Start one; returns the monotonic time just before."""
+        began = time.monotonic()
+        instance.launch()
+        if instance not in self.launched:
+            self.launched.append(instance)
+        return began
+
+    def end(self, instance: Instance, *, kill: bool = False) -> None:
+        """Stop or kill one."""
+        self.launched.remove(instance)
+        if kill:
+            instance.kill()
+        else:
+            instance.stop()
+
+    def running(self) -> list[frozenset[int]]:
+        """Of each launched instance, the partitions whose stores are open."""
+        return [p.running if (p := i.progress()) is not None else frozenset() for i in self.launched]
+
+    def wait_running(self, *, spread: bool = False) -> float:
+        """Wait until the stores of all partitions are open; returns the monotonic time.
+
+        Args:
+            spread: until every launched instance has one, moreover.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            owned = self.running()
+            if frozenset().union(*owned) == EVERYTHING and (not spread or all(owned)):
+                return time.monotonic()
+            if time.monotonic() > deadline:
+                raise BalanceServiceError(f"{self.side.name} did not open all partitions in {_START_SECONDS:.0f} s")
+            time.sleep(LOOK_EVERY_SECONDS)
+
+    def committed(self) -> int:
+        """Events that are durably committed, of all partitions."""
+        highest: dict[int, int] = {}
+        for instance in self.launched:
+            for partition, position in instance.committed().items():
+                highest[partition] = max(position, highest.get(partition, 0))
+        return sum(min(position, self.load.ends.get(p, 0)) for p, position in highest.items())
+
+    def wait_committed(self, seen: Callable[[int], None] = lambda _: None) -> float:
+        """Wait until every event of the load is committed; returns the monotonic time.
+
+        Args:
+            seen: told how many are, at each look.
+
+        Raises:
+            BalanceServiceError: nothing has moved for two minutes.
+        """
+        most, moved = -1, time.monotonic()
+        while True:
+            began = time.monotonic()
+            committed = self.committed()
+            now = time.monotonic()
+            seen(committed)
+            if committed == self.load.events:
+                return now
+            if committed > most:
+                most, moved = committed, now
+            if now - moved > _STANDSTILL_SECONDS:
+                raise BalanceServiceError(f"{self.side.name} stands still at {most} of {self.load.events} events")
+            time.sleep(max(0.0, LOOK_EVERY_SECONDS - (now - began)))
+
+    def check_balances(self) -> None:
+        """Ask for a thousand balances, and compare them with what was generated.
+
+        Raises:
+            BalanceServiceError: one is wrong.
+        """
+        known = np.flatnonzero(self.load.cents)
+        chosen = np.random.default_rng(1).choice(known, min(_CHECKED_CUSTOMERS, len(known)), replace=False)
+        with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
+            for number in chosen.tolist():
+                wanted = Decimal(int(self.load.cents[number])).scaleb(-2)
+                amount = self._ask(client, customer_id(number))
+                if amount != wanted:
+                    raise BalanceServiceError(
+                        f"{self.side.name} is wrong: {customer_id(number)} has {wanted}, the answer was {amount}"
+                    )
+
+    def _ask(self, client: httpx.Client, customer: str) -> Decimal | None:
+        """From whichever instance answers."""
+        for instance in self.launched:
+            answer = client.get(instance.url + PATH, params={"customerId": customer})
+            if answer.status_code == httpx.codes.OK:
+                return amount_of(answer.text)
+        return None
+
+
+def amount_of(body: str | bytes) -> Decimal:
+    """The amount of an answer, exactly."""
+    answer: Mapping[str, Decimal] = json.loads(body, parse_float=Decimal, parse_int=Decimal)
+    return answer["amount"]

@@ -1,0 +1,208 @@
+"""Load: topics filled once, outside of any timing, and events that go on arriving while something is measured.
+
+Encoding and producing run in processes of their own, so that neither waits for the measuring one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.errors import BalanceServiceError
+from bench.events import MAX_CENTS, customer_id, encoded, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.local.stack import LocalStack
+    from bench.events import Integers
+
+PARTITIONS = 2
+_WORKERS = 2
+_SLICE_EVENTS = 250_000
+_CHUNK_EVENTS = 10_000
+_PACE_SECONDS = 0.005
+_TIMEOUT_SECONDS = 120.0
+
+PRODUCER: dict[str, str | int | bool] = {
+    "partitioner": "murmur2_random",
+    "enable.idempotence": True,
+    "acks": "all",
+    "compression.type": "lz4",
+    "linger.ms": 20,
+    "queue.buffering.max.messages": 500_000,
+}
+"""How the events were produced, for the report."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A topic with events whose sum is known for each customer."""
+
+    topic: str
+    header: bytes
+    events: int
+    ends: dict[int, int]
+    cents: Integers = field(repr=False)
+    """By customer number."""
+
+    @property
+    def customers(self) -> int:
+        """How many there may be; at random, a few of them may have no event."""
+        return len(self.cents)
+
+    def customers_of(self, partition: int, at_most: int) -> list[str]:
+        """Ids of customers that have a balance and whose events lie in one partition."""
+        chosen = []
+        for number in np.flatnonzero(self.cents).tolist():
+            customer = customer_id(number)
+            if partition_of(customer.encode(), PARTITIONS) == partition:
+                chosen.append(customer)
+                if len(chosen) == at_most:
+                    break
+        return chosen
+
+
+def generate(
+    stack: LocalStack,
+    topic: str,
+    events: int,
+    customers: int,
+    advance: Callable[[int], None],
+    *,
+    each_once: bool = False,
+) -> Load:
+    """Create a topic and fill it.
+
+    Args:
+        advance: told how many more events are acknowledged.
+        each_once: one event for each customer instead of `events` at random.
+
+    Raises:
+        BalanceServiceError: not all events were acknowledged.
+    """
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
+    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1, config=config)
+    admin.create_topics([wanted])[topic].result(20)
+    header = register(stack.schema_registry_url, topic)
+    events = customers if each_once else events
+    starts = range(0, events, _SLICE_EVENTS)
+    sums = np.zeros(customers, np.int64)
+    with ProcessPoolExecutor(_WORKERS, multiprocessing.get_context("spawn")) as workers:
+        slices = [
+            workers.submit(
+                _produce_slice,
+                stack.bootstrap_servers,
+                topic,
+                header,
+                start,
+                min(_SLICE_EVENTS, events - start),
+                None if each_once else customers,
+            )
+            for start in starts
+        ]
+        for done in as_completed(slices):
+            first, cents, produced = done.result()
+            sums[first : first + len(cents)] += cents
+            advance(produced)
+    ends = end_offsets(admin, topic)
+    if sum(ends.values()) != events:
+        raise BalanceServiceError(f"the load is not whole: {sum(ends.values())} of {events} events were written")
+    return Load(topic, header, events, ends, sums)
+
+
+def end_offsets(admin: AdminClient, topic: str) -> dict[int, int]:
+    """Partition → the offset after its last record."""
+    wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
+    return {p.partition: found.result(20).offset for p, found in admin.list_offsets(wanted).items()}
+
+
+def _produce_slice(
+    bootstrap_servers: str, topic: str, header: bytes, start: int, count: int, customers: int | None
+) -> tuple[int, Integers, int]:
+    """Produce some events; returns the first customer number, the sum in cents from there on, and how many.
+
+    Without `customers`, one event for each customer number from `start` on.
+    """
+    source = np.random.default_rng(start)
+    numbers = np.arange(start, start + count) if customers is None else source.integers(0, customers, count)
+    cents = source.integers(1, MAX_CENTS, count)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER})
+    for at in range(0, count, _CHUNK_EVENTS):
+        for key, frame in encoded(header, numbers[at : at + _CHUNK_EVENTS], cents[at : at + _CHUNK_EVENTS]):
+            _produce(producer, topic, key, frame)
+    if producer.flush(_TIMEOUT_SECONDS):
+        raise BalanceServiceError("not all events of the load were acknowledged: is the broker still up?")
+    first = start if customers is None else 0
+    sums = np.zeros(count if customers is None else customers, np.int64)
+    np.add.at(sums, numbers - first, cents)
+    return first, sums, count
+
+
+def _produce(producer: Producer, topic: str, key: bytes, frame: bytes) -> None:
+    while True:
+        try:
+            producer.produce(topic, frame, key)
+        except BufferError:
+            producer.poll(0.01)
+        else:
+            return
+
+
+class Background:
+    """Events that arrive at a rate, from entering to leaving, from a process of their own."""
+
+    def __init__(self, stack: LocalStack, load: Load, rate: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._rate = rate
+        self._stop = spawn.Event()
+        self._produced = spawn.Value("q", 0)
+        arguments = (stack.bootstrap_servers, load.topic, load.header, load.customers, rate, self._stop, self._produced)
+        self._process = spawn.Process(target=_produce_at_rate, args=arguments, daemon=True)
+        self._began = (0.0, 0)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while self._produced.value < self._rate:
+            if time.monotonic() > deadline or not self._process.is_alive():
+                raise BalanceServiceError(f"no {self._rate} events a second can be produced here")
+            time.sleep(0.05)
+        self._began = (time.monotonic(), self._produced.value)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._process.join(10)
+        self._process.kill()
+
+    def rate(self) -> float:
+        """Events a second that really came, since entering."""
+        at, produced = self._began
+        return float(self._produced.value - produced) / (time.monotonic() - at)
+
+
+def _produce_at_rate(
+    bootstrap_servers: str, topic: str, header: bytes, customers: int, rate: int, stop: object, produced: object
+) -> None:
+    source = np.random.default_rng(rate)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER, "linger.ms": 5})
+    began, done = time.monotonic(), 0
+    while not stop.is_set():  # type: ignore[attr-defined]
+        due = min(int((time.monotonic() - began) * rate) - done, _CHUNK_EVENTS)
+        if due > 0:
+            for key, frame in encoded(header, source.integers(0, customers, due), source.integers(1, MAX_CENTS, due)):
+                _produce(producer, topic, key, frame)
+            done += due
+            produced.value = done  # type: ignore[attr-defined]
+        time.sleep(_PACE_SECONDS)
+    producer.flush(_TIMEOUT_SECONDS)

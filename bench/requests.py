@@ -1,0 +1,56 @@
+"""A closed loop of requests, for machines without `wrk`: each connection asks, waits for the answer, asks again.
+
+A process of its own: `python -m bench.requests URL FILE CONNECTIONS SECONDS`; the file has a customer id on each line.
+It ends with the same line of JSON as reads.lua. On asyncio's streams alone, since HTTP clients cost more than servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from bench.sides import PATH
+
+_OK = b"HTTP/1.1 200"
+
+
+async def ask_all(url: str, customers: list[str], connections: int, seconds: float) -> dict[str, float]:
+    """Ask on so many connections for so long."""
+    address = urlsplit(url)
+    requests = [
+        f"GET {PATH}?customerId={c} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode("ascii") for c in customers
+    ]
+    taken: list[float] = []
+    failed = 0
+    began = time.monotonic()
+
+    async def ask() -> None:
+        nonlocal failed
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        while (sent := time.monotonic()) < began + seconds:
+            writer.write(random.choice(requests))  # noqa: S311  (no secret)
+            head = await reader.readuntil(b"\r\n\r\n")
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(lengths[0].partition(b":")[2]))
+            taken.append(time.monotonic() - sent)
+            failed += not head.startswith(_OK)
+        writer.close()
+
+    await asyncio.gather(*(ask() for _ in range(connections)))
+    lasted = time.monotonic() - began
+    p50, p99 = (float(v) * 1000 for v in np.percentile(taken, (50, 99)))
+    return {"requests": len(taken), "seconds": lasted, "p50_ms": p50, "p99_ms": p99, "failed": failed}
+
+
+if __name__ == "__main__":
+    measured = asyncio.run(
+        ask_all(sys.argv[1], Path(sys.argv[2]).read_text().split(), int(sys.argv[3]), float(sys.argv[4]))
+    )
+    sys.stdout.write(json.dumps(measured) + "\n")

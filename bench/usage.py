@@ -1,0 +1,87 @@
+"""What an instance costs: processor time and memory of all its processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SAMPLE_SECONDS = 0.25
+_KIB = 1024
+
+
+def tree(root: psutil.Process) -> list[psutil.Process]:
+    """A process and all below it; none once it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """User and system time so far, that of children which have ended included."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Memory they hold: pages that several share count once where the system says so (PSS), else once each (RSS)."""
+    return sum(map(_resident, processes))
+
+
+def _resident(process: psutil.Process) -> int:
+    with suppress(psutil.Error, OSError):
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * _KIB
+    with suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
+class Meter:
+    """Watches the processes of one instance, from entering to leaving, on a thread of its own.
+
+    That thread writes `memory`, which the others read once it has ended.
+    """
+
+    def __init__(self, root: Callable[[], psutil.Process | None]) -> None:
+        self._root = root
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+        self.memory: list[tuple[float, int]] = []
+        """Monotonic time and bytes."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def cpu_seconds(self) -> float:
+        """Since the instance began."""
+        root = self._root()
+        return 0.0 if root is None else cpu_seconds(tree(root))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at any sample."""
+        return max((held for _, held in self.memory), default=0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            root = self._root()
+            if root is not None:
+                self.memory.append((time.monotonic(), resident_bytes(tree(root))))
