@@ -31,7 +31,7 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for chatty in ("httpx", "httpx2", "httpcore", "aiohttp.access", "librdkafka"):
+    for chatty in ("httpx", "httpx2", "httpcore", "aiohttp.access", "librdkafka", "opentelemetry.trace"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     # Each client repeats itself at each attempt to connect.
     for insistent in ("librdkafka", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):

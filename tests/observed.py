@@ -23,7 +23,7 @@ _OF_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate
 _ADDED_LABELS = {"job", "instance"}
 _HISTOGRAM = {"_bucket": {"le"}, "_sum": set[str](), "_count": set[str]()}
 
-_ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]*) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\|", re.MULTILINE)
 _TEXT = re.compile(r'"[^"]*"')
 _MATCHERS = re.compile(r"\{([^}]*)\}")
 _LABEL_LIST = re.compile(r"\b(by|without|on|ignoring|group_left|group_right) \(([^)]*)\)")
