@@ -61,7 +61,7 @@ def test_wanted_without_its_packages_it_is_refused_in_a_sentence(monkeypatch: py
     monkeypatch.delitem(sys.modules, "balance_service.otlp_tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
-    with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .* balance-service\[tracing\]"):
+    with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .*'balance-service\[tracing\]"):
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
 
