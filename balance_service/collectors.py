@@ -120,7 +120,11 @@ class EngineCollector(Collector):
     def _cluster(self) -> Iterable[Metric]:
         engine, now = self._engine, time.monotonic()
         yield _gauge("balance_partitions", "Partitions of the source.", engine.source.partitions)
-        yield _gauge("balance_lease_holds", "1 while the instance may answer as owner.", engine.membership.lease.holds)
+        lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
+        # There is nothing by which the lease of one that owns nothing would be renewed.
+        if engine.membership.partitions:
+            lease.add_metric((), float(engine.membership.lease.holds))
+        yield lease
         yield _gauge(
             "balance_stream_healthy", "0 while nothing is folded because of a problem.", not engine.stream.problem
         )
