@@ -61,6 +61,16 @@ class Engine:
         return samples(registry)
 
 
+class Instance:
+    """As far as it says whether it wants queries."""
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
+
+    def unready(self) -> Sequence[str]:
+        return self._reasons
+
+
 def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:
     """Series → label values → value."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
@@ -134,7 +144,7 @@ def test_sparks_figures_are_those_of_the_latest_sample() -> None:
 
 def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    instance = SimpleNamespace(unready=lambda: ["this instance is starting"])
+    instance = Instance("this instance is starting")
     settings = load_settings(state_dir=tmp_path, application_server="here:1")
     registry.register(InstanceCollector(instance, settings))
 
@@ -148,7 +158,7 @@ def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Pat
 def test_before_there_is_a_state_directory_nothing_is_said_of_its_disk(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     settings = load_settings(state_dir=tmp_path / "none")
-    registry.register(InstanceCollector(SimpleNamespace(unready=list), settings))
+    registry.register(InstanceCollector(Instance(), settings))
 
     assert "balance_state_directory_free_bytes" not in samples(registry)
 
