@@ -72,11 +72,12 @@ class Instance:
 
 
 def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:
-    """Series → label values → value."""
+    """Series → label values, in the order of their names → value."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+            values = tuple(value for _, value in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[values] = sample.value
     return found
 
 
@@ -87,7 +88,7 @@ def test_an_owner_answers_while_its_lease_holds_and_a_standby_in_any_case() -> N
     engine.clock.now += 60
     after = engine.samples()
 
-    owner, standby = ("balance", "0", "active"), ("balance", "1", "standby")
+    owner, standby = ("0", "balance", "active"), ("1", "balance", "standby")
     assert before == {owner: 1, standby: 1}
     assert after["balance_task_answers"] == {owner: 0, standby: 1}
     assert after["balance_lease_holds"] == {(): 0}
@@ -97,9 +98,9 @@ def test_a_task_that_restores_answers_nobody() -> None:
     found = Engine([task(0, Role.ACTIVE, "RESTORING", answers=False)]).samples()
 
     assert set(found["balance_task_answers"].values()) == {0}
-    assert found["balance_task_state"] == {("balance", "0", "active", "RESTORING"): 1}
-    assert found["balance_restored_records"] == {("balance", "0", "active"): 5}
-    assert found["balance_records_to_restore"] == {("balance", "0", "active"): 6}
+    assert found["balance_task_state"] == {("0", "balance", "active", "RESTORING"): 1}
+    assert found["balance_restored_records"] == {("0", "balance", "active"): 5}
+    assert found["balance_records_to_restore"] == {("0", "balance", "active"): 6}
 
 
 def test_there_is_no_lease_to_speak_of_where_nothing_is_owned() -> None:
@@ -115,7 +116,7 @@ def test_before_the_ends_are_known_there_is_no_lag() -> None:
 
     assert "balance_lag" not in unknown
     assert unknown["balance_watermark_age_seconds"] == {(): float("inf")}
-    assert known["balance_lag"] == {("balance", "0", "active"): 10}
+    assert known["balance_lag"] == {("0", "balance", "active"): 10}
     assert known["balance_watermark_age_seconds"] == {(): 0}
 
 
@@ -169,7 +170,7 @@ def test_dead_letters_are_counted_by_cause() -> None:
 
     found = samples(metrics.registry)
 
-    assert found["balance_dead_letters_total"] == {("balance", "1", "value-null"): 2, ("balance", "1", "key-null"): 1}
+    assert found["balance_dead_letters_total"] == {("value-null", "1", "balance"): 2, ("key-null", "1", "balance"): 1}
     assert metrics.totals() == Committed(2, 0, 0, 3)
 
 
@@ -181,4 +182,4 @@ def test_the_number_of_peers_that_have_a_series_is_bounded() -> None:
     found = samples(metrics.registry)["balance_proxied_requests_total"]
 
     assert len(found) == 101
-    assert found[("other", "answered")] == 100
+    assert found[("answered", "other")] == 100

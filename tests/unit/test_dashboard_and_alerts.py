@@ -76,7 +76,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
 
 
 def test_no_two_panels_lie_on_each_other() -> None:
-    taken = set()
+    taken: set[tuple[int, int]] = set()
     for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
