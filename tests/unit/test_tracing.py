@@ -102,13 +102,13 @@ def test_a_span_that_an_error_leaves_is_a_failed_one_and_does_not_quote_it(
     tracing: OtlpTracing, collector: Collector
 ) -> None:
     with pytest.raises(RetriableError), tracing.span("s", SpanKind.CLIENT, {}):
-        raise RetriableError("of customer c1")
+        raise RetriableError("of customer zoe")
     tracing.stop(_STOP_SECONDS)
 
     (span,) = collector.spans
     assert span.failed
     assert span.attributes == {"error.type": "RetriableError"}
-    assert "c1" not in str(span)
+    assert "zoe" not in str(span)
 
 
 def test_a_trace_that_is_not_kept_is_handed_on_as_such_and_not_sent(tracing: OtlpTracing, collector: Collector) -> None:
@@ -142,7 +142,7 @@ def test_a_trace_goes_with_a_query_to_the_peer(tracing: OtlpTracing, collector: 
         async with TestServer(peer) as server, ClientSession() as client:
             await client.get(server.make_url("/health/live"))
             with tracing.span("asked", SpanKind.SERVER, {}, came_with()):
-                await proxy.get(f"{server.host}:{server.port}", PATH, {"customerId": "c1"}, "here:1", 30)
+                await proxy.get(f"{server.host}:{server.port}", PATH, {"customerId": "zoe"}, "here:1", 30)
         await proxy.close()
 
     asyncio.run(run())
@@ -156,7 +156,7 @@ def test_a_trace_goes_with_a_query_to_the_peer(tracing: OtlpTracing, collector: 
     assert (hop.parent_id, answered.parent_id) == (asked.span_id, hop.span_id)
     assert (hop.attributes["http.response.status_code"], answered.attributes["http.response.status_code"]) == (503, 503)
     assert answered.failed
-    assert "c1" not in str(collector.spans)
+    assert "zoe" not in str(collector.spans)
 
 
 def test_a_bounded_number_of_events_is_named() -> None:
