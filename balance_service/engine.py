@@ -20,6 +20,7 @@ from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
 from balance_service.events.decode import Decoder
 from balance_service.events.spark import start_spark
+from balance_service.events.spark_sampler import SparkSampler
 from balance_service.events.stream import Stream
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
@@ -28,6 +29,7 @@ from balance_service.state.fold import Folding
 from balance_service.state.opening import TaskContext
 from balance_service.state.state_directory import StateDirectory
 from balance_service.state.tasks import Tasks
+from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from balance_service.metrics import Metrics
     from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings
+    from balance_service.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +58,7 @@ class Engine:
         metrics: Metrics,
         on_change: Callable[[], None] = lambda: None,
         stopping: threading.Event | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         """Take the state directory, reach broker and registry, start Spark; waits for what is not up yet.
 
@@ -89,9 +93,10 @@ class Engine:
         self.tasks = Tasks(read_model.name, context, self._changed)
         spark = start_spark(settings)
         self._spark = spark
-        decoder = Decoder(spark, read_model, self.registry)
+        self.spark_sampler = SparkSampler(spark)
+        decoder = Decoder(spark, read_model, self.registry, with_traces=tracing.is_on)
         self.until_up(partial(self._prepare, decoder))
-        self.stream = Stream(spark, settings, read_model, decoder, self.topics, self.tasks, metrics)
+        self.stream = Stream(spark, settings, read_model, decoder, self.topics, self.tasks, metrics, tracing)
         self.membership = Membership(
             consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
             settings.topic,
@@ -119,6 +124,7 @@ class Engine:
     def start(self) -> None:
         """Join the group and begin to fold; returns at once."""
         self.watermarks.start()
+        self.spark_sampler.start()
         self.stream.start()
         self.membership.start()
 
@@ -127,6 +133,7 @@ class Engine:
         self.membership.stop()
         self.stream.stop(2.0)
         self.watermarks.stop(0.5)
+        self.spark_sampler.stop(0.5)
         self._spark.stop()
         self.registry.close()
         self.state_directory.close()

@@ -19,6 +19,7 @@ import structlog
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, PublishedTask
 from balance_service.cluster.standbys import StandbyChooser
+from balance_service.collectors import EngineCollector, InstanceCollector
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.engine import Engine
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
@@ -35,6 +36,7 @@ from balance_service.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import Role
 from balance_service.state.task_state import TaskState
+from balance_service.tracing import start_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +49,7 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 9.0
 _REQUEST_HEADROOM_SECONDS = 5.0
+_STOP_TRACING_SECONDS = 1.0
 
 
 class Instance:
@@ -62,6 +65,8 @@ class Instance:
         self._settings = settings
         self._read_model = Balance()
         self._metrics = Metrics()
+        self._metrics.registry.register(InstanceCollector(self, settings))
+        self._tracing = start_tracing(settings)
         self._stopping = asyncio.Event()
         self._gave_up = threading.Event()
         self._handlers = Handlers(Operations(self))
@@ -95,8 +100,8 @@ class Instance:
         limits = Limits(settings.max_concurrent_requests, settings.read_timeout_seconds + _REQUEST_HEADROOM_SECONDS)
         secret = settings.peer_secret
         trust = PeerTrust(secret.get_secret_value() if secret else None, settings.peer_allow_list)
-        server = await serve(make_app(self._handlers, limits, trust), self._listener, limits)
-        proxy = Proxy(trust)
+        server = await serve(make_app(self._handlers, limits, trust, self._tracing), self._listener, limits)
+        proxy = Proxy(trust, self._tracing)
         starting = asyncio.ensure_future(asyncio.to_thread(self._start_engine))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -112,6 +117,7 @@ class Instance:
             # What is still being answered may be waiting for a peer.
             await server.cleanup()
             await proxy.close()
+            await asyncio.to_thread(self._tracing.stop, _STOP_TRACING_SECONDS)
             log.info("stopped")
         if failures:
             raise FatalError(f"the instance could not go on: {failures[0]}")
@@ -158,7 +164,7 @@ class Instance:
                     "restored": t.restored,
                     "toRestore": t.to_restore,
                     "secondsLeft": t.seconds_left,
-                    "storeBytes": t.store_bytes,
+                    "storeBytes": t.sizes.store_bytes,
                 }
                 for t in engine.tasks.snapshots()
             ],
@@ -170,8 +176,9 @@ class Instance:
         return self._metrics.text()
 
     def _start_engine(self) -> Engine:
-        engine = Engine(self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up)
-        self._metrics.watch(engine)
+        engine = Engine(
+            self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up, self._tracing
+        )
         settings = self._settings
         codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))
         self._publisher = engine.until_up(
@@ -181,6 +188,7 @@ class Instance:
                 engine.registry,
                 settings.topic,
                 settings.read_timeout_seconds,
+                self._tracing,
             )
         )
         self._directory = Directory(
@@ -199,6 +207,7 @@ class Instance:
             settings.application_server,
             settings.num_standby_replicas,
         )
+        EngineCollector(engine, self._directory.table).register(self._metrics.registry)
         self._directory.start()
         engine.start()
         return engine
@@ -227,7 +236,7 @@ class Instance:
             self._settings.read_timeout_seconds,
             self._metrics,
         )
-        self._handlers.commands = Commands(publisher)
+        self._handlers.commands = Commands(publisher, self._metrics)
         log.info("started", application_server=self._settings.application_server)
 
     def _damaged(self, partition: int, error: StoreCorruptedError) -> None:

@@ -31,10 +31,11 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for chatty in ("httpx", "httpx2", "httpcore", "aiohttp.access", "librdkafka"):
+    for chatty in ("httpx", "httpx2", "httpcore", "aiohttp.access", "librdkafka", "opentelemetry.trace"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     # Each client repeats itself at each attempt to connect.
-    logging.getLogger("librdkafka").addFilter(_OncePerInterval(_REPEAT_SECONDS))
+    for insistent in ("librdkafka", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
+        logging.getLogger(insistent).addFilter(_OncePerInterval(_REPEAT_SECONDS))
     # It logs with a traceback that a query was stopped in the middle of a batch; what matters of that we log.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # It logs with a traceback what any client can send: bytes that are no HTTP. Our own failures we log ourselves.

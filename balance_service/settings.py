@@ -113,6 +113,11 @@ class Settings(BaseSettings):
     max_concurrent_requests: int = Field(
         1_000, ge=1, le=100_000, description="HTTP requests under way; more are answered 503."
     )
+    tracing_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^@\s]+$",
+        description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; unset for no tracing.",
+    )
     failpoints: str = Field("", description="For tests: where this process is to die or stall; see failpoints.py.")
     log_level: str = Field(
         "INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level that is logged."

@@ -20,15 +20,17 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, refused
+from balance_service.tracing import UNTRACED, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from decimal import Decimal
 
     from confluent_kafka import Message
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.clients import ClientConfig
+    from balance_service.tracing import Tracing
 
 _POLL_SECONDS = 0.1
 _CERTAINLY_NOT_WRITTEN = {
@@ -75,9 +77,17 @@ class FundsAddedSerializer:
 class FundsAddedPublisher:
     """Publishes one event at a time. Owns its producer."""
 
-    def __init__(self, config: ClientConfig, registry: SchemaRegistry, topic: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        registry: SchemaRegistry,
+        topic: str,
+        timeout_seconds: float,
+        tracing: Tracing = UNTRACED,
+    ) -> None:
         """Raises RetriableError while the registry cannot be reached, ConfigurationError for a wrong property."""
         self._topic = topic
+        self._tracing = tracing
         self._serialize = FundsAddedSerializer(registry, topic)
         try:
             self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
@@ -96,6 +106,21 @@ class FundsAddedPublisher:
         Raises:
             RetriableError: it was not acknowledged; the message says whether it may have been written.
         """
+        attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "send",
+            "messaging.destination.name": self._topic,
+        }
+        with self._tracing.span(f"send {self._topic}", SpanKind.PRODUCER, attributes) as span:
+            partition, offset = await self._publish(customer_id, amount, idempotency_key, span.context())
+            span.tell("messaging.destination.partition.id", str(partition))
+            span.tell("messaging.kafka.offset", offset)
+            return partition, offset
+
+    async def _publish(
+        self, customer_id: str, amount: Decimal, idempotency_key: bytes | None, trace_context: Mapping[str, str]
+    ) -> Delivered:
         loop = asyncio.get_running_loop()
         delivered: asyncio.Future[Delivered | KafkaError] = loop.create_future()
 
@@ -103,7 +128,10 @@ class FundsAddedPublisher:
             if not delivered.done():
                 delivered.set_result(outcome)
 
-        self._produce(customer_id, amount, idempotency_key, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+        headers: dict[str, str | bytes | None] = dict(trace_context)
+        if idempotency_key is not None:
+            headers[IDEMPOTENCY_HEADER] = idempotency_key
+        self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
         if isinstance(outcome, KafkaError):
             raise _failure(outcome)
@@ -123,7 +151,7 @@ class FundsAddedPublisher:
         self,
         customer_id: str,
         amount: Decimal,
-        idempotency_key: bytes | None,
+        headers: dict[str, str | bytes | None],
         report: Callable[[Delivered | KafkaError], object],
     ) -> None:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
@@ -131,9 +159,6 @@ class FundsAddedPublisher:
 
         try:
             frame = self._serialize(customer_id, amount)
-            headers: dict[str, str | bytes | None] = {}
-            if idempotency_key is not None:
-                headers[IDEMPOTENCY_HEADER] = idempotency_key
             self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery, headers=headers)
         except BufferError as error:
             raise RetriableError("too many events are under way; this one was certainly not written") from error

@@ -11,12 +11,24 @@ import pyarrow.compute as pc
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.read_model import Combine
 from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate
+from balance_service.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ENVELOPE = frozenset(
-    {"partition", "offset", "cause", "schema_id", "timestamp", "record_key", "value", "idempotency_key", "key"}
+    {
+        "partition",
+        "offset",
+        "cause",
+        "schema_id",
+        "timestamp",
+        "record_key",
+        "value",
+        "idempotency_key",
+        "key",
+        TRACEPARENT_HEADER,
+    }
 )
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 _ROW = "row"
@@ -57,6 +69,13 @@ def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict
         partition: _of_partition(table.filter(pc.equal(table["partition"], partition)), combine)
         for partition in sorted(partitions)
     }
+
+
+def traceparents(table: pa.Table, partition: int, most: int) -> list[str]:
+    """Of at most so many of a partition's records whose trace is kept, what names their spans."""
+    of_partition = table[TRACEPARENT_HEADER].filter(pc.equal(table["partition"], partition))
+    found: list[str] = of_partition.drop_null().slice(0, most).to_pylist()
+    return found
 
 
 def updates_of(table: pa.Table, partition: int, keys: Sequence[bytes]) -> pa.Table:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.avro.codec import MAGIC
 from balance_service.events.shape import PROBLEM, any_of, decoded, in_shape_of, struct_type
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -27,6 +28,7 @@ IGNORED = "ignored"
 UNRESOLVED = "unresolved"
 
 _HEADER_BYTES = 5
+_SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value", "idempotency_key")
 
 
@@ -38,8 +40,14 @@ class Decoder:
     for it may be registered meanwhile.
     """
 
-    def __init__(self, spark: SparkSession, read_model: ReadModel, registry: SchemaRegistry) -> None:
+    def __init__(
+        self, spark: SparkSession, read_model: ReadModel, registry: SchemaRegistry, *, with_traces: bool = False
+    ) -> None:
+        """Args:
+        with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
+        """
         self._spark = spark
+        self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
         self._read_model = read_model
         self._registry = registry
         self._events: dict[int, WriterSchema] = {}
@@ -85,7 +93,7 @@ class Decoder:
         Returns:
             Columns `partition`, `offset`, `cause`; `key` and the update columns where there is an update;
             `idempotency_key` where its event names one; unless the record is ignored or a plain update, `timestamp`
-            (ms), `record_key` and `value`; `schema_id` where unresolved.
+            (ms), `record_key` and `value`; `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
         typed = self._typed(records)
         updates = self._read_model.updates(typed)
@@ -103,6 +111,7 @@ class Decoder:
             F.when(keep_record, F.col("record_key")).alias("record_key"),
             F.when(keep_record, F.col("value")).alias("value"),
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("idempotency_key", "key", *columns)),
+            *(F.when(~cause.eqNullSafe(IGNORED), F.col(name)).alias(name) for name in self._traceparent),
         )
 
     def _typed(self, records: DataFrame) -> DataFrame:
@@ -138,6 +147,7 @@ class Decoder:
             "value",
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
+            *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
                 F.when(header == _frame_header(i), decoded(F.col("body"), w.text)).alias(f"writer_{i}")
                 for i, w in self._events.items()
@@ -145,6 +155,7 @@ class Decoder:
         )
         shaped = framed.select(
             *_ENVELOPE,
+            *self._traceparent,
             "frame_cause",
             *(
                 F.coalesce(
@@ -170,6 +181,7 @@ class Decoder:
         intact = F.col("frame_cause").isNull()
         return judged.select(
             *_ENVELOPE,
+            *self._traceparent,
             "frame_cause",
             F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias("event_type"),
             *(F.when(intact, F.col(name)).alias(name) for name in names.values()),
@@ -189,8 +201,18 @@ class Decoder:
 
 def _idempotency_key(headers: Column) -> Column:
     """The value of the first header of that name, unless it is empty."""
+    return _first_header(headers, IDEMPOTENCY_HEADER)
+
+
+def _kept_trace(headers: Column) -> Column:
+    """The traceparent, if it is one and says that its trace is kept: the last bit is the flag "sampled"."""
+    traceparent = _first_header(headers, TRACEPARENT_HEADER).cast("string")
+    return F.when(traceparent.rlike(_SAMPLED), traceparent)
+
+
+def _first_header(headers: Column, name: str) -> Column:
     # A lambda over the headers would be simpler, but Spark generates no code for those, and so none for the rest.
-    first = F.get(headers["value"], F.array_position(headers["key"], IDEMPOTENCY_HEADER).cast("int") - 1)
+    first = F.get(headers["value"], F.array_position(headers["key"], name).cast("int") - 1)
     return F.when(F.octet_length(first) > 0, first)
 
 

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
-from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved, updates_of
+from balance_service.events.combine import (
+    PartitionUpdates,
+    by_partition,
+    singles,
+    traceparents,
+    unresolved,
+    updates_of,
+)
 from balance_service.failpoints import reach
 from balance_service.state.records import TaskBatch
 from balance_service.state.task_state import TaskState
+from balance_service.tracing import TRACEPARENT_HEADER, UNTRACED, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +39,16 @@ if TYPE_CHECKING:
     from balance_service.events.decode import Decoder
     from balance_service.metrics import Metrics
     from balance_service.read_models.read_model import ReadModel
+    from balance_service.state.commit import Committed
     from balance_service.state.records import KeyedUpdate
     from balance_service.state.task import Task
     from balance_service.state.tasks import Tasks
+    from balance_service.tracing import Tracing
 
 log = structlog.get_logger(__name__)
+
+# A micro-batch may hold a million events, and each link is sent with the span.
+_MOST_LINKS = 32
 
 
 class BatchIncompleteError(BalanceServiceError):
@@ -56,6 +69,7 @@ class MicroBatches:
         checkpoint: Path,
         read_records: Callable[[int, Sequence[int]], DataFrame],
         on_incomplete: Callable[[], None],
+        tracing: Tracing = UNTRACED,
     ) -> None:
         """Args:
         read_records: partition and offsets → the source's records there, once more, and maybe others.
@@ -72,6 +86,7 @@ class MicroBatches:
         self.starts = {partition: task.position for partition, task in members.items()}
         self.incomplete = False
         self._on_incomplete = on_incomplete
+        self._tracing = tracing
         self._committing: Future[bool] | None = None
         self._closed = False
 
@@ -159,7 +174,8 @@ class MicroBatches:
                     part.dead_letters,
                     partial(self._singles, table, partition),
                 )
-                commits.append(self._pool.submit(self._commit_part, self._members[partition], batch))
+                traces = traceparents(table, partition, _MOST_LINKS) if self._tracing.is_on else []
+                commits.append(self._pool.submit(self._commit_part, self._members[partition], batch, traces))
         taken = [commit.result() for commit in commits]
         for partition, reason in waiting.items():
             self._tasks.wait(self._members[partition], reason)
@@ -169,10 +185,10 @@ class MicroBatches:
         rows = updates_of(table, partition, keys)
         return singles(rows, self._read_records(partition, rows["offset"].to_pylist()).toArrow())
 
-    def _commit_part(self, task: Task, batch: TaskBatch) -> bool:
+    def _commit_part(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> bool:
         reach("batch-read")
         try:
-            done = task.process(batch)
+            done = self._traced(task, batch, traces) if traces else task.process(batch)
         except TaskMigratedError as error:
             if task.state is TaskState.RUNNING:
                 self._tasks.failed(task, error)
@@ -186,3 +202,21 @@ class MicroBatches:
             return False
         self._metrics.committed(task.task_id, done)
         return True
+
+    def _traced(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> Committed:
+        """Commit as part of the first event's trace, linked to the others': one event's trace ends in its commit."""
+        attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "commit",
+            "messaging.destination.partition.id": str(task.task_id.partition),
+            "messaging.batch.message_count": batch.applied,
+            "balance.batch.start": batch.start,
+            "balance.batch.end": batch.end,
+        }
+        came_with = {TRACEPARENT_HEADER: traces[0]}
+        with self._tracing.span(f"commit {task.task_id}", SpanKind.CONSUMER, attributes, came_with, traces) as span:
+            done = task.process(batch)
+            span.tell("balance.batch.applied", done.applied)
+            span.tell("balance.batch.dead_lettered", done.dead_lettered)
+            return done

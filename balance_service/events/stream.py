@@ -20,6 +20,7 @@ import structlog
 from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
 from balance_service.events.spark import read_records, read_source
+from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
     from balance_service.state.task import Task
     from balance_service.state.tasks import Tasks
+    from balance_service.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +57,7 @@ class Stream:
         topics: Topics,
         tasks: Tasks,
         metrics: Metrics,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -63,6 +66,7 @@ class Stream:
         self._topics = topics
         self._tasks = tasks
         self._metrics = metrics
+        self._tracing = tracing
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._batch_lock = threading.Lock()
@@ -119,6 +123,7 @@ class Stream:
                 checkpoint,
                 partial(read_records, self._spark, self._settings),
                 self.changed,
+                self._tracing,
             )
             query = self._start(batches, checkpoint)
             log.info("query started", positions=batches.starts)

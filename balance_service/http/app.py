@@ -23,6 +23,8 @@ from balance_service.http.limits import (
 from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import problems, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER
+from balance_service.http.traced import traced
+from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from balance_service.http.commands import Commands
     from balance_service.http.operations import Operations
     from balance_service.http.queries import Queries
+    from balance_service.tracing import Tracing
 
 _SHUTDOWN_SECONDS = 1.0
 _BACKLOG = 1024
@@ -58,14 +61,17 @@ class Handlers:
         return await self.commands.add_funds(request)
 
 
-def make_app(handlers: Handlers, limits: Limits | None = None, trust: PeerTrust | None = None) -> web.Application:
+def make_app(
+    handlers: Handlers, limits: Limits | None = None, trust: PeerTrust | None = None, tracing: Tracing = UNTRACED
+) -> web.Application:
     """All routes of the contract.
 
     Args:
         trust: what a forwarded query must prove; without it, nothing.
     """
+    spans = [traced(tracing)] if tracing.is_on else []
     app = web.Application(
-        middlewares=[watched, problems, _proven(trust or PeerTrust()), limited(limits or Limits())],
+        middlewares=[watched, *spans, problems, _proven(trust or PeerTrust()), limited(limits or Limits())],
         client_max_size=MAX_BODY_BYTES,
     )
     operations = handlers.operations

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from balance_service.errors import RetriableError
 from balance_service.http.parameters import add_funds, idempotency_key
-from balance_service.http.problems import unavailable
+from balance_service.http.problems import Problem, unavailable
 
 if TYPE_CHECKING:
     from balance_service.commands.publisher import FundsAddedPublisher
+    from balance_service.metrics import Metrics
 
 PATH = "/api/balance.addFunds"
 
@@ -19,15 +21,24 @@ PATH = "/api/balance.addFunds"
 class Commands:
     """Takes commands."""
 
-    def __init__(self, publisher: FundsAddedPublisher) -> None:
+    def __init__(self, publisher: FundsAddedPublisher, metrics: Metrics) -> None:
         self._publisher = publisher
+        self._metrics = metrics
 
     async def add_funds(self, request: web.Request) -> web.Response:
         """Append `FundsAdded`, and answer with the position at which it will be visible."""
-        key = idempotency_key(request)
-        command = add_funds(await request.read())
+        began, status = time.perf_counter(), 500
         try:
-            partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
-        except RetriableError as error:
-            raise unavailable(str(error)) from error
+            key = idempotency_key(request)
+            command = add_funds(await request.read())
+            try:
+                partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
+            except RetriableError as error:
+                raise unavailable(str(error)) from error
+            status = 202
+        except Problem as problem:
+            status = problem.status
+            raise
+        finally:
+            self._metrics.command_seconds.labels(str(status)).observe(time.perf_counter() - began)
         return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})

@@ -16,9 +16,12 @@ from yarl import URL
 from balance_service.errors import RetriableError
 from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import PROBLEM_JSON
+from balance_service.tracing import UNTRACED, SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from balance_service.tracing import Tracing
 
 FORWARDED_HEADER = "Balance-Forwarded"
 ANSWER_HEADERS = (
@@ -53,11 +56,12 @@ class PeerAnswer:
 class Proxy:
     """Asks peers. Belongs to the event loop."""
 
-    def __init__(self, trust: PeerTrust | None = None) -> None:
+    def __init__(self, trust: PeerTrust | None = None, tracing: Tracing = UNTRACED) -> None:
         """Args:
         trust: whom to ask, and how to prove that it is us who asks; without it anyone, without proof.
         """
         self._trust = PeerTrust() if trust is None else trust
+        self._tracing = tracing
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0, limit_per_host=_MAX_CONNECTIONS_PER_PEER, keepalive_timeout=_IDLE_SECONDS
@@ -79,6 +83,21 @@ class Proxy:
         Raises:
             RetriableError: the peer may not be asked, refuses our proof, or did not answer in time or not sensibly.
         """
+        attributes = {"http.request.method": "GET", "server.address": address, "url.path": path}
+        with self._tracing.span(f"GET {path}", SpanKind.CLIENT, attributes) as span:
+            answer = await self._get(address, path, parameters, from_address, timeout_seconds, span.context())
+            span.tell("http.response.status_code", answer.status)
+            return answer
+
+    async def _get(
+        self,
+        address: str,
+        path: str,
+        parameters: Mapping[str, str],
+        from_address: str,
+        timeout_seconds: float,
+        trace_context: Mapping[str, str],
+    ) -> PeerAnswer:
         if not self._trust.allows(address):
             raise RetriableError(
                 f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
@@ -89,7 +108,7 @@ class Proxy:
             url = URL(f"http://{address}").with_path(path).with_query(parameters)
             async with self._session.get(
                 url,
-                headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs)},
+                headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs), **trace_context},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as answer:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
+_OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
@@ -135,8 +136,10 @@ class Queries:
                 try:
                     answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
                 except RetriableError as error:
+                    self._metrics.proxied(address, "failed")
                     refusal = unavailable(str(error))
                     continue
+                self._metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status == _MISDIRECTED:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
                 elif is_last or answer.status != _UNAVAILABLE:

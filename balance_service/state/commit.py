@@ -13,7 +13,8 @@ opening.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.errors import TaskMigratedError
@@ -22,6 +23,8 @@ from balance_service.state.fold import fold
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.changelog import ChangelogWriter
     from balance_service.state.fold import Folding
@@ -37,6 +40,8 @@ class Committed:
     ignored: int
     duplicates: int
     dead_lettered: int
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Of the dead letters."""
 
 
 def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore, writer: ChangelogWriter) -> Committed:
@@ -61,7 +66,8 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     store.write((*folded.records, (POSITION_KEY, position)), changelog_offset)
     reach("stored")
     applied = batch.applied - len(folded.dead_letters) - folded.duplicates
-    return Committed(applied, batch.ignored, folded.duplicates, len(letters))
+    causes = Counter(letter.cause for letter in letters)
+    return Committed(applied, batch.ignored, folded.duplicates, len(letters), causes)
 
 
 def write_position(position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter) -> None:

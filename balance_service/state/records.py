@@ -119,6 +119,21 @@ class TaskBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """How large a store is. `keys` is RocksDB's own estimate; the block cache is shared, and counted nowhere here."""
+
+    file_bytes: int = 0
+    memtable_bytes: int = 0
+    table_reader_bytes: int = 0
+    keys: int = 0
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of the live table files and of what is not written to one yet."""
+        return self.file_bytes + self.memtable_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSnapshot:
     """What a task says of itself, for the directory and for people."""
 
@@ -131,4 +146,6 @@ class TaskSnapshot:
     restored: int
     to_restore: int
     seconds_left: float | None
-    store_bytes: int
+    sizes: StoreSizes
+    answers: bool
+    """Whether queries are answered from it, as its role allows; an owner's lease aside."""

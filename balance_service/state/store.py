@@ -30,7 +30,7 @@ from balance_service.errors import (
     StoreCorruptedError,
     StoreFullError,
 )
-from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
+from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, StoreSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +44,10 @@ FORMAT = 1
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 
-_SIZES = ("rocksdb.live-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+_FILES = "rocksdb.live-sst-files-size"
+_MEMTABLES = "rocksdb.cur-size-all-mem-tables"
+_TABLE_READERS = "rocksdb.estimate-table-readers-mem"
+_KEYS = "rocksdb.estimate-num-keys"
 _NOT_FOUND = "key not found"
 # A file that RocksDB's own manifest names and that is gone never comes back by trying again.
 _DAMAGE = ("Corruption", "No such file or directory")
@@ -160,13 +163,14 @@ class StateStore:
         return self._view
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the live table files and of what is not written to one yet; 0 once closed."""
+    def sizes(self) -> StoreSizes:
+        """How large it is now; nothing once closed."""
+        names = (_FILES, _MEMTABLES, _TABLE_READERS, _KEYS)
         try:
-            return sum(int(self._db.property_int_value(name) or 0) for name in _SIZES)
+            return StoreSizes(*(int(self._db.property_int_value(name) or 0) for name in names))
         except Exception as error:
             if self._view is None:
-                return 0
+                return StoreSizes()
             raise _translated(error) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -264,6 +268,11 @@ def _options() -> Options:
     options.set_max_open_files(512)
     options.set_keep_log_file_num(2)
     return options
+
+
+def block_cache_bytes() -> int:
+    """What the block cache of all stores of this process holds now."""
+    return int(_CACHE.get_usage())
 
 
 def room_bytes(path: Path) -> int:

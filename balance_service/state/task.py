@@ -20,7 +20,7 @@ from balance_service.state.changelog import ChangelogWriter
 from balance_service.state.changelog_reader import ChangelogReader
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.opening import check_same_log, check_still_there, open_store, starting_position
-from balance_service.state.records import Role, TaskSnapshot
+from balance_service.state.records import Role, StoreSizes, TaskSnapshot
 from balance_service.state.restoration import Restoration
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
@@ -98,7 +98,8 @@ class Task:
             restoration.restored,
             restoration.to_restore,
             restoration.seconds_left if state is TaskState.RESTORING else None,
-            store.size_bytes if store is not None and state in ANSWERING else 0,
+            store.sizes if store is not None and state in ANSWERING else StoreSizes(),
+            self.view is not None,
         )
 
     def open(self) -> None:

@@ -231,7 +231,8 @@ def test_a_batch_is_counted(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00", "3.00"))
     batch = source.batch(letters=[letter(3), letter(4)])
 
-    assert committed(store, writer, batch) == Committed(applied=3, ignored=0, duplicates=0, dead_lettered=2)
+    done = Committed(applied=3, ignored=0, duplicates=0, dead_lettered=2, causes={letter(3).cause: 2})
+    assert committed(store, writer, batch) == done
 
 
 def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: FakeWriter) -> None:
@@ -267,7 +268,7 @@ def test_only_the_events_that_overflow_are_dead_letters(store: StateStore, write
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "7.99"
     assert balances(store)[MINE[1]] == Decimal("7.00")
     assert source.asked == [[MINE[0]]]
-    assert done == Committed(applied=5, ignored=0, duplicates=0, dead_lettered=2)
+    assert done == Committed(applied=5, ignored=0, duplicates=0, dead_lettered=2, causes={"balance-overflow": 2})
 
 
 def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, writer: FakeWriter) -> None:
@@ -278,7 +279,7 @@ def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, 
 
     assert balances(store) == {MINE[0]: LARGEST}
     assert writer.commits[0][0] == []
-    assert done == Committed(applied=0, ignored=0, duplicates=0, dead_lettered=2)
+    assert done == Committed(applied=0, ignored=0, duplicates=0, dead_lettered=2, causes={"balance-overflow": 2})
 
 
 def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateStore, writer: FakeWriter) -> None:
@@ -300,7 +301,7 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
 
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
     assert [dead.offset for dead in writer.commits[0][1]] == [1]
-    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1)
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1, causes={"balance-overflow": 1})
 
 
 def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
@@ -313,7 +314,7 @@ def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateS
         (3, MISPLACED, STRANGE),
     ]
     assert balances(store) == {MINE[0]: Decimal("4.00")}
-    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=2)
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=2, causes={MISPLACED: 2})
 
 
 def test_a_fold_writes_nothing(store: StateStore) -> None:

@@ -162,7 +162,7 @@ def test_a_closed_store_has_no_view_and_refuses_writes(path: Path) -> None:
 
     assert store.view is None
     assert store.position is None
-    assert store.size_bytes == 0
+    assert store.sizes.store_bytes == 0
     with pytest.raises(RetriableError):
         store.write([(b"c1", b"two")], 3)
 
@@ -185,7 +185,7 @@ def test_closing_twice_does_no_harm(path: Path) -> None:
 def test_a_store_says_how_large_it_is(store: StateStore) -> None:
     store.write([(f"c{n}".encode(), b"s" * 1000) for n in range(1000)], 1000)
 
-    assert store.size_bytes > 500_000
+    assert store.sizes.store_bytes > 500_000
 
 
 def damaged(path: Path) -> StateStore:

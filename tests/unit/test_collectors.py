@@ -1,0 +1,185 @@
+"""What is read of an instance on a scrape, in the states that a running one is rarely caught in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from balance_service.cluster.directory import ServerTable
+from balance_service.cluster.membership import Lease
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.collectors import EngineCollector, InstanceCollector
+from balance_service.events.spark_sampler import SparkSample, parse_progress
+from balance_service.metrics import Metrics
+from balance_service.settings import load_settings
+from balance_service.state.commit import Committed
+from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
+from tests.unit.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_PROGRESS = """{"numInputRows": 3, "processedRowsPerSecond": 30.5,
+ "durationMs": {"addBatch": 80, "triggerExecution": 95}}"""
+_MIB = 1 << 20
+
+
+def task(partition: int, role: Role, state: str = "RUNNING", *, answers: bool = True) -> TaskSnapshot:
+    sizes = StoreSizes(file_bytes=10 * _MIB, memtable_bytes=2 * _MIB, table_reader_bytes=_MIB, keys=7)
+    return TaskSnapshot(TaskId("balance", partition), role, state, 3, 90, "", 5, 6, None, sizes, answers)
+
+
+@dataclass
+class Engine:
+    """As far as it is read."""
+
+    snapshots: Sequence[TaskSnapshot]
+    partitions: frozenset[int] = frozenset({0})
+    sample: SparkSample | None = None
+    problem: str = ""
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.lease = Lease(10_000, self.clock)
+        self.lease.renew(self.clock.now)
+        self.tasks = SimpleNamespace(snapshots=lambda: self.snapshots)
+        self.membership = SimpleNamespace(lease=self.lease, partitions=self.partitions)
+        self.watermarks = Watermarks(lambda: {0: 100}, self.clock)
+        self.source = SimpleNamespace(partitions=2)
+        self.stream = SimpleNamespace(problem=self.problem)
+        self.spark_sampler = SimpleNamespace(sample=self.sample)
+
+    def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
+        registry = CollectorRegistry()
+        unfinished: Any = self
+        registry.register(EngineCollector(unfinished, ServerTable(self.clock)))
+        return samples(registry)
+
+
+class Instance:
+    """As far as it says whether it wants queries."""
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
+
+    def unready(self) -> Sequence[str]:
+        return self._reasons
+
+
+def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:
+    """Series → label values, in the order of their names → value."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            values = tuple(value for _, value in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[values] = sample.value
+    return found
+
+
+def test_an_owner_answers_while_its_lease_holds_and_a_standby_in_any_case() -> None:
+    engine = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY, "TAILING")])
+
+    before = engine.samples()["balance_task_answers"]
+    engine.clock.now += 60
+    after = engine.samples()
+
+    owner, standby = ("0", "balance", "active"), ("1", "balance", "standby")
+    assert before == {owner: 1, standby: 1}
+    assert after["balance_task_answers"] == {owner: 0, standby: 1}
+    assert after["balance_lease_holds"] == {(): 0}
+
+
+def test_a_task_that_restores_answers_nobody() -> None:
+    found = Engine([task(0, Role.ACTIVE, "RESTORING", answers=False)]).samples()
+
+    assert set(found["balance_task_answers"].values()) == {0}
+    assert found["balance_task_state"] == {("0", "balance", "active", "RESTORING"): 1}
+    assert found["balance_restored_records"] == {("0", "balance", "active"): 5}
+    assert found["balance_records_to_restore"] == {("0", "balance", "active"): 6}
+
+
+def test_there_is_no_lease_to_speak_of_where_nothing_is_owned() -> None:
+    assert "balance_lease_holds" not in Engine([], partitions=frozenset()).samples()
+
+
+def test_before_the_ends_are_known_there_is_no_lag() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+
+    unknown = engine.samples()
+    engine.watermarks.refresh()
+    known = engine.samples()
+
+    assert "balance_lag" not in unknown
+    assert unknown["balance_watermark_age_seconds"] == {(): float("inf")}
+    assert known["balance_lag"] == {("0", "balance", "active"): 10}
+    assert known["balance_watermark_age_seconds"] == {(): 0}
+
+
+def test_memory_is_that_of_all_stores() -> None:
+    found = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY)]).samples()
+
+    memory = found["balance_rocksdb_memory_bytes"]
+    assert (memory[("memtables",)], memory[("table_readers",)]) == (4 * _MIB, 2 * _MIB)
+    assert memory[("block_cache",)] >= 0
+    assert set(found["balance_store_bytes"].values()) == {12 * _MIB}
+    assert set(found["balance_store_keys"].values()) == {7}
+
+
+def test_sparks_figures_are_those_of_the_latest_sample() -> None:
+    without = Engine([]).samples()
+    found = Engine([], sample=SparkSample(1, 2, 3, 0.5, parse_progress(_PROGRESS)), problem="it failed").samples()
+
+    assert not any(name.startswith(("balance_jvm", "balance_stream_phase")) for name in without)
+    assert found["balance_jvm_heap_bytes"] == {("used",): 1, ("committed",): 2, ("max",): 3}
+    assert found["balance_jvm_gc_seconds_total"] == {(): 0.5}
+    assert found["balance_stream_batch_records"] == {(): 3}
+    assert found["balance_stream_input_records_per_second"] == {(): 0}  # Spark leaves out what it cannot say
+    assert found["balance_stream_phase_seconds"] == {("addBatch",): 0.08, ("triggerExecution",): 0.095}
+    assert (without["balance_stream_healthy"], found["balance_stream_healthy"]) == ({(): 1}, {(): 0})
+
+
+def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    instance = Instance("this instance is starting")
+    settings = load_settings(state_dir=tmp_path, application_server="here:1")
+    registry.register(InstanceCollector(instance, settings))
+
+    found = samples(registry)
+
+    assert found["balance_ready"] == {(): 0}
+    assert "here:1" in next(iter(found["balance_instance_info"]))
+    assert found["balance_state_directory_free_bytes"][()] > 0
+
+
+def test_before_there_is_a_state_directory_nothing_is_said_of_its_disk(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    settings = load_settings(state_dir=tmp_path / "none")
+    registry.register(InstanceCollector(Instance(), settings))
+
+    assert "balance_state_directory_free_bytes" not in samples(registry)
+
+
+def test_dead_letters_are_counted_by_cause() -> None:
+    metrics = Metrics()
+    metrics.committed(TaskId("balance", 1), Committed(2, 0, 0, 3, {"value-null": 2, "key-null": 1}))
+
+    found = samples(metrics.registry)
+
+    assert found["balance_dead_letters_total"] == {("value-null", "1", "balance"): 2, ("key-null", "1", "balance"): 1}
+    assert metrics.totals() == Committed(2, 0, 0, 3)
+
+
+def test_the_number_of_peers_that_have_a_series_is_bounded() -> None:
+    metrics = Metrics()
+    for peer in range(200):
+        metrics.proxied(f"peer-{peer}:1", "answered")
+
+    found = samples(metrics.registry)["balance_proxied_requests_total"]
+
+    assert len(found) == 101
+    assert found[("answered", "other")] == 100
