@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+
 from balance_service import __version__
 from balance_service.cli_client import ask, at_url
 from balance_service.cli_topics import topics

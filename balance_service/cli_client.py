@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +11,8 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Retr
 from balance_service.http.tls import TlsFiles, client_context
 
 if TYPE_CHECKING:
+    import ssl
+
     from balance_service.settings import Settings
 
 _ANSWER_SECONDS = 30.0

@@ -113,12 +113,10 @@ class Instance:
     def task(self, partition: int) -> OneTask | None:
         return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
 
-    @asynccontextmanager
-    async def app(self) -> AsyncIterator[web.Application]:
-        proxy = Proxy()
+    def queries(self, proxy: Proxy) -> Queries:
         read_model = Balance()
         routing = Routing("balance", PARTITIONS, self.address, self, self, self.watermarks, self.servers)
-        queries = Queries(
+        return Queries(
             routing,
             proxy,
             self.address,
@@ -127,6 +125,11 @@ class Instance:
             TIMEOUT_SECONDS,
             Metrics(),
         )
+
+    @asynccontextmanager
+    async def app(self) -> AsyncIterator[web.Application]:
+        proxy = Proxy()
+        queries = self.queries(proxy)
         app = web.Application(middlewares=[problems])
         app.router.add_get(PATH, queries.get_balance, allow_head=False)
         try:
