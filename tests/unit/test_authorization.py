@@ -9,7 +9,6 @@ import hmac
 import json
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -38,6 +37,7 @@ from tests.unit.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, t
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
 
 SECRET = "a secret of all instances"
 QUESTION = f"{queries.PATH}?customerId=c1"
@@ -433,9 +433,12 @@ def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Reloaded([tokens], lambda: Authenticator(load_tokens(tokens), None)))
         app = make_app(Answering(Operations(Nobody())), trust=PeerTrust(), access=access)
-        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
-            async with client.get(QUESTION, headers={FORWARDED_HEADER: "peer:1"}) as answer:
-                return answer.status
+        async with (
+            TestServer(app) as server,
+            aiohttp.ClientSession(server.make_url("/")) as client,
+            client.get(QUESTION, headers={FORWARDED_HEADER: "peer:1"}) as answer,
+        ):
+            return answer.status
 
     assert asyncio.run(run()) == 401
 
