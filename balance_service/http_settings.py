@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path  # noqa: TC003  # pydantic reads the annotations
 from typing import Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 _P = "BALANCE_"
+_BEARER_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
 
 
 class HttpSecuritySettings(BaseSettings):
@@ -55,6 +57,13 @@ class HttpSecuritySettings(BaseSettings):
     def burst(self) -> int:
         """Requests that one client may make at once."""
         return self.rate_limit_burst or math.ceil(self.rate_limit or 1)
+
+    @field_validator("token")
+    @classmethod
+    def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not _BEARER_TOKEN.fullmatch(value.get_secret_value()):
+            raise ValueError("is no bearer token; give letters, digits and ._~+/- without blanks or line ends")
+        return value
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _REQUEST_HEADROOM_SECONDS = 5.0
+# Probes are few, and must not take the files that clients' connections need.
+_HEALTH_LIMITS = Limits(max_concurrent_requests=10)
 
 
 class Front:
@@ -75,8 +77,8 @@ class Front:
         app = make_app(self._handlers, self._limits, self._trust, self._access)
         self._servers.append(await serve(app, self._listener, self._limits, None if tls is None else tls.value.server))
         if self._health_listener is not None:
-            health = make_health_app(self._handlers, self._limits)
-            self._servers.append(await serve(health, self._health_listener, self._limits))
+            health = make_health_app(self._handlers, _HEALTH_LIMITS)
+            self._servers.append(await serve(health, self._health_listener, _HEALTH_LIMITS))
         if tls is not None:
             self._following.append(asyncio.create_task(follow(tls, self._renew, self._look_seconds)))
         if self._access.authenticator is not None:

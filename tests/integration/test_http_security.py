@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 TOKEN = "a-token-of-an-operator"
 LOOK_SECONDS = 0.05
+_READ_TIMEOUT_SECONDS = 10.0
 
 
 class Nobody:
@@ -111,7 +112,8 @@ def operated(front: Front, path: str = "/api/status") -> str:
 
 def two(tmp_path: Path) -> tuple[Instance, Instance]:
     """One that is asked, and the one that owns the customer's partition."""
-    asked, owner = Instance(tmp_path / "asked", owns=False), Instance(tmp_path / "owner", address="owner:1")
+    asked = Instance(tmp_path / "asked", owns=False, timeout_seconds=_READ_TIMEOUT_SECONDS)
+    owner = Instance(tmp_path / "owner", address="owner:1", timeout_seconds=_READ_TIMEOUT_SECONDS)
     owner.put("12.34")
     return asked, owner
 

@@ -75,6 +75,7 @@ class Instance:
     role: Role = Role.ACTIVE
     clock: Clock = field(default_factory=Clock)
     damaged: list[int] = field(default_factory=list)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -122,7 +123,7 @@ class Instance:
             self.address,
             lambda frame: read_model.view(STATES.decode(frame)),
             lambda partition, _error: self.damaged.append(partition),
-            TIMEOUT_SECONDS,
+            self.timeout_seconds,
             Metrics(),
         )
 

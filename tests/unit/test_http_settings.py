@@ -36,6 +36,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RATE_LIMIT": "5"}, ["RATE_LIMIT", "PEER_SECRET"]),
         ({"RATE_LIMIT": "0", "PEER_SECRET": SECRET}, ["RATE_LIMIT"]),
         ({"RATE_LIMIT": "nan", "PEER_SECRET": SECRET}, ["RATE_LIMIT"]),
+        ({"TOKEN": SECRET}, ["TOKEN: is no bearer token"]),
+        ({"TOKEN": SECRET.replace(" ", "-") + "\n"}, ["TOKEN: is no bearer token"]),
         ({"RATE_LIMIT_BURST": "5"}, ["RATE_LIMIT_BURST", "RATE_LIMIT;"]),
         ({"RATE_LIMIT": "5", "RATE_LIMIT_BURST": "0", "PEER_SECRET": SECRET}, ["RATE_LIMIT_BURST"]),
     ],
