@@ -34,10 +34,7 @@ def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, st
         RetriableError: nobody answers.
         BalanceServiceError: the answer is an error.
     """
-    uses_tls = settings.speaks_tls or settings.tls_ca is not None
-    base = httpx.URL(url or f"{'https' if uses_tls else 'http'}://{settings.application_server}")
-    if base.scheme not in ("http", "https") or not base.host:
-        raise ConfigurationError(f"--url {url} is no http or https URL; give one, such as https://localhost:5051")
+    base = _base(settings, url)
     headers = {}
     if settings.token is not None:
         headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
@@ -53,6 +50,17 @@ def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, st
     if answer.is_error:
         raise BalanceServiceError(_reason(answer))
     return answer
+
+
+def _base(settings: Settings, url: str | None) -> httpx.URL:
+    uses_tls = settings.speaks_tls or settings.tls_ca is not None
+    try:
+        base = httpx.URL(url or f"{'https' if uses_tls else 'http'}://{settings.application_server}")
+    except httpx.InvalidURL:
+        base = httpx.URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise ConfigurationError(f"--url {url} is no http or https URL; give one, such as https://localhost:5051")
+    return base
 
 
 def _context(settings: Settings) -> ssl.SSLContext:

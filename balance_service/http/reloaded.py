@@ -64,11 +64,20 @@ class Reloaded(Generic[T]):
 async def follow(
     source: Reloaded[T], on_new: Callable[[T], Awaitable[None]] | None = None, seconds: float = LOOK_SECONDS
 ) -> None:
-    """Look after the files for ever, and tell of each new value; cancel it to end it."""
+    """Look after the files for ever, and tell of each new value until it is taken; cancel it to end it."""
+    taken = source.value
     while True:
         await asyncio.sleep(seconds)
-        if await asyncio.to_thread(source.refresh) and on_new is not None:
-            await on_new(source.value)
+        await asyncio.to_thread(source.refresh)
+        value = source.value
+        if value is taken:
+            continue
+        try:
+            if on_new is not None:
+                await on_new(value)
+            taken = value
+        except OSError as error:
+            log.error("what was read again cannot be put to use yet; trying again", reason=str(error))
 
 
 def read(file: Path, setting: str) -> bytes:
