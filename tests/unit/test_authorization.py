@@ -63,7 +63,7 @@ def test_a_token_of_the_provider_is_its_subjects(jwts: Jwts, algorithm: str) -> 
     for _ in range(2):  # the second time from memory
         client = jwts.client_of(token(algorithm))
 
-        assert (client.name, client.scopes) == ("jwt:billing", {Scope.READ})
+        assert (client.name, client.scopes) == ("jwt:billing", frozenset({Scope.READ}))
 
 
 @pytest.mark.parametrize(
