@@ -8,18 +8,17 @@ import sys
 from pathlib import Path
 
 import click
-import httpx
 
 from balance_service import __version__
+from balance_service.cli_client import ask, at_url
 from balance_service.cli_topics import topics
-from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.failpoints import arm
 from balance_service.logs import configure_logging, quiet_logging
 from balance_service.progress import progress_bar
 from balance_service.settings import load_settings
 
 _FAILED, _CONFIGURATION = 1, 2
-_ANSWER_SECONDS = 30.0
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -129,12 +128,15 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
 @click.argument("customer")
 @click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
 @click.option("--max-lag", type=click.IntRange(0), help="Take a standby's answer, at most so many records behind.")
+@at_url
 @as_json
-def get_balance(customer: str, min_position: str | None, max_lag: int | None, *, as_json: bool) -> None:
+def get_balance(
+    customer: str, min_position: str | None, max_lag: int | None, url: str | None, *, as_json: bool
+) -> None:
     """Ask the instance at BALANCE_APPLICATION_SERVER for a balance."""
     parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
     parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
-    answer = _ask("/api/customers.getBalance", parameters)
+    answer = ask(load_settings(), url, "/api/customers.getBalance", parameters)
     if as_json:
         click.echo(answer.text)
     else:
@@ -143,10 +145,11 @@ def get_balance(customer: str, min_position: str | None, max_lag: int | None, *,
 
 
 @cli.command()
+@at_url
 @as_json
-def status(*, as_json: bool) -> None:
+def status(url: str | None, *, as_json: bool) -> None:
     """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
-    answer = _ask("/api/status", {})
+    answer = ask(load_settings(), url, "/api/status", {})
     if as_json:
         click.echo(answer.text)
         return
@@ -206,19 +209,6 @@ def rebuild() -> None:
         f"{done.duplicates} duplicates passed over, {done.dead_lettered} dead-lettered, "
         f"{records / max(rebuilt.seconds, 1e-9):,.0f} records a second"
     )
-
-
-def _ask(path: str, parameters: dict[str, str]) -> httpx.Response:
-    address = load_settings().application_server
-    try:
-        answer = httpx.get(f"http://{address}{path}", params=parameters, timeout=_ANSWER_SECONDS)
-    except httpx.HTTPError as error:
-        raise RetriableError(
-            f"the instance at {address} does not answer ({error}); start it, or correct BALANCE_APPLICATION_SERVER"
-        ) from error
-    if answer.is_error:
-        raise BalanceServiceError(answer.json().get("detail", answer.text))
-    return answer
 
 
 def main() -> None:

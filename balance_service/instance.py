@@ -23,12 +23,10 @@ from balance_service.collectors import EngineCollector, InstanceCollector
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.engine import Engine
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
-from balance_service.http.app import Handlers, bind, make_app, serve
+from balance_service.http.app import Handlers
 from balance_service.http.commands import Commands
-from balance_service.http.limits import Limits
+from balance_service.http.front import Front
 from balance_service.http.operations import Operations
-from balance_service.http.peers import PeerTrust
-from balance_service.http.proxy import Proxy
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.kafka.clients import producer_config, reader_config
@@ -42,13 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.errors import StoreCorruptedError
+    from balance_service.http.proxy import Proxy
     from balance_service.settings import Settings
     from balance_service.state.records import TaskSnapshot
 
 log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 9.0
-_REQUEST_HEADROOM_SECONDS = 5.0
 _STOP_TRACING_SECONDS = 1.0
 
 
@@ -59,7 +57,8 @@ class Instance:
         """Take the port.
 
         Raises:
-            ConfigurationError: the port is in use, or nobody can reach the advertised address.
+            ConfigurationError: the port is in use, nobody can reach the advertised address, or a file that HTTP's
+                security rests on cannot be used.
         """
         _check_resolves(settings.application_server)
         self._settings = settings
@@ -69,8 +68,10 @@ class Instance:
         self._tracing = start_tracing(settings)
         self._stopping = asyncio.Event()
         self._gave_up = threading.Event()
-        self._handlers = Handlers(Operations(self))
-        self._listener = bind(settings.http_host, settings.http_port)
+        self._handlers = Handlers(
+            Operations(self, authorises=settings.authorises_clients, limits_rate=settings.rate_limit is not None)
+        )
+        self._front = Front(settings, self._handlers, tracing=self._tracing)
         self._engine: Engine | None = None
         self._directory: Directory | None = None
         self._publisher: FundsAddedPublisher | None = None
@@ -96,12 +97,7 @@ class Instance:
         threading.excepthook = thread_failed
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        settings = self._settings
-        limits = Limits(settings.max_concurrent_requests, settings.read_timeout_seconds + _REQUEST_HEADROOM_SECONDS)
-        secret = settings.peer_secret
-        trust = PeerTrust(secret.get_secret_value() if secret else None, settings.peer_allow_list)
-        server = await serve(make_app(self._handlers, limits, trust, self._tracing), self._listener, limits)
-        proxy = Proxy(trust, self._tracing)
+        proxy = await self._front.open()
         starting = asyncio.ensure_future(asyncio.to_thread(self._start_engine))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -115,8 +111,7 @@ class Instance:
             _exit_at_the_latest_in(_STOP_SECONDS)
             await self._stop(starting)
             # What is still being answered may be waiting for a peer.
-            await server.cleanup()
-            await proxy.close()
+            await self._front.close()
             await asyncio.to_thread(self._tracing.stop, _STOP_TRACING_SECONDS)
             log.info("stopped")
         if failures:

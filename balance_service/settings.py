@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from balance_service.errors import ConfigurationError
+from balance_service.http_settings import HttpSecuritySettings
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -24,7 +25,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<p
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 _USER_IN_URL = re.compile(r"//[^/@]*@")
 _HIDDEN = "********"
-_NEVER_TOLD = {"kafka_config", "schema_registry_password", "peer_secret"}
+_NEVER_TOLD = {"kafka_config", "schema_registry_password", "peer_secret", "tls_key_password", "token"}
 _SECRET_WORDS = (
     "password",
     "secret",
@@ -39,7 +40,7 @@ _SECRET_WORDS = (
 )
 
 
-class Settings(BaseSettings):
+class Settings(HttpSecuritySettings):
     """One instance's configuration, read from `BALANCE_*` environment variables."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
@@ -179,6 +180,17 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{PREFIX}SCHEMA_REGISTRY_USER and {PREFIX}SCHEMA_REGISTRY_PASSWORD go together; set both or none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _clients_cannot_pass_for_peers(self) -> Settings:
+        guards = {"TOKENS_FILE": self.tokens_file, "JWKS_FILE": self.jwks_file, "RATE_LIMIT": self.rate_limit}
+        for name, value in guards.items():
+            if value is not None and self.peer_secret is None:
+                raise ValueError(
+                    f"{PREFIX}{name} needs {PREFIX}PEER_SECRET, the same on all instances; "
+                    "without it any client could get around by saying that it is a peer"
+                )
         return self
 
     @property

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http import commands, queries
+from balance_service.http.authorization import Access, guarded
 from balance_service.http.limits import (
     MAX_BODY_BYTES,
     Connection,
@@ -27,6 +28,7 @@ from balance_service.http.traced import traced
 from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
 
     from aiohttp.typedefs import Middleware
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_SECONDS = 1.0
 _BACKLOG = 1024
+# A connection is one of ours, with its limits, only once its handshake is done.
+_HANDSHAKE_SECONDS = 5.0
 
 
 class Handlers:
@@ -62,16 +66,23 @@ class Handlers:
 
 
 def make_app(
-    handlers: Handlers, limits: Limits | None = None, trust: PeerTrust | None = None, tracing: Tracing = UNTRACED
+    handlers: Handlers,
+    limits: Limits | None = None,
+    trust: PeerTrust | None = None,
+    access: Access | None = None,
+    tracing: Tracing = UNTRACED,
 ) -> web.Application:
     """All routes of the contract.
 
     Args:
         trust: what a forwarded query must prove; without it, nothing.
+        access: what clients must show; without it, nothing.
     """
+    trust, access = trust or PeerTrust(), access or Access()
     spans = [traced(tracing)] if tracing.is_on else []
+    guards = [] if access.is_free else [guarded(access, peers_are_proven=trust.demands_proof)]
     app = web.Application(
-        middlewares=[watched, *spans, problems, _proven(trust or PeerTrust()), limited(limits or Limits())],
+        middlewares=[watched, *spans, problems, _proven(trust), *guards, limited(limits or Limits())],
         client_max_size=MAX_BODY_BYTES,
     )
     operations = handlers.operations
@@ -79,8 +90,7 @@ def make_app(
         [
             web.get(queries.PATH, handlers.get_balance, allow_head=False),
             web.post(commands.PATH, handlers.add_funds),
-            web.get("/health/live", operations.live, allow_head=False),
-            web.get("/health/ready", operations.ready, allow_head=False),
+            *_probes(handlers),
             web.get("/metrics", operations.metrics, allow_head=False),
             web.get("/api/status", operations.status, allow_head=False),
             web.get("/openapi.json", operations.openapi, allow_head=False),
@@ -89,8 +99,18 @@ def make_app(
     return app
 
 
-def bind(host: str, port: int) -> socket.socket:
+def make_health_app(handlers: Handlers, limits: Limits | None = None) -> web.Application:
+    """What probes ask, alone: for a port of its own, where probes cannot do what clients must."""
+    app = web.Application(middlewares=[watched, problems, limited(limits or Limits())], client_max_size=MAX_BODY_BYTES)
+    app.add_routes(_probes(handlers))
+    return app
+
+
+def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.socket:
     """A listening socket.
+
+    Args:
+        setting: where the port is from.
 
     Raises:
         ConfigurationError: the port is in use, or the address is not ours.
@@ -103,7 +123,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
-                f"port {port} on {host} is in use; stop what listens there or set BALANCE_HTTP_PORT"
+                f"port {port} on {host} is in use; stop what listens there or set {setting}"
             ) from None
         raise ConfigurationError(
             f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
@@ -115,19 +135,46 @@ def bind(host: str, port: int) -> socket.socket:
 class HttpServer:
     """An application that answers on a socket."""
 
-    def __init__(self, runner: web.AppRunner, listening: asyncio.Server, connections: Connections) -> None:
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        listener: socket.socket,
+        connections: Connections,
+        connection: Callable[[], Connection],
+    ) -> None:
         self._runner = runner
-        self._listening = listening
+        self._listener = listener
         self._connections = connections
+        self._connection = connection
+        self._listening: asyncio.Server | None = None
+
+    async def listen(self, tls: ssl.SSLContext | None = None) -> None:
+        """Take connections, under TLS if it is given; those taken before go on as they are."""
+        previous = self._listening
+        # A copy of one socket: while one takes the other's place, no connection is refused.
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=self._listener.dup(),
+            backlog=_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_SECONDS,
+        )
+        if previous is not None:
+            previous.close()
 
     async def cleanup(self) -> None:
         """Take no more connections, let the requests under way end, briefly, and close."""
-        self._listening.close()
+        if self._listening is not None:
+            self._listening.close()
+        self._listener.close()
         await self._runner.cleanup()
         self._connections.close()
 
 
-async def serve(app: web.Application, listener: socket.socket, limits: Limits | None = None) -> HttpServer:
+async def serve(
+    app: web.Application, listener: socket.socket, limits: Limits | None = None, tls: ssl.SSLContext | None = None
+) -> HttpServer:
     """Begin to answer; `cleanup()` of what is returned ends it."""
     limits = limits or Limits()
     loop = asyncio.get_running_loop()
@@ -138,12 +185,22 @@ async def serve(app: web.Application, listener: socket.socket, limits: Limits | 
         raise FatalError("the HTTP server was set up and is not there")
     server.request_handler = without_expectations(server.request_handler)
     connections = Connections(limits, loop)
-    listening = await loop.create_server(
+    answering = HttpServer(
+        runner,
+        listener,
+        connections,
         lambda: Connection(server, connections, loop=loop, access_log=None, **limits.of_connections),
-        sock=listener,
-        backlog=_BACKLOG,
     )
-    return HttpServer(runner, listening, connections)
+    await answering.listen(tls)
+    return answering
+
+
+def _probes(handlers: Handlers) -> list[web.RouteDef]:
+    operations = handlers.operations
+    return [
+        web.get("/health/live", operations.live, allow_head=False),
+        web.get("/health/ready", operations.ready, allow_head=False),
+    ]
 
 
 def _proven(trust: PeerTrust) -> Middleware:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from balance_service import __version__
+from balance_service.http.openapi import document
 from balance_service.http.problems import RETRY_AFTER_SECONDS, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-OPENAPI_FILE = Path(__file__).with_name("openapi.json")
 
 
 class Operable(Protocol):
@@ -33,9 +29,12 @@ class Operable(Protocol):
 class Operations:
     """Answers operators."""
 
-    def __init__(self, instance: Operable) -> None:
+    def __init__(self, instance: Operable, *, authorises: bool = False, limits_rate: bool = False) -> None:
+        """Args:
+        authorises, limits_rate: whether clients need tokens, and may ask only so often; the OpenAPI document says so.
+        """
         self._instance = instance
-        self._openapi = _openapi_of_this_version()
+        self._openapi = document(authorises=authorises, limits_rate=limits_rate)
 
     async def live(self, _request: web.Request) -> web.Response:
         """200 while the process answers at all."""
@@ -62,9 +61,3 @@ class Operations:
     async def openapi(self, _request: web.Request) -> web.Response:
         """The OpenAPI 3.1 description of all this."""
         return web.Response(text=self._openapi, content_type="application/json")
-
-
-def _openapi_of_this_version() -> str:
-    document = json.loads(OPENAPI_FILE.read_bytes())
-    document["info"]["version"] = __version__
-    return json.dumps(document, ensure_ascii=False)

@@ -51,6 +51,11 @@ class PeerTrust:
             self._allows_all = False
             self._allow(entry)
 
+    @property
+    def demands_proof(self) -> bool:
+        """Whether a mark that passed is a peer's; otherwise anybody can have written it."""
+        return self._secret is not None
+
     def mark(self, from_address: str, path_and_query: str) -> str:
         """The mark of a query passed on.
 

@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 log = structlog.get_logger(__name__)
 
@@ -25,11 +25,19 @@ _DETAILS = {
 class Problem(Exception):
     """An answer that is an error. `detail` is one sentence for whoever asked."""
 
-    def __init__(self, status: int, detail: str, *, retry_after: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.retry_after = retry_after
+        self.headers = headers or {}
 
 
 def unavailable(detail: str) -> Problem:
@@ -39,7 +47,7 @@ def unavailable(detail: str) -> Problem:
 
 def response(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """The problem as an HTTP response."""
-    extra = dict(headers or {})
+    extra = {**problem.headers, **(headers or {})}
     if problem.retry_after is not None:
         extra["Retry-After"] = str(problem.retry_after)
     body = {

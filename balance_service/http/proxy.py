@@ -21,6 +21,8 @@ from balance_service.tracing import UNTRACED, SpanKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from balance_service.http.reloaded import Reloaded
+    from balance_service.http.tls import Tls
     from balance_service.tracing import Tracing
 
 FORWARDED_HEADER = "Balance-Forwarded"
@@ -56,11 +58,15 @@ class PeerAnswer:
 class Proxy:
     """Asks peers. Belongs to the event loop."""
 
-    def __init__(self, trust: PeerTrust | None = None, tracing: Tracing = UNTRACED) -> None:
+    def __init__(
+        self, trust: PeerTrust | None = None, tls: Reloaded[Tls] | None = None, tracing: Tracing = UNTRACED
+    ) -> None:
         """Args:
         trust: whom to ask, and how to prove that it is us who asks; without it anyone, without proof.
+        tls: peers are asked by HTTPS with this; without it, by HTTP.
         """
         self._trust = PeerTrust() if trust is None else trust
+        self._tls = tls
         self._tracing = tracing
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -105,11 +111,14 @@ class Proxy:
         if self._session.closed:
             raise RetriableError("this instance is stopping")
         try:
-            url = URL(f"http://{address}").with_path(path).with_query(parameters)
+            scheme = "http" if self._tls is None else "https"
+            url = URL(f"{scheme}://{address}").with_path(path).with_query(parameters)
             async with self._session.get(
                 url,
                 headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs), **trace_context},
                 allow_redirects=False,
+                # Asked anew each time: connections under a renewed certificate are new ones.
+                ssl=True if self._tls is None else self._tls.value.client,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as answer:
                 if answer.status == _FORBIDDEN:
@@ -129,6 +138,11 @@ class Proxy:
                 if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
                     raise RetriableError(f"the owner at {address} answered with headers that are not an instance's")
                 return PeerAnswer(answer.status, body, answer.content_type, headers)
+        except aiohttp.ClientSSLError as error:
+            raise RetriableError(
+                f"the owner at {address} cannot be reached by TLS: {error}; its certificate must name that host and be "
+                "signed by a CA in BALANCE_TLS_CA"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise RetriableError(f"the owner at {address} cannot be reached: {reason}") from error

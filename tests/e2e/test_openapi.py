@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from balance_service import __version__
 from balance_service.http import queries
-from balance_service.http.operations import OPENAPI_FILE
+from balance_service.http.openapi import OPENAPI_FILE
 from balance_service.read_models.balance import MAX_CUSTOMER_ID_BYTES
 
 _EXAMPLES = 40

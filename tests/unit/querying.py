@@ -75,6 +75,7 @@ class Instance:
     role: Role = Role.ACTIVE
     clock: Clock = field(default_factory=Clock)
     damaged: list[int] = field(default_factory=list)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
         self.store = StateStore(self.path, POSITIONS)
@@ -113,20 +114,23 @@ class Instance:
     def task(self, partition: int) -> OneTask | None:
         return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
 
-    @asynccontextmanager
-    async def app(self) -> AsyncIterator[web.Application]:
-        proxy = Proxy()
+    def queries(self, proxy: Proxy) -> Queries:
         read_model = Balance()
         routing = Routing("balance", PARTITIONS, self.address, self, self, self.watermarks, self.servers)
-        queries = Queries(
+        return Queries(
             routing,
             proxy,
             self.address,
             lambda frame: read_model.view(STATES.decode(frame)),
             lambda partition, _error: self.damaged.append(partition),
-            TIMEOUT_SECONDS,
+            self.timeout_seconds,
             Metrics(),
         )
+
+    @asynccontextmanager
+    async def app(self) -> AsyncIterator[web.Application]:
+        proxy = Proxy()
+        queries = self.queries(proxy)
         app = web.Application(middlewares=[problems])
         app.router.add_get(PATH, queries.get_balance, allow_head=False)
         try:

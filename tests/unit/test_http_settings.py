@@ -1,0 +1,77 @@
+"""Settings of HTTP's security: what is half set, or without what it needs, is refused in one sentence that names it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.settings import load_settings
+
+SECRET = "sixteen letters and more"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("BALANCE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"TLS_CERTIFICATE": "c.pem"}, ["TLS_CERTIFICATE", "TLS_KEY"]),
+        ({"TLS_KEY": "k.pem"}, ["TLS_CERTIFICATE", "TLS_KEY"]),
+        ({"TLS_CLIENT_CA": "ca.pem"}, ["TLS_CLIENT_CA", "TLS_CERTIFICATE"]),
+        ({"TLS_KEY_PASSWORD": SECRET}, ["TLS_KEY_PASSWORD", "TLS_KEY"]),
+        ({"HEALTH_PORT": "70000"}, ["HEALTH_PORT"]),
+        ({"TOKENS_FILE": "t.json"}, ["TOKENS_FILE", "PEER_SECRET"]),
+        ({"JWKS_FILE": "j.json", "PEER_SECRET": SECRET}, ["JWKS_FILE", "JWT_ISSUER", "JWT_AUDIENCE"]),
+        ({"JWKS_FILE": "j", "JWT_ISSUER": "i", "PEER_SECRET": SECRET}, ["JWT_AUDIENCE must"]),
+        ({"JWT_ISSUER": "i", "JWT_AUDIENCE": "a"}, ["JWKS_FILE must"]),
+        ({"JWKS_FILE": "j", "JWT_ISSUER": "i", "JWT_AUDIENCE": "a"}, ["JWKS_FILE", "PEER_SECRET"]),
+        ({"JWKS_FILE": "j", "JWT_ISSUER": "", "JWT_AUDIENCE": "a"}, ["JWT_ISSUER"]),
+        ({"RATE_LIMIT": "5"}, ["RATE_LIMIT", "PEER_SECRET"]),
+        ({"RATE_LIMIT": "0", "PEER_SECRET": SECRET}, ["RATE_LIMIT"]),
+        ({"RATE_LIMIT": "nan", "PEER_SECRET": SECRET}, ["RATE_LIMIT"]),
+        ({"TOKEN": SECRET}, ["TOKEN: is no bearer token"]),
+        ({"TOKEN": SECRET.replace(" ", "-") + "\n"}, ["TOKEN: is no bearer token"]),
+        ({"RATE_LIMIT_BURST": "5"}, ["RATE_LIMIT_BURST", "RATE_LIMIT;"]),
+        ({"RATE_LIMIT": "5", "RATE_LIMIT_BURST": "0", "PEER_SECRET": SECRET}, ["RATE_LIMIT_BURST"]),
+    ],
+)
+def test_a_setting_that_cannot_be_right_is_named(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], named: list[str]
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"BALANCE_{name}", value)
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+
+    message = str(caught.value)
+    assert all(f"BALANCE_{name}" in message for name in named), message
+    assert "\n" not in message
+    assert SECRET not in message
+
+
+def test_all_is_off_unless_it_is_set() -> None:
+    settings = load_settings()
+
+    assert not settings.speaks_tls
+    assert not settings.authorises_clients
+    assert (settings.rate_limit, settings.health_port) == (None, None)
+    assert settings.http_host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("rate", "burst", "expected"), [(5.0, None, 5), (0.2, None, 1), (2.5, None, 3), (5.0, 1, 1)])
+def test_a_burst_is_a_seconds_worth_unless_it_is_set(rate: float, burst: int | None, expected: int) -> None:
+    assert load_settings(rate_limit=rate, rate_limit_burst=burst, peer_secret=SECRET).burst == expected
+
+
+def test_secrets_are_never_printed() -> None:
+    settings = load_settings(tls_certificate="c", tls_key="k", tls_key_password="hunter2", token="hunter2")
+
+    assert "hunter2" not in str(settings.printable()) + repr(settings)

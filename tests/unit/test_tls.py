@@ -1,0 +1,149 @@
+"""Certificates and keys: what is wrong with them is told in one sentence that names the setting."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.http.reloaded import Reloaded
+from balance_service.http.tls import TlsFiles, client_context, load_tls
+from tests.integration.certificates import Authority
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def refusal(files: TlsFiles) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_tls(files)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_clients_need_a_certificate_only_if_their_authority_is_named(authority: Authority) -> None:
+    certificate, key = authority.issue("server")
+
+    assert load_tls(TlsFiles(certificate, key)).server.verify_mode is ssl.CERT_NONE
+    strict = load_tls(TlsFiles(certificate, key, client_ca=authority.certificate))
+    assert strict.server.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_both_ends_want_tls_1_2_and_the_asking_end_checks_names(authority: Authority) -> None:
+    tls = load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
+
+    assert {c.minimum_version for c in (tls.server, tls.client)} == {ssl.TLSVersion.TLSv1_2}
+    assert tls.client.check_hostname
+    assert tls.client.verify_mode is ssl.CERT_REQUIRED
+    assert len(tls.client.get_ca_certs()) == 1
+
+
+def test_the_key_may_be_encrypted(authority: Authority) -> None:
+    certificate, key = authority.issue("server", password="open sesame")
+
+    load_tls(TlsFiles(certificate, key, "open sesame"))
+
+    assert refusal(TlsFiles(certificate, key)).startswith("BALANCE_TLS_KEY: ")
+    assert "BALANCE_TLS_KEY_PASSWORD" in refusal(TlsFiles(certificate, key))
+    wrong = refusal(TlsFiles(certificate, key, "hunter2"))
+    assert wrong.startswith("BALANCE_TLS_KEY_PASSWORD ")
+    assert "hunter2" not in wrong
+
+
+def test_a_file_that_is_not_there_is_named_with_its_setting(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    nowhere = tmp_path / "nowhere.pem"
+
+    for files, setting in (
+        (TlsFiles(nowhere, key), "BALANCE_TLS_CERTIFICATE"),
+        (TlsFiles(certificate, nowhere), "BALANCE_TLS_KEY"),
+        (TlsFiles(certificate, key, ca=nowhere), "BALANCE_TLS_CA"),
+        (TlsFiles(certificate, key, client_ca=nowhere), "BALANCE_TLS_CLIENT_CA"),
+    ):
+        assert refusal(files).startswith(f"{setting}: {nowhere} cannot be read (No such file"), setting
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_file_that_holds_something_else_is_named_with_its_setting(
+    authority: Authority, tmp_path: Path, junk: bytes
+) -> None:
+    certificate, key = authority.issue("server")
+    other = tmp_path / "other.pem"
+    other.write_bytes(junk)
+
+    for files, setting in (
+        (TlsFiles(other, key), "BALANCE_TLS_CERTIFICATE"),
+        (TlsFiles(certificate, other), "BALANCE_TLS_KEY"),
+        (TlsFiles(certificate, key, ca=other), "BALANCE_TLS_CA"),
+        (TlsFiles(certificate, key, client_ca=other), "BALANCE_TLS_CLIENT_CA"),
+    ):
+        assert refusal(files).startswith(f"{setting}: {other} holds no"), setting
+
+
+def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
+    certificate, _ = authority.issue("server")
+    _, key = authority.issue("other")
+
+    assert refusal(TlsFiles(certificate, key)).startswith(f"BALANCE_TLS_KEY: {key} is not the key of")
+
+
+def test_a_command_trusts_the_systems_authorities_unless_told(authority: Authority) -> None:
+    assert len(client_context(authority.certificate).get_ca_certs()) == 1
+    with pytest.raises(ConfigurationError, match="BALANCE_TLS_CA"):
+        client_context(authority.certificate.with_suffix(".gone"))
+
+
+# --- files that change
+
+
+def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text("1")
+    source = Reloaded([file], lambda: int(file.read_text()))
+
+    assert (source.refresh(), source.value) == (False, 1)
+    file.write_text("22")
+    assert (source.refresh(), source.value) == (True, 22)
+    assert (source.refresh(), source.value) == (False, 22)
+
+
+def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
+    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
+    for file, text in ((one, "1"), (two, "2")):
+        file.write_text(text)
+        os.utime(file, (1, 1))
+    link.symlink_to(one)
+    source = Reloaded([link], lambda: link.read_text())
+
+    (tmp_path / "new").symlink_to(two)
+    (tmp_path / "new").replace(link)
+
+    assert (source.refresh(), source.value) == (True, "2")
+
+
+def test_what_was_read_before_stays_in_force_while_a_changed_file_is_wrong_or_gone(tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text("1")
+
+    def load() -> int:
+        try:
+            return int(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError("no number") from error
+
+    source = Reloaded([file], load)
+    for spoil in (lambda: file.write_text("x"), file.unlink):
+        spoil()
+        assert (source.refresh(), source.value) == (False, 1)
+
+    file.write_text("333")
+    assert (source.refresh(), source.value) == (True, 333)
