@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import BalanceServiceError, NotAuthorizedError, RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
-from balance_service.kafka.clients import by_remedy
+from balance_service.kafka.clients import by_remedy, not_authorized
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
@@ -42,6 +42,7 @@ class ChangelogWriter:
         application_id: str,
     ) -> None:
         self._producer: Producer | None = Producer(config)
+        self._transactional_id = str(config["transactional.id"])
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
@@ -62,7 +63,7 @@ class ChangelogWriter:
                 self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
             except KafkaException as error:
                 if not error.args[0].retriable() or attempt == _FENCE_ATTEMPTS - 1:
-                    raise by_remedy(error, "fencing the task's previous holder") from error
+                    raise self._by_remedy(error, "fencing the task's previous holder") from error
             else:
                 return
 
@@ -79,7 +80,7 @@ class ChangelogWriter:
         try:
             return self._transact(self._open_producer(), states, dead_letters, position)
         except KafkaException as error:
-            raise by_remedy(error, "committing a micro-batch") from error
+            raise self._by_remedy(error, "committing a micro-batch") from error
         except BufferError as error:
             raise RetriableError("the producer's queue is full") from error
 
@@ -125,6 +126,9 @@ class ChangelogWriter:
             raise TaskMigratedError("the task's writer is closed")
         return self._producer
 
+    def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
+        return by_remedy(error, doing, f"Write on transactional id '{self._transactional_id}'")
+
     def _headers(self, letter: DeadLetter) -> list[tuple[str, str | bytes | None]]:
         return [
             ("dead-letter-cause", letter.cause.encode()),
@@ -140,11 +144,16 @@ class _Delivery:
 
     def __init__(self) -> None:
         self._error: KafkaError | None = None
+        self._forbidden: NotAuthorizedError | None = None
         self.position_offset = -1
 
-    def report(self, error: KafkaError | None, _message: Message) -> None:
+    def report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._error = self._error or error
+            topic = message.topic()
+            self._forbidden = self._forbidden or not_authorized(
+                error, f"writing to {topic}", f"Write on topic '{topic}'"
+            )
 
     def report_position(self, error: KafkaError | None, message: Message) -> None:
         self.report(error, message)
@@ -152,6 +161,8 @@ class _Delivery:
             self.position_offset = offset_of(message)
 
     def check(self, unsent: int) -> None:
+        if self._forbidden is not None:
+            raise self._forbidden
         if self._error is not None:
             raise KafkaException(self._error)
         if unsent or self.position_offset < 0:
