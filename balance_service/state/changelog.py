@@ -75,11 +75,15 @@ class ChangelogWriter:
 
         Raises:
             TaskMigratedError: fenced; certainly not committed.
+            NotAuthorizedError: the brokers do not allow it; not committed.
             RetriableError: not committed, or nobody knows; the changelog will say.
         """
         try:
             return self._transact(self._open_producer(), states, dead_letters, position)
         except KafkaException as error:
+            # A large batch meets what became of its transaction while it still produces.
+            if error.args[0].code() == KafkaError._STATE:
+                self._check_allowed(self._open_producer())
             raise self._by_remedy(error, "committing a micro-batch") from error
         except BufferError as error:
             raise RetriableError("the producer's queue is full") from error
@@ -115,11 +119,28 @@ class ChangelogWriter:
                 headers=self._headers(letter),
             )
         producer.produce(self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position)
-        delivery.check(producer.flush(_COMMIT_TIMEOUT_SECONDS))
+        unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
+        if delivery.failed or unsent:
+            self._check_allowed(producer)
+        delivery.check(unsent)
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         reach("committed")
         return delivery.position_offset + 1
+
+    def _check_allowed(self, producer: Producer) -> None:
+        """Raise NotAuthorizedError if that is why nothing was delivered.
+
+        The reports then only tell of time that ran out. A call that is never right within a transaction is answered
+        with what became of it.
+        """
+        topics = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
+        try:
+            producer.begin_transaction()
+        except KafkaException as error:
+            forbidden = not_authorized(error.args[0], "writing what a micro-batch changed", topics)
+            if forbidden is not None:
+                raise forbidden from error
 
     def _open_producer(self) -> Producer:
         if self._producer is None:
@@ -159,6 +180,11 @@ class _Delivery:
         self.report(error, message)
         if error is None:
             self.position_offset = offset_of(message)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a record was not delivered for a reason that is no answer of the brokers'."""
+        return self._error is not None and self._forbidden is None
 
     def check(self, unsent: int) -> None:
         if self._forbidden is not None:

@@ -174,10 +174,11 @@ class Copier:
             )
         # The reports of what was not delivered, which may say more than the transaction's own error.
         self._producer.poll(0)
-        cause = self._refusal or error.args[0]
-        return not_authorized(cause, "the copy", self._grants) or RetriableError(
-            f"records could not be written to '{self._target.name}': {cause.str()}; what is copied stays, so remove "
-            "the cause and run this again"
+        causes = [cause for cause in (self._refusal, error.args[0]) if cause is not None]
+        forbidden = next(filter(None, (not_authorized(cause, "the copy", self._grants) for cause in causes)), None)
+        return forbidden or RetriableError(
+            f"records could not be written to '{self._target.name}': {causes[0].str()}; what is copied stays, so "
+            "remove the cause and run this again"
         )
 
 

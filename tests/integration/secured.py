@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
     AdminClient,
-    ResourcePatternType,
-    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
