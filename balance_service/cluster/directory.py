@@ -154,6 +154,10 @@ class Directory:
         self._incarnation = uuid.uuid4().hex
         self.address = address
         self._forbidden: dict[str, str] = {}
+        self._grants = {
+            "Read": f"Read on topic '{topic}' and on group '{consumer_config['group.id']}'",
+            "Write": f"Write on topic '{topic}'",
+        }
         self.table = ServerTable()
         self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
 
@@ -254,9 +258,7 @@ class Directory:
         self._note("Write", error)
 
     def _note(self, operation: str, error: KafkaError | None) -> None:
-        forbidden = error and not_authorized(
-            error, "using the directory of instances", f"{operation} on topic '{self._topic}'"
-        )
+        forbidden = error and not_authorized(error, "using the directory of instances", self._grants[operation])
         self._forbidden = {**self._forbidden, operation: str(forbidden or "")}
 
     def _record(self) -> dict[str, Any]:

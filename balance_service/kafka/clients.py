@@ -76,7 +76,8 @@ def reader_config(settings: Settings) -> ClientConfig:
     """A consumer that is told its partitions, reads what is committed, and sees the end of each."""
     return {
         **common_config(settings),
-        "group.id": f"{settings.application_id}-unused",
+        # Looked up though it is never joined, so it is the one that this user may read.
+        "group.id": settings.application_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",

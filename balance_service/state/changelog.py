@@ -128,7 +128,7 @@ class ChangelogWriter:
         reach("committed")
         return delivery.position_offset + 1
 
-    def _check_allowed(self, producer: Producer) -> None:
+    def _check_allowed(self, failed: Producer) -> None:
         """Raise NotAuthorizedError if that is why nothing was delivered.
 
         The reports then only tell of time that ran out. A call that is never right within a transaction is answered
@@ -136,7 +136,7 @@ class ChangelogWriter:
         """
         topics = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
         try:
-            producer.begin_transaction()
+            failed.begin_transaction()
         except KafkaException as error:
             forbidden = not_authorized(error.args[0], "writing what a micro-batch changed", topics)
             if forbidden is not None:

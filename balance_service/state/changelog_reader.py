@@ -57,6 +57,7 @@ class ChangelogReader:
         self._buffer: list[Record] = []
         self._reached = -1
         self._met_end = False
+        self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
         self._consumer = Consumer(config)
         # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
         self._consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
@@ -138,4 +139,4 @@ class ChangelogReader:
             raise self._by_remedy(KafkaException(error))
 
     def _by_remedy(self, error: KafkaException) -> BalanceServiceError:
-        return by_remedy(error, f"reading the changelog {self._name}", f"Read on topic '{self._at.topic}'")
+        return by_remedy(error, f"reading the changelog {self._name}", self._grants)
