@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
 
 _REFUSED = {KafkaError._AUTHENTICATION, KafkaError._SSL}
-# Whoever gives out the tokens may only be down for now.
-_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # noqa: S105  (a message, not a token)
+# What comes as a mere failure of the transport: the other side's word on our certificate, or on how we talk to it.
+_SIGNS = ("ssl/tls alert", "SSL handshake failed", "security.protocol")
+# Whoever gives out the tokens, or a proxy before the brokers, may only be down for now.
+_MAY_PASS = ("Failed to acquire SASL OAUTHBEARER token", "Disconnected")
 _SETTINGS = "BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE"
 
 
@@ -38,7 +40,7 @@ class Connection:
         """What to raise when a request was not answered: once all was well it may be so again, by itself."""
         if not self.refusal:
             return RetriableError(message)
-        if self._was_accepted or self.refusal.startswith(_NO_TOKEN):
+        if self._was_accepted or any(sign in self.refusal for sign in _MAY_PASS):
             return RetriableError(f"{message}: {self.refusal}")
         return ConfigurationError(
             f"the brokers and this client do not accept each other ({self.refusal}); "
@@ -46,6 +48,5 @@ class Connection:
         )
 
     def _report(self, error: KafkaError) -> None:
-        # What the other side says of our certificate comes as a failure of the transport.
-        if error.code() in _REFUSED or "ssl/tls alert" in error.str():
+        if error.code() in _REFUSED or any(sign in error.str() for sign in _SIGNS):
             self.refusal = error.str()

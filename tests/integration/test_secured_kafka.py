@@ -246,8 +246,8 @@ def test_a_broker_that_does_not_let_us_in_is_a_sentence_that_names_the_settings(
         said = str(refusals[what])
         assert reason in said, what
         assert planted.CANARY not in said
-        # Whoever gives out tokens may be down for now: that is waited for, the reason told.
-        waits = what == "a wrong client secret"
+        # Whoever gives out tokens, or a proxy, may be down for now: that is waited for, the reason told.
+        waits = what in ("a wrong client secret", "TLS to a plain listener")
         assert type(refusals[what]) is (RetriableError if waits else ConfigurationError), said
         assert waits or "correct the security properties in BALANCE_KAFKA_CONFIG, or the file of" in said
 
