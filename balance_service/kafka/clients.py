@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -11,6 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 from balance_service.errors import ConfigurationError, NotAuthorizedError, RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
     from balance_service.settings import Settings
 
 ClientConfig = dict[str, object]
@@ -109,6 +111,18 @@ def not_authorized(error: KafkaError, doing: str, grant: str = "") -> NotAuthori
         return None
     wanted = grant or "what docs/security.md lists"
     return NotAuthorizedError(f"the brokers do not allow {doing} ({error.str()}); grant this user {wanted}")
+
+
+def transaction_error(failed: Producer) -> KafkaError | None:
+    """What became of the transaction of a producer that could not deliver; its reports tell only the consequences.
+
+    A call that is never right within a transaction is answered with that.
+    """
+    try:
+        failed.begin_transaction()
+    except KafkaException as error:
+        return cast("KafkaError", error.args[0])
+    return None
 
 
 def refused(error: KafkaException) -> ConfigurationError:

@@ -9,6 +9,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
 from balance_service.kafka.properties import PropertyError
 
 if TYPE_CHECKING:
@@ -45,8 +48,6 @@ _LOGIN_MODULES = {
 }
 _OAUTH_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-# Of the forms that OpenSSL reads, the one that the JVM reads too.
-_PKCS8 = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.*?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL)
 
 
 def jvm_properties(config: Mapping[str, str]) -> dict[str, str]:
@@ -100,21 +101,27 @@ def _key_store(config: Mapping[str, str]) -> dict[str, str]:
     if chain is None or key is None:
         has, lacks = ("ssl.key", "ssl.certificate") if chain is None else ("ssl.certificate", "ssl.key")
         raise PropertyError(f"{has}.location", f"goes together with {lacks}.location; set both or none")
-    match = _PKCS8.search(key[1])
-    if match is None:
-        raise PropertyError(
-            key[0], "holds no PKCS#8 key in PEM, the form that Spark reads; convert it with `openssl pkcs8 -topk8`"
-        )
-    store = {
+    return {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.certificate.chain": "\n".join(_certificates(*chain)),
-        "ssl.keystore.key": match[0],
+        "ssl.keystore.key": _plain_key(*key, password),
     }
-    if match[1]:
+
+
+def _plain_key(name: str, pem: str, password: str | None) -> str:
+    """The key in the one form that the JVM's client reads for sure: PKCS#8, not encrypted."""
+    try:
+        key = load_pem_private_key(pem.encode(), None)
+    except TypeError:  # it is encrypted
         if password is None:
-            raise PropertyError(key[0], "holds an encrypted key; set ssl.key.password")
-        store["ssl.key.password"] = password
-    return store
+            raise PropertyError(name, "holds an encrypted key; set ssl.key.password") from None
+        try:
+            key = load_pem_private_key(pem.encode(), password.encode())
+        except ValueError:
+            raise PropertyError("ssl.key.password", f"does not open the key of {name}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise PropertyError(name, "holds no private key in PEM") from None
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
 def _login(config: Mapping[str, str], protocol: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from balance_service.errors import BalanceServiceError, NotAuthorizedError, RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
-from balance_service.kafka.clients import by_remedy, not_authorized
+from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
@@ -129,18 +129,12 @@ class ChangelogWriter:
         return delivery.position_offset + 1
 
     def _check_allowed(self, failed: Producer) -> None:
-        """Raise NotAuthorizedError if that is why nothing was delivered.
-
-        The reports then only tell of time that ran out. A call that is never right within a transaction is answered
-        with what became of it.
-        """
-        topics = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
-        try:
-            failed.begin_transaction()
-        except KafkaException as error:
-            forbidden = not_authorized(error.args[0], "writing what a micro-batch changed", topics)
-            if forbidden is not None:
-                raise forbidden from error
+        """Raise NotAuthorizedError if that is why nothing was delivered."""
+        error = transaction_error(failed)
+        grants = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
+        forbidden = error and not_authorized(error, "writing what a micro-batch changed", grants)
+        if forbidden:
+            raise forbidden
 
     def _open_producer(self) -> Producer:
         if self._producer is None:

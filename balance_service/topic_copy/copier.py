@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
-from balance_service.kafka.clients import by_remedy, not_authorized, reader_config, refused, transactional_config
+from balance_service.kafka.clients import (
+    by_remedy,
+    not_authorized,
+    reader_config,
+    refused,
+    transaction_error,
+    transactional_config,
+)
 from balance_service.kafka.messages import place_of
 from balance_service.topic_copy.contents import writable_timestamp
 
@@ -174,7 +181,9 @@ class Copier:
             )
         # The reports of what was not delivered, which may say more than the transaction's own error.
         self._producer.poll(0)
-        causes = [cause for cause in (self._refusal, error.args[0]) if cause is not None]
+        causes = [
+            cause for cause in (self._refusal, error.args[0], transaction_error(self._producer)) if cause is not None
+        ]
         forbidden = next(filter(None, (not_authorized(cause, "the copy", self._grants) for cause in causes)), None)
         return forbidden or RetriableError(
             f"records could not be written to '{self._target.name}': {causes[0].str()}; what is copied stays, so "

@@ -55,7 +55,6 @@ class SecuredStack:
     client_certificate: Path
     client_key: Path
     """Encrypted by KEY_PASSWORD."""
-    pkcs1_key: Path
     token_url: str
     registry_url: str
 
@@ -142,7 +141,6 @@ def secured_stack(folder: Path, registry_url: str) -> Iterator[SecuredStack]:
             authority.certificate,
             client_certificate,
             client_key,
-            authority.issue("older", pkcs1=True)[1],
             token_url,
             registry,
         )

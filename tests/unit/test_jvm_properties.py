@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 
 from balance_service.kafka.jvm_properties import jvm_properties
 from balance_service.kafka.properties import PropertyError
@@ -14,9 +21,7 @@ if TYPE_CHECKING:
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nQ0E=\n-----END CERTIFICATE-----"
 OTHER = "-----BEGIN CERTIFICATE-----\nT1RIRVI=\n-----END CERTIFICATE-----"
-KEY = "-----BEGIN PRIVATE KEY-----\nS0VZ\n-----END PRIVATE KEY-----"
-ENCRYPTED_KEY = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nS0VZ\n-----END ENCRYPTED PRIVATE KEY-----"
-OLDER_KEY = "-----BEGIN RSA PRIVATE KEY-----\nS0VZ\n-----END RSA PRIVATE KEY-----"
+_KEY = ec.generate_private_key(ec.SECP256R1())
 SASL = {"security.protocol": "SASL_SSL"}
 LOGIN = {**SASL, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "pass"}
 OIDC = {
@@ -28,6 +33,11 @@ OIDC = {
     "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
 }
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
+
+
+def pem(form: PrivateFormat, password: str | None) -> str:
+    encryption = NoEncryption() if password is None else BestAvailableEncryption(password.encode())
+    return _KEY.private_bytes(Encoding.PEM, form, encryption).decode()
 
 
 def test_properties_of_the_same_name_go_to_the_jvm_as_they_are() -> None:
@@ -70,28 +80,30 @@ def test_a_key_store_is_a_pkcs12_one_to_the_jvm(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("key", "password"), [(KEY, {}), (ENCRYPTED_KEY, {"ssl.key.password": "s"})])
-def test_a_client_certificate_and_its_key_become_a_pem_key_store(
-    tmp_path: Path, key: str, password: dict[str, str]
+@pytest.mark.parametrize("form", [PrivateFormat.PKCS8, PrivateFormat.TraditionalOpenSSL])
+@pytest.mark.parametrize("password", [None, "s"])
+def test_a_client_certificate_and_its_key_become_a_pem_key_store_with_a_plain_key(
+    tmp_path: Path, form: PrivateFormat, password: str | None
 ) -> None:
+    key = pem(form, password)
     (tmp_path / "c.pem").write_text(CERTIFICATE)
     (tmp_path / "k.pem").write_text(f"Bag Attributes\n{key}\n")
     wanted = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.certificate.chain": CERTIFICATE,
-        "ssl.keystore.key": key,
-        **password,
+        "ssl.keystore.key": pem(PrivateFormat.PKCS8, None),
     }
     files = {"ssl.certificate.location": str(tmp_path / "c.pem"), "ssl.key.location": str(tmp_path / "k.pem")}
+    given = {} if password is None else {"ssl.key.password": password}
 
-    assert jvm_properties({**files, **password}) == wanted
-    assert jvm_properties({"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": key, **password}) == wanted
+    assert jvm_properties({**files, **given}) == wanted
+    assert jvm_properties({"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": key, **given}) == wanted
 
 
-def test_the_password_of_a_key_that_is_not_encrypted_is_left_out_for_it_would_confuse_the_jvm() -> None:
-    config = {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": KEY, "ssl.key.password": "s"}
+def test_the_password_of_a_key_that_is_not_encrypted_does_no_harm() -> None:
+    config = {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": pem(PrivateFormat.PKCS8, None)}
 
-    assert "ssl.key.password" not in jvm_properties(config)
+    assert jvm_properties({**config, "ssl.key.password": "s"}) == jvm_properties(config)
 
 
 def test_no_host_name_check_means_the_same_to_the_jvm() -> None:
@@ -175,14 +187,20 @@ def test_client_credentials_log_in_to_the_jvm() -> None:
         ({"ssl.keystore.location": "/no/k.p12"}, "ssl.keystore.location", "/no/k.p12 cannot be read"),
         ({"ssl.certificate.pem": CERTIFICATE}, "ssl.certificate.location", "goes together with ssl.key.location"),
         (
-            {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": OLDER_KEY},
+            {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": "hunter2"},
             "ssl.key.pem",
-            "holds no PKCS#8 key in PEM, the form that Spark reads; convert it with `openssl pkcs8 -topk8`",
+            "holds no private key in PEM",
         ),
         (
-            {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": ENCRYPTED_KEY},
+            {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": pem(PrivateFormat.PKCS8, "s")},
             "ssl.key.pem",
             "holds an encrypted key; set ssl.key.password",
+        ),
+        (
+            {"ssl.certificate.pem": CERTIFICATE, "ssl.key.pem": pem(PrivateFormat.PKCS8, "s")}
+            | {"ssl.key.password": "hunter2"},
+            "ssl.key.password",
+            "does not open the key of ssl.key.pem",
         ),
     ],
 )
