@@ -59,12 +59,14 @@ class Engine:
         on_change: Callable[[], None] = lambda: None,
         stopping: threading.Event | None = None,
         tracing: Tracing = UNTRACED,
+        on_wait: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Take the state directory, reach broker and registry, start Spark; waits for what is not up yet.
 
         Args:
             on_change: called on any thread when a task's state has changed.
             stopping: once set, waiting is given up.
+            on_wait: told why, each time it has to wait for something outside.
 
         Raises:
             ConfigurationError: a setting, or what it names, is wrong.
@@ -75,6 +77,7 @@ class Engine:
         self._metrics = metrics
         self._notify = on_change
         self._stopping = stopping or threading.Event()
+        self._on_wait = on_wait
         self.state_directory = StateDirectory(settings.state_dir, settings.application_id)
         self.topics = Topics(settings)
         self.source: Topic = self.until_up(self.topics.prepare)
@@ -118,6 +121,7 @@ class Engine:
                 return attempt()
             except RetriableError as error:
                 log.warning("waiting", reason=str(error))
+                self._on_wait(str(error))
                 if self._stopping.wait(_RETRY_SECONDS):
                     raise
 

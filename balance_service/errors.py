@@ -8,6 +8,7 @@ BalanceServiceError
 ├── StoreCorruptedError     wipe the local store and restore it from the changelog
 ├── TaskHaltedError         stop this task alone and tell the person: its topic is not what it was
 ├── ConfigurationError      tell the person which setting is wrong; exit code 2
+│   └── NotAuthorizedError  the same at start; a task that met it tries again, for a grant may come
 └── FatalError              stop the process, loudly
 """
 
@@ -48,6 +49,10 @@ class TaskHaltedError(BalanceServiceError):
 
 class ConfigurationError(BalanceServiceError):
     """A setting, or what it names, is wrong; the message names it and the way out."""
+
+
+class NotAuthorizedError(ConfigurationError):
+    """The brokers do not allow an operation; the message names it and what to grant."""
 
 
 class FatalError(BalanceServiceError):

@@ -68,6 +68,7 @@ class Instance:
         self._tracing = start_tracing(settings)
         self._stopping = asyncio.Event()
         self._gave_up = threading.Event()
+        self._waits_for = ""
         self._handlers = Handlers(
             Operations(self, authorises=settings.authorises_clients, limits_rate=settings.rate_limit is not None)
         )
@@ -123,8 +124,9 @@ class Instance:
         if self._stopping.is_set():
             return ["this instance is stopping"]
         if engine is None:
-            return ["this instance is starting"]
+            return ["this instance is starting" + (f": {self._waits_for}" if self._waits_for else "")]
         reasons = [] if engine.membership.joined.is_set() else ["this instance has not joined its group yet"]
+        reasons += [problem for problem in (engine.membership.problem, self._directory_problem()) if problem]
         reasons += [
             f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
             for task in engine.tasks.snapshots()
@@ -172,7 +174,13 @@ class Instance:
 
     def _start_engine(self) -> Engine:
         engine = Engine(
-            self._settings, self._read_model, self._metrics, self._task_changed, self._gave_up, self._tracing
+            self._settings,
+            self._read_model,
+            self._metrics,
+            self._task_changed,
+            self._gave_up,
+            self._tracing,
+            self._wait,
         )
         settings = self._settings
         codec = engine.codec(settings.application_servers_topic, load_schema("ApplicationServer"))
@@ -238,6 +246,12 @@ class Instance:
         task = None if self._engine is None else self._engine.tasks.task(partition)
         if self._engine is not None and task is not None:
             self._engine.tasks.failed(task, error)
+
+    def _wait(self, reason: str) -> None:
+        self._waits_for = reason
+
+    def _directory_problem(self) -> str:
+        return "" if self._directory is None else self._directory.problem
 
     def _task_changed(self) -> None:
         if self._directory is not None:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer
 
 from balance_service.commands.publisher import FundsAddedSerializer
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import by_remedy
+from balance_service.kafka.clients import by_remedy, not_authorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +70,9 @@ def produce_load(
         unsent = producer.flush(_FLUSH_SECONDS)
     except KafkaException as error:
         raise by_remedy(error, "producing load") from error
+    grant = f"Write on topic '{topic}'"
+    if failures and (forbidden := not_authorized(failures[0], f"writing to topic '{topic}'", grant)):
+        raise forbidden
     if failures or unsent:
         reason = f": {failures[0].str()}" if failures else ""
         raise RetriableError(f"{len(failures) + unsent} of {produced} events were not acknowledged{reason}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
+import ssl
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,9 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from balance_service.errors import ConfigurationError
 from balance_service.http_settings import HttpSecuritySettings
+from balance_service.kafka import properties
+from balance_service.kafka.jvm_properties import jvm_properties
+from balance_service.kafka.properties import HIDDEN, PropertyError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -23,21 +27,15 @@ _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
-_USER_IN_URL = re.compile(r"//[^/@]*@")
-_HIDDEN = "********"
-_NEVER_TOLD = {"kafka_config", "schema_registry_password", "peer_secret", "tls_key_password", "token"}
-_SECRET_WORDS = (
-    "password",
-    "secret",
+_USER_IN_URL = re.compile(r"//[^/\s]*@")
+_NEVER_TOLD = {
+    "kafka_config",
+    "peer_secret",
+    "schema_registry_password",
+    "schema_registry_token",
+    "tls_key_password",
     "token",
-    "credential",
-    "jaas",
-    "passphrase",
-    "private",
-    ".key",
-    "key.pem",
-    "oauthbearer.config",
-)
+}
 
 
 class Settings(HttpSecuritySettings):
@@ -47,10 +45,14 @@ class Settings(HttpSecuritySettings):
 
     bootstrap_servers: str = Field("localhost:9092", description="Kafka brokers to start from.", min_length=1)
     schema_registry_url: str = Field(
-        "http://localhost:8081", description="Confluent-compatible schema registry.", pattern=r"^https?://"
+        "http://localhost:8081", repr=False, description="Confluent-compatible schema registry.", pattern=r"^https?://"
     )
-    schema_registry_user: str | None = Field(None, description="Basic-auth user of the registry.")
+    schema_registry_user: str | None = Field(None, pattern=r"^[^:]+$", description="Basic-auth user of the registry.")
     schema_registry_password: SecretStr | None = Field(None, description="Basic-auth password of the registry.")
+    schema_registry_token: SecretStr | None = Field(None, min_length=1, description="Bearer token for the registry.")
+    schema_registry_ca_file: Path | None = Field(
+        None, description="PEM file of the CAs by which the registry's certificate is checked."
+    )
     application_id: str = Field(
         "balance-service",
         pattern=_NAME,
@@ -92,7 +94,12 @@ class Settings(HttpSecuritySettings):
         description="Deadline of one query.",
     )
     kafka_config: Annotated[dict[str, str], NoDecode] = Field(
-        default_factory=dict, description="JSON object of extra Kafka client properties, librdkafka names."
+        default_factory=dict,
+        repr=False,
+        description="JSON object of extra Kafka client properties, librdkafka names.",
+    )
+    kafka_config_file: Path | None = Field(
+        None, description="Properties file of extra Kafka client properties, librdkafka names; read at start."
     )
     num_standby_replicas: int = Field(
         0, ge=0, le=100, description="Copies of each partition's store that other instances keep up to date."
@@ -127,18 +134,7 @@ class Settings(HttpSecuritySettings):
     @field_validator("kafka_config", mode="before")
     @classmethod
     def _parse_kafka_config(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            parsed = json.loads(value)
-        except ValueError as error:
-            raise ValueError("not JSON; give an object of property names and values") from error
-        if not isinstance(parsed, dict):
-            raise ValueError("not a JSON object; give an object of property names and values")
-        for name, v in parsed.items():
-            if not isinstance(v, (str, int, float)):  # a bool is an int
-                raise ValueError(f"property '{name}' is neither a string nor a number nor a boolean")
-        return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in parsed.items()}
+        return properties.parse_json(value) if isinstance(value, str) else value
 
     @field_validator("peer_allow_list", mode="before")
     @classmethod
@@ -193,6 +189,54 @@ class Settings(HttpSecuritySettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _registry_is_secured_in_one_way(self) -> Settings:
+        url = self.schema_registry_url
+        ways = {
+            f"{PREFIX}SCHEMA_REGISTRY_USER": self.schema_registry_user is not None,
+            f"{PREFIX}SCHEMA_REGISTRY_TOKEN": self.schema_registry_token is not None,
+            f"a user in {PREFIX}SCHEMA_REGISTRY_URL": _USER_IN_URL.search(url) is not None,
+        }
+        if len(given := [way for way, is_given in ways.items() if is_given]) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; keep one")
+        if self.schema_registry_ca_file is not None:
+            if not url.startswith("https://"):
+                raise ValueError(
+                    f"{PREFIX}SCHEMA_REGISTRY_CA_FILE is not used while {PREFIX}SCHEMA_REGISTRY_URL is not https"
+                )
+            try:
+                ssl.create_default_context(cafile=self.schema_registry_ca_file)
+            except (OSError, ssl.SSLError) as error:
+                reason = "holds no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+                raise ValueError(
+                    f"{PREFIX}SCHEMA_REGISTRY_CA_FILE: {self.schema_registry_ca_file} cannot be used: {reason}"
+                ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _kafka_properties_suit_both_clients(self) -> Settings:
+        name = f"{PREFIX}KAFKA_CONFIG_FILE"
+        try:
+            given = self.kafka_properties
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        try:
+            jvm_properties(given)
+        except PropertyError as error:
+            setting = f"{PREFIX}KAFKA_CONFIG" if error.name in self.kafka_config or not self.kafka_config_file else name
+            raise ValueError(f"{setting}: {error}") from None
+        return self
+
+    @cached_property
+    def kafka_properties(self) -> dict[str, str]:
+        """Extra properties of every Kafka client, of the setting and of the file."""
+        if self.kafka_config_file is None:
+            return dict(self.kafka_config)
+        of_file = properties.read_file(self.kafka_config_file)
+        if both := sorted(of_file.keys() & self.kafka_config.keys()):
+            raise ValueError(f"{both[0]} is in {PREFIX}KAFKA_CONFIG too; keep one")
+        return of_file | self.kafka_config
+
     @property
     def changelog_topic(self) -> str:
         """Name of the compacted topic that holds the balance store, record for record."""
@@ -214,11 +258,11 @@ class Settings(HttpSecuritySettings):
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if name == "kafka_config":
-                value = json.dumps({k: _hidden(k, v) for k, v in value.items()})
+                value = properties.printable(value)
             elif isinstance(value, tuple):
                 value = ",".join(value)
             shown[str(field.validation_alias or PREFIX + name.upper())] = (
-                "" if value is None else _without_user(str(value))
+                "" if value is None else without_user(str(value))
             )
         return shown
 
@@ -247,14 +291,11 @@ def _sentence(error: ErrorDetails) -> str:
     variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
     if name in _NEVER_TOLD:
         return f"{variable}: {message}"
-    given = _without_user(repr(error["input"]))
+    given = without_user(repr(error["input"]))
     ours = error["type"] == "value_error"
     return f"{variable}: {given} {message}" if ours else f"{variable}: {message}, not {given}"
 
 
-def _hidden(name: str, value: str) -> str:
-    return _HIDDEN if any(word in name.lower() for word in _SECRET_WORDS) else value
-
-
-def _without_user(text: str) -> str:
-    return _USER_IN_URL.sub(f"//{_HIDDEN}@", text)
+def without_user(text: str) -> str:
+    """The text, user and password of every URL in it hidden."""
+    return _USER_IN_URL.sub(f"//{HIDDEN}@", text)

@@ -14,14 +14,20 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistry
 
 from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.settings import without_user
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from balance_service.avro.schemas import Schema
     from balance_service.settings import Settings
 
 _SCHEMA_NOT_FOUND = 40403
 _CLIENT_ERRORS = range(400, 500)
 _TRY_AGAIN = {408, 429}
+_CREDENTIALS_REFUSED = {401, 403}
+_CREDENTIALS = "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_PASSWORD, or BALANCE_SCHEMA_REGISTRY_TOKEN"
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 @dataclass(frozen=True)
@@ -36,21 +42,45 @@ class WriterSchema:
 class SchemaRegistry:
     """A Confluent-compatible schema registry."""
 
-    def __init__(self, url: str, *, user: str | None = None, password: str | None = None) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        token: str | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
+        """Args:
+        user: with `password`, for basic authentication.
+        token: sent as bearer, instead.
+        ca_file: the CAs by which the registry's certificate is checked, in PEM; None for those of certifi.
+        """
+        self.url = without_user(url)
         config: dict[str, object] = {"url": url, "timeout": 5, "max.retries": 1}
         if user is not None:
             config["basic.auth.user.info"] = f"{user}:{password}"
+        if token is not None:
+            # The client will not have a token without a logical cluster, which only Confluent's cloud heeds.
+            config |= {
+                "bearer.auth.credentials.source": "STATIC_TOKEN",
+                "bearer.auth.token": token,
+                "bearer.auth.logical.cluster": "",
+            }
+        if ca_file is not None:
+            config["ssl.ca.location"] = str(ca_file)
         self.client = SchemaRegistryClient(config)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SchemaRegistry:
         """The registry that an instance is configured to use."""
-        password = settings.schema_registry_password
+        password, token = settings.schema_registry_password, settings.schema_registry_token
         return cls(
             settings.schema_registry_url,
             user=settings.schema_registry_user,
             password=password.get_secret_value() if password else None,
+            token=token.get_secret_value() if token else None,
+            ca_file=settings.schema_registry_ca_file,
         )
 
     def register(self, subject: str, schema: Schema) -> int:
@@ -58,17 +88,27 @@ class SchemaRegistry:
 
         Raises:
             RetriableError: the registry cannot be reached.
-            ConfigurationError: the registry refuses the schema or our credentials.
+            ConfigurationError: the registry refuses the schema or our credentials, or is not who we trust.
         """
         try:
             return int(self.client.register_schema(subject, RegistrySchema(json.dumps(schema), "AVRO")))
         except SchemaRegistryError as error:
+            if error.http_status_code in _CREDENTIALS_REFUSED:
+                raise ConfigurationError(
+                    f"the schema registry at {self.url} does not let us register subject {subject} "
+                    f"(HTTP {error.http_status_code}); correct {_CREDENTIALS}, or the rights of that user there"
+                ) from error
             if self._is_refusal(error):
                 raise ConfigurationError(
                     f"the schema registry at {self.url} refuses the schema of subject {subject}: {error}"
                 ) from error
             raise self._unavailable(error) from error
         except Exception as error:  # transport errors of whichever HTTP library the client uses
+            if _UNTRUSTED in str(error):
+                raise ConfigurationError(
+                    f"the certificate of the schema registry at {self.url} is not to be trusted ({error}); "
+                    "correct BALANCE_SCHEMA_REGISTRY_CA_FILE, or the host name in BALANCE_SCHEMA_REGISTRY_URL"
+                ) from error
             raise self._unavailable(error) from error
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:

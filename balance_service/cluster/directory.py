@@ -16,6 +16,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from balance_service.errors import BalanceServiceError
+from balance_service.kafka.clients import not_authorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,6 +153,11 @@ class Directory:
         self._publish_now = threading.Event()
         self._incarnation = uuid.uuid4().hex
         self.address = address
+        self._forbidden: dict[str, str] = {}
+        self._grants = {
+            "Read": f"Read on topic '{topic}' and on group '{consumer_config['group.id']}'",
+            "Write": f"Write on topic '{topic}'",
+        }
         self.table = ServerTable()
         self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
 
@@ -162,6 +168,11 @@ class Directory:
     def publish_soon(self) -> None:
         """Something about our tasks has changed. Any thread."""
         self._publish_now.set()
+
+    @property
+    def problem(self) -> str:
+        """What the brokers do not allow; empty while all is well."""
+        return next(filter(None, self._forbidden.values()), "")
 
     def status(self) -> list[dict[str, Any]]:
         """All instances, as far as they are known here, for people."""
@@ -221,7 +232,9 @@ class Directory:
             if error.code() == KafkaError._PARTITION_EOF:
                 return True
             log.warning("following the directory failed", error=error.str())
+            self._note("Read", error)
             return live
+        self._note("Read", None)
         key, value = message.key(), message.value()
         address = (key or b"").decode(errors="replace")
         try:
@@ -234,10 +247,19 @@ class Directory:
 
     def _publish(self, value: bytes | None) -> None:
         try:
-            self._producer.produce(self._topic, value, self.address, partition=0)
+            self._producer.produce(self._topic, value, self.address, partition=0, on_delivery=self._published)
             self._producer.poll(0)
         except (KafkaException, BufferError) as error:
             log.warning("publishing to the directory failed", error=str(error))
+
+    def _published(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            log.warning("publishing to the directory failed", error=error.str())
+        self._note("Write", error)
+
+    def _note(self, operation: str, error: KafkaError | None) -> None:
+        forbidden = error and not_authorized(error, "using the directory of instances", self._grants[operation])
+        self._forbidden = {**self._forbidden, operation: str(forbidden or "")}
 
     def _record(self) -> dict[str, Any]:
         return {

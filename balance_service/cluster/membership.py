@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from balance_service.kafka.clients import not_authorized
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -111,6 +113,9 @@ class Membership:
         """Set at the first assignment, be it an empty one."""
         self.partitions: frozenset[int] = frozenset()
         """What is ours, as of the last rebalance."""
+        self.problem = ""
+        """What the brokers do not allow; empty while all is well."""
+        self._grants = f"Read on group '{config['group.id']}' and on topic '{topic}'"
         self._consumer = Consumer({**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -146,6 +151,7 @@ class Membership:
         reported = None if message is None else message.error()
         if reported is not None:
             log.warning("the group reports", error=reported.str())
+            self._note(reported)
 
     def _renew(self) -> None:
         """Commit positions, not waiting: the answer arrives in a later poll."""
@@ -170,9 +176,17 @@ class Membership:
         failure = error or next((p.error for p in partitions if p.error), None)
         if failure is None and sent_at is not None:
             self.lease.renew(sent_at)
+            self.problem = ""
         elif failure is not None:
             self._next_renewal = time.monotonic() + _POLL_SECONDS
             log.debug("the group did not confirm the lease", error=str(failure))
+            self._note(failure)
+
+    def _note(self, error: KafkaError) -> None:
+        forbidden = not_authorized(error, "taking part in the group", self._grants)
+        if forbidden is not None and not self.problem:
+            self.problem = str(forbidden)
+            log.error("the group is out of reach", reason=self.problem)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         new = self._numbers(assigned)
@@ -183,6 +197,7 @@ class Membership:
             consumer.pause(parts)
         self.partitions |= new
         self._next_renewal = 0.0
+        self.problem = ""
         self.joined.set()
         self._listener.assigned(new)
         log.info("assigned", partitions=sorted(new), all=sorted(self.partitions))

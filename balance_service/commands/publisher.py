@@ -19,7 +19,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER, refused
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized, refused
+from balance_service.kafka.connection import Connection
 from balance_service.tracing import UNTRACED, SpanKind
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class FundsAddedPublisher:
         self._topic = topic
         self._tracing = tracing
         self._serialize = FundsAddedSerializer(registry, topic)
+        self._connection = Connection()
         try:
+            config = self._connection.watched(config)
             self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
         except KafkaException as error:
             raise refused(error) from error
@@ -134,7 +137,8 @@ class FundsAddedPublisher:
         self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
         outcome = await delivered
         if isinstance(outcome, KafkaError):
-            raise _failure(outcome)
+            raise self._failure(outcome)
+        self._connection.accepted()
         return outcome
 
     def publish_and_wait(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None = None) -> Delivered:
@@ -169,7 +173,8 @@ class FundsAddedPublisher:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_SECONDS)
 
-
-def _failure(error: KafkaError) -> RetriableError:
-    certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
-    return RetriableError(f"the event {certainty}: {error.str()}")
+    def _failure(self, error: KafkaError) -> RetriableError:
+        certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
+        forbidden = not_authorized(error, f"writing to topic '{self._topic}'", f"Write on topic '{self._topic}'")
+        reasons = filter(None, (str(forbidden or error.str()), self._connection.refusal))
+        return RetriableError(f"the event {certainty}: {'; '.join(reasons)}")

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.events import class_archive
 from balance_service.jars import resolve_jars
 from balance_service.java import java_executable
-from balance_service.kafka.clients import jvm_properties
+from balance_service.kafka.jvm_properties import jvm_properties
 from balance_service.resources import resource
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read_records(spark: SparkSession, settings: Settings, partition: int, offset
 
 def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[str, str]:
     topic = settings.topic
-    translated = jvm_properties(settings.kafka_config)
+    translated = jvm_properties(settings.kafka_properties)
     return {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",

@@ -40,6 +40,7 @@ class BoundedReader:
         self._ends = ends
         self._silent_since: float | None = None
         self.unfinished = {partition for partition, start in starts.items() if start < ends[partition]}
+        self._grants = f"Read on topic '{topic}' and on group '{settings.application_id}'"
         self._consumer = Consumer({**reader_config(settings), "queued.max.messages.kbytes": _QUEUE_KBYTES})
 
     def __enter__(self) -> Self:
@@ -47,7 +48,7 @@ class BoundedReader:
             self._consumer.assign([TopicPartition(self._topic, p, self._next[p]) for p in self.unfinished])
         except KafkaException as error:
             self._consumer.close()
-            raise by_remedy(error, f"reading {self._topic}") from error
+            raise by_remedy(error, f"reading {self._topic}", self._grants) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +73,7 @@ class BoundedReader:
         try:
             records = [m for m in self._consumer.consume(_BATCH, timeout=_WAIT_SECONDS) if self._is_new(m)]
         except KafkaException as error:
-            raise by_remedy(error, f"reading {self._topic}") from error
+            raise by_remedy(error, f"reading {self._topic}", self._grants) from error
         if records or not self.unfinished:
             self._silent_since = None
         elif self._silent_since is None:

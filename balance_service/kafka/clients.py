@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
+from balance_service.errors import ConfigurationError, NotAuthorizedError, RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from confluent_kafka import Producer
 
     from balance_service.settings import Settings
 
@@ -33,29 +32,11 @@ _MIB = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 _QUEUE_KBYTES = 1 << 20
 
-_SAME_IN_THE_JVM = {
-    "client.rack",
-    "sasl.mechanism",
-    "security.protocol",
-    "ssl.endpoint.identification.algorithm",
-    "ssl.key.password",
-    "ssl.keystore.location",
-    "ssl.keystore.password",
-}
-# Files to librdkafka, their content to the JVM client.
-_PEM_FILES = {
-    "ssl.certificate.location": "ssl.keystore.certificate.chain",
-    "ssl.key.location": "ssl.keystore.key",
-}
-_PEM_TEXTS = {
-    "ssl.ca.pem": "ssl.truststore.certificates",
-    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
-    "ssl.key.pem": "ssl.keystore.key",
-}
-_LOGIN_MODULES = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+_NOT_AUTHORIZED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
 
@@ -63,7 +44,7 @@ def common_config(settings: Settings) -> ClientConfig:
     """What every client of ours shares: brokers, the user's own properties, our logger."""
     return {
         "client.id": settings.application_id,
-        **settings.kafka_config,
+        **settings.kafka_properties,
         "bootstrap.servers": settings.bootstrap_servers,
         "logger": logging.getLogger("librdkafka"),
     }
@@ -97,7 +78,8 @@ def reader_config(settings: Settings) -> ClientConfig:
     """A consumer that is told its partitions, reads what is committed, and sees the end of each."""
     return {
         **common_config(settings),
-        "group.id": f"{settings.application_id}-unused",
+        # Looked up though it is never joined, so it is the one that this user may read.
+        "group.id": settings.application_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
@@ -106,57 +88,45 @@ def reader_config(settings: Settings) -> ClientConfig:
     }
 
 
-def jvm_properties(config: Mapping[str, str]) -> dict[str, str]:
-    """Librdkafka properties as the JVM client wants them, where it has them.
+def by_remedy(
+    error: KafkaException, doing: str, grant: str = ""
+) -> RetriableError | TaskMigratedError | NotAuthorizedError:
+    """Kafka's error as one of ours: fenced, not allowed, or to be tried again.
 
-    Raises:
-        ConfigurationError: a file that a property names cannot be read.
+    Args:
+        doing: what failed.
+        grant: which operation on which resource it takes, such as "Read on topic 'balance'".
     """
-    jvm = {name: value for name, value in config.items() if name in _SAME_IN_THE_JVM}
-    jvm |= {_PEM_TEXTS[name]: value for name, value in config.items() if name in _PEM_TEXTS}
-    jvm |= {_PEM_FILES[name]: _content(name, value) for name, value in config.items() if name in _PEM_FILES}
-    if "ssl.ca.location" in config:
-        jvm["ssl.truststore.location"] = config["ssl.ca.location"]
-    if jvm.keys() & {"ssl.truststore.location", "ssl.truststore.certificates"}:
-        jvm["ssl.truststore.type"] = "PEM"
-    if "ssl.keystore.location" in jvm:
-        jvm["ssl.keystore.type"] = "PKCS12"
-    elif "ssl.keystore.key" in jvm:
-        jvm["ssl.keystore.type"] = "PEM"
-    if "security.protocol" in jvm:
-        jvm["security.protocol"] = jvm["security.protocol"].upper()
-    if jvm.get("ssl.endpoint.identification.algorithm") == "none":
-        jvm["ssl.endpoint.identification.algorithm"] = ""
-    if "sasl.mechanisms" in config:
-        jvm["sasl.mechanism"] = config["sasl.mechanisms"]
-    login = _LOGIN_MODULES.get(jvm.get("sasl.mechanism", ""))
-    if login and "sasl.username" in config:
-        user, password = _quoted(config["sasl.username"]), _quoted(config.get("sasl.password", ""))
-        jvm["sasl.jaas.config"] = f"{login} required username={user} password={password};"
-    return jvm
-
-
-def by_remedy(error: KafkaException, doing: str) -> RetriableError | TaskMigratedError:
-    """Kafka's error as one of ours: fenced, or to be tried again."""
     cause = error.args[0] if error.args else None
-    if isinstance(cause, KafkaError) and cause.code() in _FENCED:
+    if not isinstance(cause, KafkaError):
+        return RetriableError(f"Kafka failed while {doing}: {error}")
+    if cause.code() in _FENCED:
         return TaskMigratedError(f"fenced while {doing}: {cause.str()}")
-    return RetriableError(f"Kafka failed while {doing}: {cause.str() if isinstance(cause, KafkaError) else error}")
+    return not_authorized(cause, doing, grant) or RetriableError(f"Kafka failed while {doing}: {cause.str()}")
+
+
+def not_authorized(error: KafkaError, doing: str, grant: str = "") -> NotAuthorizedError | None:
+    """Kafka's error as what the brokers do not allow; None if it is another. Arguments as of `by_remedy`."""
+    if error.code() not in _NOT_AUTHORIZED:
+        return None
+    wanted = grant or "what docs/security.md lists"
+    return NotAuthorizedError(f"the brokers do not allow {doing} ({error.str()}); grant this user {wanted}")
+
+
+def transaction_error(failed: Producer) -> KafkaError | None:
+    """What became of the transaction of a producer that could not deliver; its reports tell only the consequences.
+
+    A call that is never right within a transaction is answered with that.
+    """
+    try:
+        failed.begin_transaction()
+    except KafkaException as error:
+        return cast("KafkaError", error.args[0])
+    return None
 
 
 def refused(error: KafkaException) -> ConfigurationError:
     """The error of a client that could not be made: of its properties, only the user's own can be wrong."""
     cause = error.args[0] if error.args else None
-    return ConfigurationError(f"BALANCE_KAFKA_CONFIG: {cause.str() if isinstance(cause, KafkaError) else error}")
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _content(name: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"BALANCE_KAFKA_CONFIG: {name} {path} cannot be read: {error.strerror}") from error
+    said = cause.str() if isinstance(cause, KafkaError) else str(error)
+    return ConfigurationError(f"BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE: {said}")

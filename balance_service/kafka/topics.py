@@ -26,10 +26,12 @@ from confluent_kafka.admin import (
 
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.clients import by_remedy, common_config, refused
+from balance_service.kafka.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from balance_service.errors import BalanceServiceError
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -67,8 +69,9 @@ class Topics:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError if the client refuses a property."""
         self._settings = settings
-        # Its stub knows no logger.
-        config = cast("dict[str, str | int | float | bool]", common_config(settings))
+        self._connection = Connection()
+        # Its stub knows neither logger nor callback.
+        config = cast("dict[str, str | int | float | bool]", self._connection.watched(common_config(settings)))
         try:
             self._admin = AdminClient(config)
         except KafkaException as error:
@@ -79,6 +82,7 @@ class Topics:
 
         Raises:
             RetriableError: the broker does not answer.
+            ConfigurationError: it does not let us in, and never has.
         """
         try:
             described = self._admin.describe_topics(TopicCollection([name]), request_timeout=_REQUEST_TIMEOUT_SECONDS)[
@@ -86,12 +90,12 @@ class Topics:
             ].result(_REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                self._connection.accepted()
                 return None
-            raise by_remedy(error, f"looking up topic {name}") from error
+            raise self._by_remedy(error, f"looking up topic {name}", f"Describe on topic '{name}'") from error
         except FutureTimeoutError as error:
-            raise RetriableError(
-                f"Kafka at {self._settings.bootstrap_servers} does not answer about topic {name}"
-            ) from error
+            raise self._silent(f"topic {name}") from error
+        self._connection.accepted()
         return Topic(name, str(described.topic_id), len(described.partitions))
 
     def prepare(self) -> Topic:
@@ -179,7 +183,7 @@ class Topics:
             self._admin.delete_topics([name], request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise by_remedy(error, f"deleting topic {name}") from error
+                raise self._by_remedy(error, f"deleting topic {name}", f"Delete on topic '{name}'") from error
         deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
         while self.find(name) is not None:
             if time.monotonic() > deadline:
@@ -210,11 +214,11 @@ class Topics:
             ends = {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
         except KafkaException as error:
             self._learn_leaders(name)
-            raise by_remedy(error, f"reading the offsets of topic {name}") from error
-        except FutureTimeoutError as error:
-            raise RetriableError(
-                f"Kafka at {self._settings.bootstrap_servers} does not answer about the offsets of topic {name}"
+            raise self._by_remedy(
+                error, f"reading the offsets of topic {name}", f"Describe on topic '{name}'"
             ) from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"the offsets of topic {name}") from error
         if min(ends.values()) < 0:
             # librdkafka tells of a request that a broker's end cut off as a success without an offset.
             raise RetriableError(f"Kafka's answer about the offsets of topic {name} was cut off")
@@ -230,8 +234,19 @@ class Topics:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return 0
-            raise by_remedy(error, f"describing group {group}") from error
+            raise self._by_remedy(error, f"describing group {group}", f"Describe on group '{group}'") from error
         return len(described.members)
+
+    def _by_remedy(self, error: KafkaException, doing: str, grant: str = "") -> BalanceServiceError:
+        remedy = by_remedy(error, doing, grant)
+        return self._explained(str(remedy)) if isinstance(remedy, RetriableError) else remedy
+
+    def _silent(self, about: str) -> BalanceServiceError:
+        return self._explained(f"Kafka at {self._settings.bootstrap_servers} does not answer about {about}")
+
+    def _explained(self, message: str) -> BalanceServiceError:
+        self._admin.poll(0)  # lets the connection report
+        return self._connection.explain(message)
 
     def _learn_leaders(self, name: str) -> None:
         # Asked for offsets under a leader epoch that is over, Kafka refuses; librdkafka goes on asking under it until
@@ -259,13 +274,10 @@ class Topics:
                     f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the "
                     f"cluster has brokers, so topic '{name}' cannot be created; lower it"
                 ) from error
-            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise ConfigurationError(
-                    f"this user may not create topic '{name}'; grant CREATE, or create it beforehand"
-                ) from error
             # Another instance, started at the same moment, may have been first.
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise by_remedy(error, f"creating topic {name}") from error
+                grant = f"Create on topic '{name}', or create it beforehand"
+                raise self._by_remedy(error, f"creating topic {name}", grant) from error
         deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
         while (created := self.find(name)) is None or created.partitions == 0:
             if time.monotonic() > deadline:
@@ -280,7 +292,9 @@ class Topics:
                 resource
             ].result(_REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
-            raise by_remedy(error, f"reading the configuration of topic {name}") from error
+            raise self._by_remedy(
+                error, f"reading the configuration of topic {name}", f"DescribeConfigs on topic '{name}'"
+            ) from error
         return {key: str(entry.value) for key, entry in entries.items()}
 
     def _check_source(self, name: str, config: Mapping[str, str]) -> None:
@@ -303,7 +317,7 @@ class Topics:
         try:
             brokers = len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
         except KafkaException as error:
-            raise by_remedy(error, "counting the brokers") from error
+            raise self._by_remedy(error, "counting the brokers") from error
         if brokers >= _RECOMMENDED_REPLICAS > self._settings.replication_factor:
             log.warning(
                 "few replicas: a lost broker may lose events",

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from balance_service.errors import ConfigurationError
 from balance_service.jars import resolve_jars
 from balance_service.java import java_executable
-from balance_service.local.broker_config import LOG4J_PROPERTIES, server_properties
+from balance_service.local.broker_config import LOG4J_PROPERTIES, BrokerExtras, server_properties
 from balance_service.local.ports import HOST, accepts_connections, free_port, require_free
 from balance_service.local.process import ChildProcess
 from balance_service.local.server import Server
@@ -44,12 +44,21 @@ class Broker(Server):
     """The broker whose data lie in `folder`; its state survives a stop, a kill and a change of port.
 
     `port` 0 picks a free one, kept for this object's life. `proxied` adds a listener for clients that come through
-    a proxy: the port it binds, and the proxy's port, which it advertises to them so that they stay there.
+    a proxy: the port it binds, and the proxy's port, which it advertises to them so that they stay there. `extras` is
+    what it is told beyond that.
     """
 
-    def __init__(self, folder: Path, log: Path, port: int = 0, proxied: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        log: Path,
+        port: int = 0,
+        proxied: tuple[int, int] | None = None,
+        extras: BrokerExtras | None = None,
+    ) -> None:
         self.port = port or free_port()
         self._proxied = proxied
+        self._extras = extras or BrokerExtras()
         self._folder = folder
         self._log = log
         self._cluster_id = ""
@@ -67,7 +76,7 @@ class Broker(Server):
         require_free(self.port, "Kafka broker", "--kafka-port")
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES)
-        command = [java, *_JVM_FLAGS, "-cp", classpath]
+        command = [java, *_JVM_FLAGS, *self._extras.jvm_flags, "-cp", classpath]
         if not (self._folder / "data").is_dir():
             self._format(command)
         meta = (self._folder / "data" / "meta.properties").read_text()
@@ -89,7 +98,9 @@ class Broker(Server):
         return str(cluster.cluster_id) == self._cluster_id and len(cluster.brokers) == 1
 
     def _configure(self, log_dir: str, *, controller_only: bool = False) -> None:
-        text = server_properties(self.port, log_dir, controller_only=controller_only, proxied=self._proxied)
+        text = server_properties(
+            self.port, log_dir, controller_only=controller_only, proxied=self._proxied, extras=self._extras
+        )
         (self._folder / "server.properties").write_text(text)
 
     def _was_killed(self) -> bool:

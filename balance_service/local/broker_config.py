@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from balance_service.local.ports import HOST, free_port
 
 _CONFIG = """\
@@ -52,8 +54,24 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerExtras:
+    """What a broker is told beyond its own, such as how to secure further listeners."""
+
+    listeners: tuple[str, ...] = ()
+    """Each as `NAME://host:port`; the properties say what the name stands for."""
+    properties: str = ""
+    """Lines for server.properties."""
+    jvm_flags: tuple[str, ...] = ()
+
+
 def server_properties(
-    port: int, log_dir: str, *, controller_only: bool = False, proxied: tuple[int, int] | None = None
+    port: int,
+    log_dir: str,
+    *,
+    controller_only: bool = False,
+    proxied: tuple[int, int] | None = None,
+    extras: BrokerExtras | None = None,
 ) -> str:
     """Contents of server.properties for clients on `port`, with a free port for the controller.
 
@@ -67,6 +85,8 @@ def server_properties(
         listeners.append(f"PLAINTEXT://{HOST}:{port}")
         if proxied is not None:
             listeners.append(f"PROXIED://{HOST}:{proxied[0]}")
+        if extras is not None:
+            listeners += extras.listeners
     text = _CONFIG.format(
         roles="controller" if controller_only else "broker,controller",
         host=HOST,
@@ -78,4 +98,4 @@ def server_properties(
         return text + "broker.session.timeout.ms=100\n"
     if proxied is not None:
         text += _PROXIED_LISTENER.format(host=HOST, port=port, advertised_port=proxied[1])
-    return text
+    return text if extras is None else text + extras.properties

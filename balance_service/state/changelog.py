@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import BalanceServiceError, NotAuthorizedError, RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
-from balance_service.kafka.clients import by_remedy
+from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
@@ -42,6 +42,7 @@ class ChangelogWriter:
         application_id: str,
     ) -> None:
         self._producer: Producer | None = Producer(config)
+        self._transactional_id = str(config["transactional.id"])
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
@@ -62,7 +63,7 @@ class ChangelogWriter:
                 self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
             except KafkaException as error:
                 if not error.args[0].retriable() or attempt == _FENCE_ATTEMPTS - 1:
-                    raise by_remedy(error, "fencing the task's previous holder") from error
+                    raise self._by_remedy(error, "fencing the task's previous holder") from error
             else:
                 return
 
@@ -74,12 +75,16 @@ class ChangelogWriter:
 
         Raises:
             TaskMigratedError: fenced; certainly not committed.
+            NotAuthorizedError: the brokers do not allow it; not committed.
             RetriableError: not committed, or nobody knows; the changelog will say.
         """
         try:
             return self._transact(self._open_producer(), states, dead_letters, position)
         except KafkaException as error:
-            raise by_remedy(error, "committing a micro-batch") from error
+            # A large batch meets what became of its transaction while it still produces.
+            if error.args[0].code() == KafkaError._STATE:
+                self._check_allowed(self._open_producer())
+            raise self._by_remedy(error, "committing a micro-batch") from error
         except BufferError as error:
             raise RetriableError("the producer's queue is full") from error
 
@@ -114,16 +119,30 @@ class ChangelogWriter:
                 headers=self._headers(letter),
             )
         producer.produce(self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position)
-        delivery.check(producer.flush(_COMMIT_TIMEOUT_SECONDS))
+        unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
+        if delivery.failed or unsent:
+            self._check_allowed(producer)
+        delivery.check(unsent)
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         reach("committed")
         return delivery.position_offset + 1
 
+    def _check_allowed(self, failed: Producer) -> None:
+        """Raise NotAuthorizedError if that is why nothing was delivered."""
+        error = transaction_error(failed)
+        grants = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
+        forbidden = error and not_authorized(error, "writing what a micro-batch changed", grants)
+        if forbidden:
+            raise forbidden
+
     def _open_producer(self) -> Producer:
         if self._producer is None:
             raise TaskMigratedError("the task's writer is closed")
         return self._producer
+
+    def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
+        return by_remedy(error, doing, f"Write on transactional id '{self._transactional_id}'")
 
     def _headers(self, letter: DeadLetter) -> list[tuple[str, str | bytes | None]]:
         return [
@@ -140,18 +159,30 @@ class _Delivery:
 
     def __init__(self) -> None:
         self._error: KafkaError | None = None
+        self._forbidden: NotAuthorizedError | None = None
         self.position_offset = -1
 
-    def report(self, error: KafkaError | None, _message: Message) -> None:
+    def report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._error = self._error or error
+            topic = message.topic()
+            self._forbidden = self._forbidden or not_authorized(
+                error, f"writing to {topic}", f"Write on topic '{topic}'"
+            )
 
     def report_position(self, error: KafkaError | None, message: Message) -> None:
         self.report(error, message)
         if error is None:
             self.position_offset = offset_of(message)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a record was not delivered for a reason that is no answer of the brokers'."""
+        return self._error is not None and self._forbidden is None
+
     def check(self, unsent: int) -> None:
+        if self._forbidden is not None:
+            raise self._forbidden
         if self._error is not None:
             raise KafkaException(self._error)
         if unsent or self.position_offset < 0:

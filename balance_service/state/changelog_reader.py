@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.errors import (
+    BalanceServiceError,
+    RetriableError,
+    StoreCorruptedError,
+    TaskHaltedError,
+    TaskMigratedError,
+)
 from balance_service.kafka.clients import by_remedy
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
@@ -51,6 +57,7 @@ class ChangelogReader:
         self._buffer: list[Record] = []
         self._reached = -1
         self._met_end = False
+        self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
         self._consumer = Consumer(config)
         # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
         self._consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
@@ -110,7 +117,7 @@ class ChangelogReader:
         try:
             messages = self._consumer.consume(_BATCH, timeout=_POLL_SECONDS)
         except KafkaException as error:
-            raise by_remedy(error, f"reading the changelog {self._name}") from error
+            raise self._by_remedy(error) from error
         for message in messages:
             if (reported := message.error()) is not None:
                 self._note(reported, message)
@@ -129,4 +136,7 @@ class ChangelogReader:
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise StoreCorruptedError(f"the changelog no longer has the store's offset: {error.str()}")
         elif not error.retriable():
-            raise by_remedy(KafkaException(error), f"reading the changelog {self._name}")
+            raise self._by_remedy(KafkaException(error))
+
+    def _by_remedy(self, error: KafkaException) -> BalanceServiceError:
+        return by_remedy(error, f"reading the changelog {self._name}", self._grants)

@@ -17,6 +17,7 @@ from balance_service.errors import (
     BalanceServiceError,
     ConfigurationError,
     FatalError,
+    NotAuthorizedError,
     RetriableError,
     StoreCorruptedError,
     StoreFullError,
@@ -176,6 +177,8 @@ class _Supervisor:
         before = self.task.state, self.task.role
         try:
             step()
+        except NotAuthorizedError as error:
+            return error
         except (TaskHaltedError, ConfigurationError) as error:
             self.task.halt(str(error))
         except BalanceServiceError as error:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
-from balance_service.kafka.clients import by_remedy, reader_config, refused, transactional_config
+from balance_service.kafka.clients import (
+    by_remedy,
+    not_authorized,
+    reader_config,
+    refused,
+    transaction_error,
+    transactional_config,
+)
 from balance_service.kafka.messages import place_of
 from balance_service.topic_copy.contents import writable_timestamp
 
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from balance_service.errors import BalanceServiceError
     from balance_service.kafka.topics import Topic
     from balance_service.settings import Settings
 
@@ -57,6 +65,10 @@ class Copier:
         self._target = target
         self._note = f"{source.topic_id} {target.topic_id} "
         self._refusal: KafkaError | None = None
+        self._grants = (
+            f"Write on topic '{target.name}' and on transactional id '{name}', "
+            f"Read on group '{name}' and on topic '{source.name}'"
+        )
         try:
             self._group = Consumer({**reader_config(settings), "group.id": name})
             self._producer = Producer(
@@ -76,7 +88,7 @@ class Copier:
             self._producer.init_transactions(_TIMEOUT_SECONDS)
         except KafkaException as error:
             self._group.close()
-            raise by_remedy(error, "ending what an earlier run left open") from error
+            raise by_remedy(error, "ending what an earlier run left open", self._grants) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +155,7 @@ class Copier:
             except KafkaException as error:
                 # A group's first request may meet a coordinator that is only being found.
                 if error.args[0].code() not in _COORDINATOR_SOON or time.monotonic() > deadline:
-                    raise by_remedy(error, "reading how far the copy is") from error
+                    raise by_remedy(error, "reading how far the copy is", self._grants) from error
             time.sleep(_LOOK_EVERY_SECONDS)
 
     def _produce(self, message: Message, partition: int) -> None:
@@ -161,7 +173,7 @@ class Copier:
     def _on_failure(self, error: KafkaError | None, _message: Message) -> None:
         self._refusal = self._refusal or error
 
-    def _failure(self, error: KafkaException) -> RetriableError | TaskMigratedError:
+    def _failure(self, error: KafkaException) -> BalanceServiceError:
         """What a failed transaction means."""
         if isinstance(by_remedy(error, "copying"), TaskMigratedError):
             return TaskMigratedError(
@@ -169,10 +181,13 @@ class Copier:
             )
         # The reports of what was not delivered, which may say more than the transaction's own error.
         self._producer.poll(0)
-        cause = self._refusal or error.args[0]
-        return RetriableError(
-            f"records could not be written to '{self._target.name}': {cause.str()}; what is copied stays, so remove "
-            "the cause and run this again"
+        causes = [
+            cause for cause in (self._refusal, error.args[0], transaction_error(self._producer)) if cause is not None
+        ]
+        forbidden = next(filter(None, (not_authorized(cause, "the copy", self._grants) for cause in causes)), None)
+        return forbidden or RetriableError(
+            f"records could not be written to '{self._target.name}': {causes[0].str()}; what is copied stays, so "
+            "remove the cause and run this again"
         )
 
 

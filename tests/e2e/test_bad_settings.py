@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -177,8 +178,15 @@ def test_printed_settings_hide_every_secret(settings: dict[str, str]) -> None:
     settings |= {
         "BALANCE_SCHEMA_REGISTRY_USER": "ali-baba",
         "BALANCE_SCHEMA_REGISTRY_PASSWORD": _SECRET,
-        "BALANCE_SCHEMA_REGISTRY_URL": f"https://ali-baba:{_SECRET}@registry:8081",
-        "BALANCE_KAFKA_CONFIG": f'{{"sasl.username": "ali-baba", "sasl.password": "{_SECRET}"}}',
+        "BALANCE_PEER_SECRET": f"{_SECRET}-{_SECRET}",
+        "BALANCE_KAFKA_CONFIG": json.dumps(
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "ali-baba",
+                "sasl.password": _SECRET,
+            }
+        ),
     }
 
     done = run(settings, "serve", "--print-config")

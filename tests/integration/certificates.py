@@ -34,13 +34,8 @@ class Authority:
         self.certificate = folder / f"{name}.pem"
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, password: str | None = None, *, pkcs1: bool = False) -> tuple[Path, Path]:
-        """Certificate and key of `name`, for either side of a connection.
-
-        Args:
-            password: encrypts the key.
-            pkcs1: writes the key in the older form, which the JVM does not read.
-        """
+    def issue(self, name: str, password: str | None = None) -> tuple[Path, Path]:
+        """Certificate and key of `name`, for either side of a connection; the key encrypted by the password."""
         key = rsa.generate_private_key(65537, 2048)
         certificate = (
             _builder(_named(name), self._name, key)
@@ -53,13 +48,14 @@ class Authority:
         )
         cert_file, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        form = serialization.PrivateFormat.TraditionalOpenSSL if pkcs1 else serialization.PrivateFormat.PKCS8
         encryption = (
             serialization.NoEncryption()
             if password is None
             else serialization.BestAvailableEncryption(password.encode())
         )
-        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
+        key_file.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        )
         return cert_file, key_file
 
 

@@ -12,11 +12,11 @@ import pytest
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import (
     common_config,
-    jvm_properties,
     producer_config,
     reader_config,
     transactional_config,
 )
+from balance_service.kafka.properties import printable
 from balance_service.settings import Settings, load_settings
 
 
@@ -258,30 +258,36 @@ def test_what_is_printed_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_secrets_are_never_printed() -> None:
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
     secrets = {
         "sasl.password": "hunter2",
         "ssl.key.password": "hunter2",
         "ssl.keystore.password": "hunter2",
-        "ssl.key.pem": "hunter2",
         "sasl.oauthbearer.client.secret": "hunter2",
         "sasl.oauthbearer.config": "principal=me secret=hunter2",
         "sasl.oauthbearer.assertion.private.key.passphrase": "hunter2",
         "sasl.jaas.config": "password=hunter2",
     }
     settings = load_settings(
-        schema_registry_url="https://me:hunter2@registry:8081/path",
-        schema_registry_user="me",
-        schema_registry_password="hunter2",
-        kafka_config={**secrets, "sasl.username": "me"},
+        schema_registry_url="https://me:hunter2@hunter2@registry:8081/path",
+        peer_secret="hunter2-hunter2-hunter2",
+        kafka_config={**secrets, **login},
     )
+    other = load_settings(schema_registry_token="hunter2")
 
     printed = settings.printable()
 
-    assert "hunter2" not in str(printed)
-    assert "hunter2" not in repr(settings.schema_registry_password)
+    assert "hunter2" not in str(printed) + str(other.printable())
+    assert "hunter2" not in repr(settings) + repr(other)
     assert json.loads(printed["BALANCE_KAFKA_CONFIG"])["sasl.username"] == "me"
-    assert set(json.loads(printed["BALANCE_KAFKA_CONFIG"])) == {*secrets, "sasl.username"}
+    assert set(json.loads(printed["BALANCE_KAFKA_CONFIG"])) == {*secrets, *login}
     assert printed["BALANCE_SCHEMA_REGISTRY_URL"].endswith("@registry:8081/path")
+
+
+def test_where_a_key_lies_is_no_secret(tmp_path: Path) -> None:
+    config = {"ssl.key.location": "/k", "ssl.keystore.location": "/s", "ssl.key.pem": "hunter2"}
+
+    assert json.loads(printable(config)) == {**config, "ssl.key.pem": "********"}
 
 
 def test_kafka_properties_are_told_as_librdkafka_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,85 +335,78 @@ def test_the_user_cannot_weaken_what_keeps_money_safe() -> None:
     )
 
 
-def test_properties_of_the_same_name_go_to_the_jvm_as_they_are() -> None:
-    assert jvm_properties({"security.protocol": "SSL", "client.rack": "r1"}) == {
-        "security.protocol": "SSL",
-        "client.rack": "r1",
-    }
+def test_properties_come_from_the_setting_and_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_text("security.protocol=SSL\n")
+    monkeypatch.setenv("BALANCE_KAFKA_CONFIG_FILE", str(file))
+    monkeypatch.setenv("BALANCE_KAFKA_CONFIG", '{"client.rack": "r1"}')
+
+    settings = load_settings()
+
+    assert settings.kafka_properties == {"security.protocol": "SSL", "client.rack": "r1"}
+    assert common_config(settings)["security.protocol"] == "SSL"
+    assert settings.printable()["BALANCE_KAFKA_CONFIG_FILE"] == str(file)
 
 
-def test_the_jvm_wants_its_security_protocol_in_capitals() -> None:
-    assert jvm_properties({"security.protocol": "sasl_ssl"}) == {"security.protocol": "SASL_SSL"}
+_LOGIN = '"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"'
 
 
-def test_properties_only_librdkafka_knows_do_not_reach_the_jvm() -> None:
-    assert jvm_properties({"socket.nagle.disable": "true", "debug": "all"}) == {}
-
-
-def test_a_ca_file_is_a_pem_trust_store_to_the_jvm() -> None:
-    assert jvm_properties({"ssl.ca.location": "/ca.pem"}) == {
-        "ssl.truststore.location": "/ca.pem",
-        "ssl.truststore.type": "PEM",
-    }
-
-
-def test_a_key_store_is_a_pkcs12_one_to_the_jvm() -> None:
-    assert jvm_properties({"ssl.keystore.location": "/k.p12", "ssl.keystore.password": "s"}) == {
-        "ssl.keystore.location": "/k.p12",
-        "ssl.keystore.password": "s",
-        "ssl.keystore.type": "PKCS12",
-    }
-
-
-def test_a_client_certificate_and_its_key_become_a_pem_key_store(tmp_path: Path) -> None:
-    (tmp_path / "c.pem").write_text("CERTIFICATE")
-    (tmp_path / "k.pem").write_text("KEY")
-
-    assert jvm_properties(
-        {
-            "ssl.certificate.location": str(tmp_path / "c.pem"),
-            "ssl.key.location": str(tmp_path / "k.pem"),
-            "ssl.key.password": "s",
-        }
-    ) == {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.certificate.chain": "CERTIFICATE",
-        "ssl.keystore.key": "KEY",
-        "ssl.key.password": "s",
-    }
-
-
-def test_a_key_file_that_cannot_be_read_is_the_settings_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"BALANCE_KAFKA_CONFIG: ssl.key.location .*k.pem cannot be read"):
-        jvm_properties({"ssl.key.location": str(tmp_path / "k.pem")})
-
-
-def test_no_host_name_check_means_the_same_to_the_jvm() -> None:
-    assert jvm_properties({"ssl.endpoint.identification.algorithm": "none"}) == {
-        "ssl.endpoint.identification.algorithm": ""
-    }
-    assert jvm_properties({"ssl.endpoint.identification.algorithm": "https"}) == {
-        "ssl.endpoint.identification.algorithm": "https"
-    }
-
-
-@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
 @pytest.mark.parametrize(
-    ("mechanism", "module"),
+    ("environment", "sentence"),
     [
-        ("PLAIN", "org.apache.kafka.common.security.plain.PlainLoginModule"),
-        ("SCRAM-SHA-256", "org.apache.kafka.common.security.scram.ScramLoginModule"),
-        ("SCRAM-SHA-512", "org.apache.kafka.common.security.scram.ScramLoginModule"),
+        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}/none"}, "BALANCE_KAFKA_CONFIG_FILE: {dir}/none cannot be read: No such"),
+        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}"}, "BALANCE_KAFKA_CONFIG_FILE: {dir} cannot be read: Is a directory"),
+        (
+            {"BALANCE_KAFKA_CONFIG_FILE": "{dir}/odd"},
+            "BALANCE_KAFKA_CONFIG_FILE: line 2 of {dir}/odd is not name=value",
+        ),
+        (
+            {"BALANCE_KAFKA_CONFIG_FILE": "{dir}/good", "BALANCE_KAFKA_CONFIG": '{"sasl.password": "hunter2"}'},
+            "BALANCE_KAFKA_CONFIG_FILE: sasl.password is in BALANCE_KAFKA_CONFIG too; keep one",
+        ),
+        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}/bare"}, "BALANCE_KAFKA_CONFIG_FILE: sasl.mechanism is none of PLAIN, "),
+        (
+            {"BALANCE_KAFKA_CONFIG": '{"security.protocol": "TLS"}'},
+            "BALANCE_KAFKA_CONFIG: security.protocol is none of",
+        ),
+        ({"BALANCE_KAFKA_CONFIG": "{" + _LOGIN + "}"}, "BALANCE_KAFKA_CONFIG: sasl.password is missing"),
+        ({"BALANCE_SCHEMA_REGISTRY_TOKEN": ""}, "BALANCE_SCHEMA_REGISTRY_TOKEN: "),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_TOKEN": "hunter2", "BALANCE_SCHEMA_REGISTRY_USER": "me"}
+            | {"BALANCE_SCHEMA_REGISTRY_PASSWORD": "hunter2"},
+            "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_TOKEN exclude each other; keep one",
+        ),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_TOKEN": "hunter2", "BALANCE_SCHEMA_REGISTRY_URL": "https://me:hunter2@r"},
+            "BALANCE_SCHEMA_REGISTRY_TOKEN and a user in BALANCE_SCHEMA_REGISTRY_URL exclude each other; keep one",
+        ),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_USER": "me:you", "BALANCE_SCHEMA_REGISTRY_PASSWORD": "hunter2"},
+            "BALANCE_SCHEMA_REGISTRY_USER: ",
+        ),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/good"},
+            "BALANCE_SCHEMA_REGISTRY_CA_FILE is not used while BALANCE_SCHEMA_REGISTRY_URL is not https",
+        ),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/none", "BALANCE_SCHEMA_REGISTRY_URL": "https://r"},
+            "BALANCE_SCHEMA_REGISTRY_CA_FILE: {dir}/none cannot be used: No such file or directory",
+        ),
+        (
+            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/good", "BALANCE_SCHEMA_REGISTRY_URL": "https://r"},
+            "BALANCE_SCHEMA_REGISTRY_CA_FILE: {dir}/good cannot be used: holds no certificate in PEM",
+        ),
     ],
 )
-def test_a_user_and_a_password_log_in_to_the_jvm(name: str, mechanism: str, module: str) -> None:
-    assert jvm_properties({name: mechanism, "sasl.username": "me", "sasl.password": "pass"}) == {
-        "sasl.mechanism": mechanism,
-        "sasl.jaas.config": f'{module} required username="me" password="pass";',
-    }
+def test_a_wrong_security_setting_is_named_in_one_sentence_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sentence: str
+) -> None:
+    (tmp_path / "good").write_text("security.protocol=SASL_SSL\nsasl.password=hunter2\n")
+    (tmp_path / "odd").write_text("security.protocol=SASL_SSL\nhunter2\n")
+    (tmp_path / "bare").write_text("security.protocol=SASL_SSL\nsasl.password=hunter2\n")
 
+    message = refusal(monkeypatch, **{name: v.replace("{dir}", str(tmp_path)) for name, v in environment.items()})
 
-def test_a_password_cannot_break_out_of_its_quotes() -> None:
-    config = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'a"; \\ evil'}
-
-    assert jvm_properties(config)["sasl.jaas.config"].endswith(' password="a\\"; \\\\ evil";')
+    assert message.startswith(sentence.replace("{dir}", str(tmp_path)))
+    assert "hunter2" not in message
+    assert "\n" not in message

@@ -1,0 +1,192 @@
+"""A real broker whose further listeners want TLS and a login, with ACLs for whoever comes by them.
+
+On its first listener, plain, comes the test itself: anonymous there is the superuser.
+"""
+
+from __future__ import annotations
+
+import base64
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from balance_service.local.broker import Broker
+from balance_service.local.broker_config import BrokerExtras
+from balance_service.local.ports import HOST, free_port
+from tests.integration.certificates import Authority
+from tests.integration.tls_servers import protected, token_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+# Planted where secrets belong, looked for everywhere else.
+CANARY = "canary-7f3a"
+USER = "alice"
+PASSWORD = f'{CANARY}-sasl"; \\ pass'
+CLIENT, CLIENT_SECRET = "alice-oauth", f"{CANARY}-oauth-secret"
+KEY_PASSWORD = f"{CANARY}-key-password"
+REGISTRY_USER, REGISTRY_PASSWORD, REGISTRY_TOKEN = "alice", f"{CANARY}-registry", f"{CANARY}-registry-token"
+PEER_SECRET = f"{CANARY}-peer-secret"
+
+_ACL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class SecuredStack:
+    """Where everything is, and who may come in."""
+
+    admin: AdminClient
+    bootstrap_servers: str
+    sasl: str
+    """Bootstrap servers of SASL_SSL: PLAIN, SCRAM, OAUTHBEARER."""
+    mtls: str
+    """Bootstrap servers of SSL that wants a client certificate."""
+    ca: Path
+    client_certificate: Path
+    client_key: Path
+    """Encrypted by KEY_PASSWORD."""
+    token_url: str
+    registry_url: str
+
+    def sasl_properties(self, mechanism: str) -> dict[str, str]:
+        """Librdkafka's properties for a login by a password."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.ca),
+            "sasl.mechanism": mechanism,
+            "sasl.username": USER,
+            "sasl.password": PASSWORD,
+        }
+
+    def oauth_properties(self) -> dict[str, str]:
+        """Librdkafka's properties for a login by a token."""
+        return {
+            "security.protocol": "sasl_ssl",
+            "ssl.ca.location": str(self.ca),
+            "https.ca.location": str(self.ca),
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": CLIENT,
+            "sasl.oauthbearer.client.secret": CLIENT_SECRET,
+            "sasl.oauthbearer.scope": "kafka",
+            "sasl.oauthbearer.token.endpoint.url": self.token_url,
+        }
+
+    def mtls_properties(self) -> dict[str, str]:
+        """Librdkafka's properties for a login by a certificate."""
+        return {
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(self.ca),
+            "ssl.certificate.location": str(self.client_certificate),
+            "ssl.key.location": str(self.client_key),
+            "ssl.key.password": KEY_PASSWORD,
+        }
+
+    def grant(self, bindings: Iterable[AclBinding]) -> None:
+        """Let the brokers allow what the bindings say; returns once they do."""
+        for future in self.admin.create_acls(list(bindings)).values():
+            future.result(_ACL_SECONDS)
+
+    def revoke(self, *bindings: AclBinding) -> None:
+        """Take grants back; returns once they are gone."""
+        filters = [
+            AclBindingFilter(
+                b.restype, b.name, b.resource_pattern_type, b.principal, b.host, b.operation, b.permission_type
+            )
+            for b in bindings
+        ]
+        for future in self.admin.delete_acls(filters).values():
+            future.result(_ACL_SECONDS)
+
+
+@contextmanager
+def secured_stack(folder: Path, registry_url: str) -> Iterator[SecuredStack]:
+    """The broker, and the registry at `registry_url` behind TLS."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = Authority(folder)
+    server = authority.issue("server")
+    client_certificate, client_key = authority.issue("alice-tls", KEY_PASSWORD)
+    combined = folder / "server-both.pem"
+    combined.write_text("".join(path.read_text() for path in server))
+    keys = folder / "keys.json"
+    with ExitStack() as stack:
+        token_url = stack.enter_context(token_endpoint(CLIENT, CLIENT_SECRET, server, keys))
+        registry = stack.enter_context(protected(registry_url, _registry_credentials(), server))
+        sasl, mtls = free_port(), free_port()
+        extras = BrokerExtras(
+            (f"SASL://{HOST}:{sasl}", f"MTLS://{HOST}:{mtls}"),
+            _properties(combined, authority.certificate, keys),
+            (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys.as_uri()}",),
+        )
+        broker = Broker(folder / "kafka", folder / "broker.log", extras=extras)
+        stack.callback(broker.stop)
+        broker.start()
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        _create_scram_user(admin)
+        yield SecuredStack(
+            admin,
+            broker.bootstrap_servers,
+            f"{HOST}:{sasl}",
+            f"{HOST}:{mtls}",
+            authority.certificate,
+            client_certificate,
+            client_key,
+            token_url,
+            registry,
+        )
+
+
+def _properties(server: Path, ca: Path, keys: Path) -> str:
+    user = f'user_{USER}="{_in_jaas(PASSWORD)}"'
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    oauth = "org.apache.kafka.common.security.oauthbearer"
+    lines = {
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL:SASL_SSL,MTLS:SSL",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(server),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(ca),
+        "ssl.principal.mapping.rules": "RULE:^CN=(.*)$/$1/",
+        "listener.name.mtls.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "listener.name.sasl.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {user};"
+        ),
+        "listener.name.sasl.scram-sha-256.sasl.jaas.config": scram,
+        "listener.name.sasl.scram-sha-512.sasl.jaas.config": scram,
+        "listener.name.sasl.oauthbearer.sasl.jaas.config": f"{oauth}.OAuthBearerLoginModule required;",
+        "listener.name.sasl.oauthbearer.sasl.server.callback.handler.class": (
+            f"{oauth}.OAuthBearerValidatorCallbackHandler"
+        ),
+        "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        "sasl.oauthbearer.expected.audience": "kafka",
+    }
+    return "".join(f"{name}={value}\n" for name, value in lines.items()).replace("\\", "\\\\")
+
+
+def _in_jaas(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _create_scram_user(admin: AdminClient) -> None:
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+        credential = UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
+        for future in admin.alter_user_scram_credentials([credential]).values():
+            future.result(_ACL_SECONDS)
+
+
+def _registry_credentials() -> set[str]:
+    user_and_password = base64.b64encode(f"{REGISTRY_USER}:{REGISTRY_PASSWORD}".encode()).decode()
+    return {f"Basic {user_and_password}", f"Bearer {REGISTRY_TOKEN}"}

@@ -1,0 +1,248 @@
+"""With each grant of docs/security.md missing: one sentence that names the resource and what to grant."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.directory import Directory
+from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.commands.publisher import FundsAddedPublisher
+from balance_service.errors import BalanceServiceError, NotAuthorizedError
+from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
+from balance_service.kafka.topics import Topics
+from balance_service.settings import Settings, load_settings
+from balance_service.state.changelog import ChangelogWriter
+from balance_service.state.changelog_reader import ChangelogReader
+from balance_service.state.records import POSITION_KEY, DeadLetter, TaskId
+from balance_service.topic_copy.comparison import compare
+from balance_service.topic_copy.copy import copy_topic
+from tests.integration.engines import eventually
+from tests.integration.grants import Grant, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from balance_service.local.stack import LocalStack
+    from tests.integration.secured import SecuredStack
+
+_LISTED = listed()
+_CREATING = "creating what is missing"
+_COPYING = "`topics copy`"
+
+
+def new_names() -> dict[str, str]:
+    suffix = uuid.uuid4().hex[:8]
+    return {"topic": f"t-{suffix}", "application id": f"a-{suffix}", "from": f"t-{suffix}", "to": f"copy-{suffix}"}
+
+
+def settings_of(secured: SecuredStack, stack: LocalStack, names: dict[str, str], **overrides: Any) -> Settings:
+    given = {
+        "bootstrap_servers": secured.sasl,
+        "schema_registry_url": stack.schema_registry_url,
+        "kafka_config": secured.sasl_properties("SCRAM-SHA-512"),
+        "topic": names["topic"],
+        "application_id": names["application id"],
+        "session_timeout_ms": 6000,
+    }
+    return load_settings(**(given | overrides))
+
+
+@pytest.fixture(scope="module")
+def existing(secured: SecuredStack, stack: LocalStack) -> dict[str, str]:
+    """Names whose topics are there, made by the superuser, and for which everything is granted."""
+    names = new_names()
+    Topics(settings_of(secured, stack, names, bootstrap_servers=secured.bootstrap_servers, kafka_config={})).prepare()
+    secured.grant(grant.binding(names) for grant in _LISTED if grant.needed_for != _COPYING)
+    return names
+
+
+# What needs a grant, with the service's own clients; each raises, or returns a reason, if it may not.
+
+
+def prepare(settings: Settings) -> None:
+    Topics(settings).prepare()
+
+
+def delete_changelog(settings: Settings) -> None:
+    Topics(settings).delete(settings.changelog_topic)
+
+
+def delete_directory(settings: Settings) -> None:
+    Topics(settings).delete(settings.application_servers_topic)
+
+
+def read_changelog(settings: Settings) -> None:
+    reader = ChangelogReader(reader_config(settings), settings.changelog_topic, 0, 0, lambda *_: None)
+    try:
+        reader.replay(1, lambda: False)
+    finally:
+        reader.close()
+
+
+def commit(settings: Settings, dead_letters: int = 0) -> None:
+    writer = ChangelogWriter(
+        transactional_config(settings, f"{settings.application_id}-balance-0"),
+        TaskId("balance", 0),
+        settings.changelog_topic,
+        settings.dead_letters_topic,
+        settings.topic,
+        settings.application_id,
+    )
+    try:
+        writer.fence()
+        letters = [DeadLetter(0, 0, b"k", b"v", "key-null")] * dead_letters
+        writer.commit([(POSITION_KEY, b"p")], letters, b"p")
+    finally:
+        writer.close()
+
+
+def add_funds(settings: Settings) -> None:
+    registry = SchemaRegistry.from_settings(settings)
+    publisher = FundsAddedPublisher(producer_config(settings), registry, settings.topic, 30.0)
+    try:
+        publisher.publish_and_wait("c1", Decimal(1))
+    finally:
+        publisher.close()
+        registry.close()
+
+
+def follow_and_publish(settings: Settings) -> str:
+    registry = SchemaRegistry.from_settings(settings)
+    topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
+    codec = AvroCodec(registry, f"{topic}-parts.code.balance.cluster.ApplicationServer", schema)
+    directory = Directory(reader_config(settings), producer_config(settings), topic, "h:1", codec, list)
+    directory.start()
+    try:
+        return _problem(lambda: directory.problem)
+    finally:
+        directory.stop(5.0)
+        registry.close()
+
+
+def take_part(settings: Settings) -> str:
+    config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
+    member = Membership(config, settings.topic, settings.session_timeout_ms, _Anyone(), lambda: {0: 0, 1: 0})
+    member.start()
+    try:
+        return _problem(lambda: member.problem)
+    finally:
+        member.stop()
+
+
+class _Anyone:
+    def assigned(self, partitions: frozenset[int]) -> None: ...
+
+    def revoked(self, partitions: frozenset[int]) -> None: ...
+
+    def lost(self, partitions: frozenset[int]) -> None: ...
+
+
+def _problem(told: Callable[[], str]) -> str:
+    eventually(lambda: bool(told()), "it says what is not allowed")
+    return told()
+
+
+_APPLICATION = "<application id>"
+_NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
+    ("<topic>", "Read"): take_part,
+    ("<topic>", "DescribeConfigs"): prepare,
+    ("<topic>", "Write"): add_funds,
+    ("<topic>-dead-letters", "Write"): partial(commit, dead_letters=1),
+    (f"{_APPLICATION}-balance-changelog", "Read"): read_changelog,
+    (f"{_APPLICATION}-balance-changelog", "Write"): commit,
+    (f"{_APPLICATION}-balance-changelog", "DescribeConfigs"): prepare,
+    (f"{_APPLICATION}-balance-changelog", "Delete"): delete_changelog,
+    (f"{_APPLICATION}-application-servers", "Read"): follow_and_publish,
+    (f"{_APPLICATION}-application-servers", "Write"): follow_and_publish,
+    (f"{_APPLICATION}-application-servers", "Delete"): delete_directory,
+    (_APPLICATION, "Read"): take_part,
+    (f"{_APPLICATION}-balance-", "Write"): commit,
+}
+
+
+@contextmanager
+def missing(secured: SecuredStack, binding: Any) -> Iterator[None]:
+    """A grant is taken back for a while."""
+    secured.revoke(binding)
+    try:
+        yield
+    finally:
+        secured.grant([binding])
+
+
+def said_by(attempt: Callable[[], str | None]) -> str:
+    """The sentence about what is not allowed."""
+    try:
+        said = attempt()
+    except BalanceServiceError as error:
+        said = str(error)
+    assert said, "it was allowed"
+    return said
+
+
+@pytest.mark.parametrize(
+    "grant", [g for g in _LISTED if g.needed_for not in (_CREATING, _COPYING)], ids=lambda g: str(g)
+)
+def test_without_it_what_needs_it_says_what_to_grant(
+    secured: SecuredStack, stack: LocalStack, existing: dict[str, str], grant: Grant
+) -> None:
+    settings = settings_of(secured, stack, existing)
+    attempt = _NEEDED_BY[grant.name, grant.operation]
+
+    with missing(secured, grant.binding(existing)):
+        said = said_by(lambda: attempt(settings))
+
+    assert "the brokers do not allow" in said
+    assert f"{grant.operation} on " in said
+    assert grant.filled(existing) in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("grant", [g for g in _LISTED if g.needed_for == _CREATING], ids=lambda g: g.name)
+def test_without_it_a_topic_that_is_missing_is_named_with_what_to_grant(
+    secured: SecuredStack, stack: LocalStack, grant: Grant
+) -> None:
+    names = new_names()
+    secured.grant(g.binding(names) for g in _LISTED if g.needed_for != _COPYING and g != grant)
+
+    with pytest.raises(NotAuthorizedError) as caught:
+        Topics(settings_of(secured, stack, names)).prepare()
+
+    assert f"grant this user Create on topic '{grant.filled(names)}', or create it beforehand" in str(caught.value)
+
+
+def test_a_copy_needs_exactly_the_grants_of_copies(
+    secured: SecuredStack, stack: LocalStack, existing: dict[str, str]
+) -> None:
+    names = existing | {"to": new_names()["to"]}
+    settings = settings_of(secured, stack, names)
+    grants = [grant for grant in _LISTED if grant.needed_for == _COPYING]
+    add_funds(settings)
+    secured.revoke(*(grant.binding(existing) for grant in _LISTED if grant.needed_for != _COPYING))
+
+    def copy() -> str | None:
+        copied = copy_topic(settings, names["from"], names["to"], None, lambda *_: None)
+        compare(settings, copied, lambda *_: None)
+        return None
+
+    try:
+        # First what is not needed any more once the copy is there, then what is not once it is whole.
+        order = ["Create", "Write", "Read", "DescribeConfigs"]
+        for grant in sorted(grants, key=lambda grant: order.index(grant.operation)):
+            secured.grant(g.binding(names) for g in grants)
+            with missing(secured, grant.binding(names)):
+                said = said_by(copy)
+            assert grant.operation in said, said
+            assert grant.filled(names) in said, said
+        copy()
+    finally:
+        secured.grant(grant.binding(existing) for grant in _LISTED if grant.needed_for != _COPYING)
