@@ -7,6 +7,7 @@ told by any thread, as an event.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -43,6 +44,8 @@ _LOOK_EVERY_SECONDS = 0.5
 _BACK_OFF_SECONDS = 1.0
 _CHECK_LOG_EVERY_SECONDS = 5.0
 _MAX_COMMITTERS = 32
+# Deep in the causes, where one of Spark's tasks met it.
+_FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
 
 
 class Stream:
@@ -186,6 +189,9 @@ class Stream:
 
 
 def _in_short(error: Exception) -> str:
+    forbidden = _FORBIDDEN.search(str(error))
+    if forbidden is not None:
+        return f"the brokers do not allow Spark to read: {forbidden[0]}; grant this user Read there (docs/security.md)"
     # py4j names the Java exception in the second line.
     lines = str(error).strip().splitlines()[:2]
     return " ".join(line.strip() for line in lines) if lines else type(error).__name__

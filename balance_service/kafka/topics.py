@@ -92,7 +92,7 @@ class Topics:
             if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 self._connection.accepted()
                 return None
-            raise self._by_remedy(error, f"looking up topic {name}", f"Describe on topic '{name}'") from error
+            raise self._by_remedy(error, f"looking up topic {name}", _describe(name)) from error
         except FutureTimeoutError as error:
             raise self._silent(f"topic {name}") from error
         self._connection.accepted()
@@ -324,3 +324,7 @@ class Topics:
                 replication_factor=self._settings.replication_factor,
                 brokers=brokers,
             )
+
+
+def _describe(name: str) -> str:
+    return f"Describe on topic '{name}', which Read and Write imply"
