@@ -1,7 +1,7 @@
 """Of what the lock file pins, that which the service needs to run: `runtime_requirements.py REPORT LOCK`.
 
-REPORT is what `pip install --dry-run --report` says it would install for the wheel under the lock file's versions. Only
-names are taken from it; versions and hashes come from LOCK.
+REPORT is what `pip install --dry-run --report` says it would install for the project's dependencies. Only names are
+taken from it; versions and hashes come from LOCK.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ def normalized(name: str) -> str:
 
 
 def needed(report: str, lock: str) -> str:
-    """The entries of a lock file for what a report names, hashes and all; the project itself is left out.
+    """The entries of a lock file for what a report names, hashes and all.
 
     Raises:
         SystemExit: something is needed that the lock file does not pin.
     """
     entries = {normalized(entry["name"]): entry[0] for entry in _ENTRY.finditer(lock)}
-    installed = [item for item in json.loads(report)["install"] if not item["requested"]]
-    names = sorted(normalized(item["metadata"]["name"]) for item in installed)
+    names = sorted(normalized(item["metadata"]["name"]) for item in json.loads(report)["install"])
     if missing := [name for name in names if name not in entries]:
         raise SystemExit(f"requirements.lock does not pin {', '.join(missing)}; run `make lock`")
     return "".join(entries[name] for name in names)
