@@ -15,8 +15,7 @@ find "$jars" -name '*hive*' ! -name 'hive-storage-api-*' -delete
 rm "$jars"/derby* "$jars"/datanucleus-* "$jars"/libthrift-* "$jars"/libfb303-* "$jars"/jdo-api-* "$jars"/javax.jdo-* \
    "$jars"/javolution-*
 # Cluster managers: Spark runs in this process' own JVM.
-rm "$jars"/kubernetes-* "$jars"/spark-kubernetes_* "$jars"/spark-yarn_* "$jars"/vertx-* "$jars"/bcprov-* "$jars"/bcpkix-* \
-   "$jars"/hadoop-yarn-server-web-proxy-*
+rm "$jars"/kubernetes-* "$jars"/spark-kubernetes_* "$jars"/spark-yarn_* "$jars"/vertx-* "$jars"/bcprov-*
 # Spark Connect, and the shell's compiler.
 rm "$jars"/spark-connect* "$jars"/spark-repl_* "$jars"/scala-compiler-* "$jars"/jline-*
 # Native code for other systems.

@@ -39,7 +39,7 @@ def engine(folder: Path) -> Iterator[dict[str, str]]:
     Raises:
         ConfigurationError: none runs, and none can be started; says what is lacking.
     """
-    environment = {**os.environ, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
+    environment = {**os.environ, "BUILDKIT_PROGRESS": "plain"}
     if _answers(environment):
         yield environment
         return

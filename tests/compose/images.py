@@ -141,7 +141,7 @@ class _Docker:
     def _build(self, context: Path, dockerfile: Path, image: str, log: str, *options: str, **arguments: str) -> None:
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         run(
-            ["docker", "build", "--progress=plain", *options, *given, "--file", dockerfile, "--tag", image, context],
+            ["docker", "build", *options, *given, "--file", dockerfile, "--tag", image, context],
             _BUILD_SECONDS,
             environment=self._environment,
             log=self._logs / f"build-{log}.log",
