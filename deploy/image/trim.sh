@@ -24,7 +24,7 @@ find "$jars" -name 'netty-*' \( -name '*osx*' -o -name '*windows*' \) -delete
 rm -r "$site"/pyspark/examples "$site"/pyspark/data
 # pyarrow's other file formats, file systems and RPC, its headers and sources.
 rm -r "$site"/pyarrow/tests "$site"/pyarrow/include "$site"/pyarrow/src
-find "$site"/pyarrow \( -name '*flight*' -o -name '*substrait*' -o -name '*s3fs*' -o -name 'libarrow_s3*' \
+find "$site"/pyarrow \( -name '*flight*' -o -name '_substrait*' -o -name '*s3fs*' -o -name 'libarrow_s3*' \
   -o -name '*azurefs*' -o -name '*gcsfs*' -o -name '*_cpp_tests*' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' \) \
   -delete
 
