@@ -112,13 +112,14 @@ class Stack:
         """Keep what the containers said."""
         log.write_text(self.compose("logs", "--no-color"))
 
-    def most_memory(self, replica: Replica) -> int:
-        """The most memory that a replica has had, as its limit counts it, page cache left out of what it holds now."""
-        for counter in ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes"):
+    def memory(self, replica: Replica) -> int:
+        """What a replica holds now, in bytes, without the page cache, which the kernel takes back when it must."""
+        for path, name in (("memory.stat", "anon"), ("memory/memory.stat", "total_rss")):
             try:
-                return int(self.inside(replica, "cat", counter))
+                lines = self.inside(replica, "cat", f"/sys/fs/cgroup/{path}").splitlines()
             except ConfigurationError:
                 continue
+            return int(dict(line.split() for line in lines)[name])
         return 0
 
     def _docker(self, *arguments: str) -> str:
