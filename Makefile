@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CHECKED := balance_service bench tests
+CHECKED := balance_service bench tests deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test chaos chaos-mutants bench bench-quick check format lock java clean
+.PHONY: help setup run demo test chaos chaos-mutants compose-test bench bench-quick check format lock java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run,
 
 chaos-mutants: setup ## Plant bugs one at a time, and see that the chaos suite finds each
 	@$(BIN)/python -m tests.chaos.mutants
+
+compose-test: setup ## docker-compose.yml on a real Docker engine, started here if none runs (that needs root)
+	@$(BIN)/python -m tests.compose
 
 bench: setup ## This service and Kafka Streams side by side, about 20 minutes; needs a JDK
 	@$(BIN)/python -m bench

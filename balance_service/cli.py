@@ -11,6 +11,7 @@ import click
 
 from balance_service import __version__
 from balance_service.cli_client import ask, at_url
+from balance_service.cli_schemas import schemas
 from balance_service.cli_topics import topics
 from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.failpoints import arm
@@ -87,6 +88,7 @@ def demo() -> None:
     play()
 
 
+cli.add_command(schemas)
 cli.add_command(topics)
 
 

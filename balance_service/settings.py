@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import ssl
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ PREFIX = "BALANCE_"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
 # No user, path or scheme: what peers reach is a host and a port, an IPv6 address in brackets.
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+# Stands for this machine's own name, so that containers of one definition can each advertise their own.
+_OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 _USER_IN_URL = re.compile(r"//[^/\s]*@")
@@ -68,7 +71,8 @@ class Settings(HttpSecuritySettings):
         False, description="Accept a source topic from which the model cannot be rebuilt in full."
     )
     application_server: str = Field(
-        "localhost:5051", description="The host:port under which peers reach this instance."
+        "localhost:5051",
+        description="The host:port under which peers reach this instance; {hostname} stands for this machine's name.",
     )
     http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
     http_port: int = Field(5051, ge=0, le=65_535, description="Port the HTTP server listens on.")
@@ -158,6 +162,7 @@ class Settings(HttpSecuritySettings):
     @field_validator("application_server")
     @classmethod
     def _advertisable(cls, value: str) -> str:
+        value = value.replace(_OWN_HOST_NAME, socket.gethostname())
         match = _HOST_AND_PORT.fullmatch(value)
         if match is None or not 0 < int(match["port"]) <= 65_535:
             raise ValueError("is not host:port; give an address that peers can reach")

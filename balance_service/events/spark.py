@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
@@ -17,7 +19,6 @@ from balance_service.resources import resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
@@ -60,7 +61,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         SparkSession.builder.appName(settings.application_id)
         .master(settings.spark_master)
         # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
-        .config("spark.driver.extraClassPath", os.pathsep.join(jars))
+        .config("spark.driver.extraClassPath", os.pathsep.join([*jars, *_own_jars()]))
         .config("spark.driver.memory", settings.spark_driver_memory)
         .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}")
         .config("spark.driver.host", "127.0.0.1")
@@ -85,6 +86,15 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         )
     )
     return builder.getOrCreate()
+
+
+def _own_jars() -> list[str]:
+    """The jars that Spark ships, in an order that is the same everywhere.
+
+    Spark names them by a wildcard, which the JVM expands in the file system's order; a class archive is good for one
+    order, so one that was made where an image was built would be of no use where the image runs.
+    """
+    return sorted(str(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
 def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int, int]) -> DataFrame:

@@ -215,6 +215,12 @@ def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address
 
 
+def test_an_instance_can_advertise_its_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "3f9c0a51e2d4")
+
+    assert load_settings(application_server="{hostname}:5051").application_server == "3f9c0a51e2d4:5051"
+
+
 def test_peers_may_be_hosts_domains_addresses_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BALANCE_PEER_ALLOW_LIST", " peer-1,*.svc.Cluster.local, 10.0.0.0/8 ,192.0.2.1,::1,fd00::/8,")
 

@@ -1,0 +1,36 @@
+"""Of what the lock file pins, that which the service needs to run: `runtime_requirements.py REPORT LOCK`.
+
+REPORT is what `pip install --dry-run --report` says it would install for the project's dependencies. Only names are
+taken from it; versions and hashes come from LOCK.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+_ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?:.*\\\n)*.*\n?", re.MULTILINE)
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed(report: str, lock: str) -> str:
+    """The entries of a lock file for what a report names, hashes and all.
+
+    Raises:
+        SystemExit: something is needed that the lock file does not pin.
+    """
+    entries = {normalized(entry["name"]): entry[0] for entry in _ENTRY.finditer(lock)}
+    names = sorted(normalized(item["metadata"]["name"]) for item in json.loads(report)["install"])
+    if missing := [name for name in names if name not in entries]:
+        raise SystemExit(f"requirements.lock does not pin {', '.join(missing)}; run `make lock`")
+    return "".join(entries[name] for name in names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(needed(*(Path(name).read_text() for name in sys.argv[1:3])))

@@ -1,0 +1,1 @@
+"""The compose file on a real Docker engine: `make compose-test`."""

@@ -1,0 +1,166 @@
+"""The images that the compose file names: pulled, built, or made here where they cannot be pulled.
+
+What can be pulled is pulled. Otherwise the Python image is Debian's own Python in a file system that debootstrap
+makes, and broker and registry are stand-ins made of the jars that the local stack runs. The compose file cannot tell:
+same ports, same variables.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from balance_service.errors import ConfigurationError
+from balance_service.jars import resolve_jars, unpack
+from balance_service.java import REGISTRY_JAVA, java_executable
+from tests.compose.programs import run
+
+ROOT = Path(__file__).resolve().parents[2]
+_STAND_INS = Path(__file__).with_name("stand_ins")
+_PREFIX = "balance-compose-test"
+_PULL_SECONDS = 600
+_BUILD_SECONDS = 3_000
+_DEBIAN = "bookworm"
+_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{(\w+):-([^}]+)\}")
+# As the slim images of Python have it.
+_DPKG = "path-exclude /usr/share/doc/*\npath-exclude /usr/share/man/*\npath-exclude /usr/share/locale/*\n"
+
+
+def prepare_images(environment: dict[str, str], logs: Path) -> dict[str, str]:
+    """The variables that name the images to use, the service's own built anew.
+
+    Raises:
+        ConfigurationError: one of them cannot be had.
+    """
+    defaults = dict(_VARIABLE.findall((ROOT / "docker-compose.yml").read_text()))
+    docker = _Docker(environment, logs)
+    python = defaults["PYTHON_IMAGE"]
+    if not docker.has(python):
+        python = docker.python_image(f"{_PREFIX}/python:{_DEBIAN}")
+    images = {"PYTHON_IMAGE": python, "BALANCE_IMAGE": f"{_PREFIX}/balance-service:local"}
+    docker.build_service(images)
+    for variable, stand_in in {"KAFKA_IMAGE": docker.kafka, "REGISTRY_IMAGE": docker.registry}.items():
+        if docker.has(defaults[variable]):
+            images[variable] = defaults[variable]
+        else:
+            images[variable] = stand_in(python)
+    return images
+
+
+def image_bytes(environment: dict[str, str], image: str) -> int:
+    """What an image takes on disk, all layers together."""
+    return int(run(["docker", "image", "inspect", "--format", "{{.Size}}", image], 30, environment=environment))
+
+
+class _Docker:
+    def __init__(self, environment: dict[str, str], logs: Path) -> None:
+        self._environment = environment
+        self._logs = logs
+
+    def has(self, image: str) -> bool:
+        """Whether an image is here, or can be pulled."""
+        try:
+            self._docker("image", "inspect", image)
+        except ConfigurationError:
+            try:
+                self._docker("pull", image, timeout_seconds=_PULL_SECONDS)
+            except ConfigurationError:
+                return False
+        return True
+
+    def python_image(self, name: str) -> str:
+        """A Debian with its Python, made by debootstrap; it trusts whom this machine trusts."""
+        try:
+            self._docker("image", "inspect", name)
+        except ConfigurationError:
+            sys.stderr.write(f"making {name} with debootstrap …\n")
+        else:
+            return name
+        with tempfile.TemporaryDirectory(dir=self._logs) as temporary:
+            root = Path(temporary) / "root"
+            run(
+                ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _DEBIAN, root],
+                _BUILD_SECONDS,
+                log=self._logs / "debootstrap.log",
+            )
+            (root / "etc/dpkg/dpkg.cfg.d/docker").write_text(_DPKG)
+            for folder in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists"):
+                shutil.rmtree(root / folder)
+                (root / folder).mkdir()
+            _trust_as_here(root)
+            with subprocess.Popen(["tar", "--directory", root, "--create", "."], stdout=subprocess.PIPE) as tar:
+                subprocess.run(
+                    ["docker", "import", "--change", 'CMD ["python3"]', "-", name],
+                    stdin=tar.stdout,
+                    env=self._environment,
+                    stdout=subprocess.DEVNULL,
+                    timeout=_BUILD_SECONDS,
+                    check=True,
+                )
+        return name
+
+    def build_service(self, images: dict[str, str]) -> None:
+        """The service's image, as the compose file builds it."""
+        sys.stderr.write("building the service's image …\n")
+        self._build(
+            ROOT,
+            ROOT / "deploy/Dockerfile",
+            images["BALANCE_IMAGE"],
+            "balance-service",
+            PYTHON_IMAGE=images["PYTHON_IMAGE"],
+        )
+
+    def kafka(self, python: str) -> str:
+        """A broker that is configured like the official image."""
+        return self._stand_in("kafka", python, {"jars": resolve_jars("kafka")[0].parent})
+
+    def registry(self, python: str) -> str:
+        """A registry that is configured like the official image, with the Java that it needs."""
+        java = java_executable(REGISTRY_JAVA, bundled=True).resolve().parent.parent
+        return self._stand_in("registry", python, {"app": unpack(resolve_jars("registry")[0]), "java": java})
+
+    def _stand_in(self, name: str, python: str, parts: dict[str, Path]) -> str:
+        sys.stderr.write(f"{name}'s image cannot be pulled; making one of the same jars …\n")
+        base, image = f"{_PREFIX}/java:local", f"{_PREFIX}/{name}:local"
+        self._build(ROOT, ROOT / "deploy/Dockerfile", base, "java", "--target=base", PYTHON_IMAGE=python)
+        with tempfile.TemporaryDirectory(dir=self._logs) as temporary:
+            context = Path(temporary)
+            for part, folder in parts.items():
+                shutil.copytree(folder, context / part)
+            shutil.copy(_STAND_INS / f"{name}.sh", context / "start.sh")
+            self._build(context, _STAND_INS / "Dockerfile", image, name, BASE=base)
+        return image
+
+    def _build(self, context: Path, dockerfile: Path, image: str, log: str, *options: str, **arguments: str) -> None:
+        given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        run(
+            ["docker", "build", *options, *given, "--file", dockerfile, "--tag", image, context],
+            _BUILD_SECONDS,
+            environment=self._environment,
+            log=self._logs / f"build-{log}.log",
+        )
+
+    def _docker(self, *arguments: str, timeout_seconds: float = 60) -> str:
+        return run(["docker", *arguments], timeout_seconds, environment=self._environment)
+
+
+def _trust_as_here(root: Path) -> None:
+    """Certificates that this machine trusts and a fresh Debian does not, as of a company's proxy."""
+    if not _CERTIFICATES.is_file():
+        return
+    known = {_bare(c) for c in _CERTIFICATE.findall((root / "etc/ssl/certs/ca-certificates.crt").read_text())}
+    ours = [c for c in _CERTIFICATE.findall(_CERTIFICATES.read_text()) if _bare(c) not in known]
+    for number, certificate in enumerate(ours):
+        (root / f"usr/local/share/ca-certificates/machine-{number}.crt").write_text(certificate + "\n")
+    run(["chroot", root, "update-ca-certificates"], 120)
+
+
+def _bare(certificate: str) -> str:
+    return "".join(certificate.split())

@@ -1,0 +1,185 @@
+"""Traffic from outside: events at a rate, and readers that ask every ready replica all the time.
+
+Threads: one that appends, one that looks who is ready, a few that ask. What they share is only appended to, or replaced
+whole.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import Producer
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.commands.publisher import FundsAddedSerializer
+from tests.chaos.requests import Connection, query
+from tests.compose.stack import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.compose.stack import Stack
+
+TOPIC = "balance"
+_READERS = 4
+_LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 8.0
+_PAUSE_SECONDS = 0.02
+_FLUSH_SECONDS = 120.0
+
+
+def customer(number: int) -> str:
+    """The name of a customer."""
+    return f"customer-{number}"
+
+
+class Events:
+    """Appends events; used by one thread at a time."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": stack.bootstrap_servers, "linger.ms": 20, "partitioner": "murmur2_random"}
+        )
+        self._serialize = FundsAddedSerializer(SchemaRegistry(stack.registry_url), TOPIC)
+        self.appended = 0
+
+    def append(self, name: str, cents: int) -> None:
+        """One event; acknowledged when `flush` has returned."""
+        frame = self._serialize(name, Decimal(cents).scaleb(-2))
+        while True:
+            try:
+                self._producer.produce(TOPIC, frame, name.encode())
+                break
+            except BufferError:
+                self._producer.poll(0.1)
+        self._producer.poll(0)
+        self.appended += 1
+
+    def flush(self) -> None:
+        """Wait until all are acknowledged."""
+        left = self._producer.flush(_FLUSH_SECONDS)
+        assert left == 0, f"{left} events were not acknowledged"
+
+
+@dataclass
+class Findings:
+    """What the readers saw."""
+
+    answers: int = 0
+    retry_later: int = 0
+    """503 with Retry-After."""
+    broken: int = 0
+    """Connections that ended without an answer."""
+    wrong: Counter[str] = field(default_factory=Counter)
+    """Any other answer, and how often."""
+
+
+class Traffic:
+    """Load while something happens; a context manager."""
+
+    def __init__(self, stack: Stack, customers: int, homes: Callable[[str], int], rate: float) -> None:
+        """Args:
+        customers: how many have a balance already.
+        homes: a customer's partition.
+        rate: events a second.
+        """
+        self._stack = stack
+        self._customers = customers
+        self._homes = homes
+        self._rate = rate
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._ready: Sequence[int] = ()
+        self._last_answer: dict[int, float] = {}
+        self.findings = Findings()
+        self.longest_gaps: dict[int, float] = {}
+        """Partition → the longest time in which no replica answered for it, in seconds."""
+        self._threads: list[threading.Thread] = []
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._look()
+        readers = [partial(self._ask, random.Random(number)) for number in range(_READERS)]
+        for work in (self._append, self._watch, *readers):
+            self._threads.append(threading.Thread(target=self._guarded, args=(work,), daemon=True))
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except Exception as error:
+            self.failures.append(repr(error))
+            raise
+
+    def _append(self) -> None:
+        events, chooser, began = Events(self._stack), random.Random(1), time.monotonic()
+        while not self._stopping.wait(0.05):
+            due = int((time.monotonic() - began) * self._rate) - events.appended
+            for _ in range(due):
+                events.append(customer(chooser.randrange(self._customers)), chooser.randrange(1, 10_000))
+        events.flush()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        """As a load balancer does: traffic goes to whoever says that it is ready."""
+        self._ready = [r.port for r in self._stack.replicas() if is_ready(r.port)]
+
+    def _ask(self, chooser: random.Random) -> None:
+        connections: dict[int, Connection] = {}
+        while not self._stopping.wait(_PAUSE_SECONDS):
+            ports = self._ready
+            if not ports:
+                continue
+            port, name = chooser.choice(ports), customer(chooser.randrange(self._customers))
+            connection = connections.setdefault(port, Connection(HOST, port, _ANSWER_SECONDS))
+            try:
+                reply = connection.ask(query(name))
+            except (OSError, http.client.HTTPException):
+                with self._lock:
+                    self.findings.broken += 1
+                continue
+            with self._lock:
+                self._note(self._homes(name), reply.status, "retry-after" in reply.headers)
+        for connection in connections.values():
+            connection.close()
+
+    def _note(self, partition: int, status: int, retry_after: bool) -> None:
+        now = time.monotonic()
+        if status == 200:
+            before = self._last_answer.get(partition, now)
+            self.longest_gaps[partition] = max(self.longest_gaps.get(partition, 0.0), now - before)
+            self._last_answer[partition] = now
+            self.findings.answers += 1
+        elif status == 503 and retry_after:
+            self.findings.retry_later += 1
+        else:
+            self.findings.wrong[f"{status}, partition {partition}"] += 1
+
+
+def is_ready(port: int) -> bool:
+    """Whether a replica wants queries now."""
+    connection = Connection(HOST, port, 2.0)
+    try:
+        return connection.ask("/health/ready").status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,197 @@
+"""The compose file and the Kubernetes manifests: that they name settings, ports and labels which are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+
+from balance_service.http.peers import PeerTrust
+from balance_service.settings import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OLDEST, NEWEST = "1.32", "1.36"
+
+
+def documents() -> list[dict[str, Any]]:
+    names = kustomization()["resources"]
+    return [d for name in names for d in yaml.safe_load_all((KUBERNETES / name).read_text())]
+
+
+def kustomization() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    return loaded
+
+
+def rendered() -> list[dict[str, Any]]:
+    """What kustomize makes of the base: its labels in metadata, selectors and templates."""
+    (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
+    made = documents()
+    for document in made:
+        document["metadata"]["labels"] = pairs
+        spec = document.get("spec", {})
+        if document["kind"] == "Service":
+            spec["selector"] = pairs
+        if document["kind"] in ("StatefulSet", "PodDisruptionBudget"):
+            spec["selector"] = {"matchLabels": pairs}
+        if document["kind"] == "StatefulSet":
+            spec["template"].setdefault("metadata", {})["labels"] = pairs
+    return made
+
+
+def the(kind: str, name: str = "balance-service") -> dict[str, Any]:
+    return next(d for d in rendered() if d["kind"] == kind and d["metadata"]["name"] == name)
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = the("StatefulSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def settings_file() -> dict[str, str]:
+    lines = (KUBERNETES / "settings.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def compose() -> dict[str, Any]:
+    # As compose reads it without an environment; `$$` is a dollar.
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / "docker-compose.yml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load(text.replace("$$", "$"))
+    return loaded
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_manifest_is_valid_to_the_letter(version: str) -> None:
+    for document in rendered():
+        validate(document, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
+    wrong = the("StatefulSet")
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+
+    with pytest.raises(Exception, match="readinesProbe"):
+        validate(wrong, NEWEST, strict=True)
+
+
+def test_every_manifest_is_listed_and_every_resource_there() -> None:
+    files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+
+    assert files == set(kustomization()["resources"])
+
+
+def known_settings() -> set[str]:
+    return set(load_settings().printable())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        settings_file(),
+        compose()["services"]["balance-service"]["environment"],
+        {e["name"]: e for e in pod()["containers"][0]["env"] if e["name"].startswith("BALANCE_")},
+    ],
+    ids=["config map", "compose", "pod"],
+)
+def test_every_variable_is_a_setting(environment: dict[str, Any]) -> None:
+    assert environment
+    assert set(environment) <= known_settings()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [settings_file(), compose()["services"]["balance-service"]["environment"]],
+    ids=["config map", "compose"],
+)
+def test_the_service_accepts_its_settings(environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+
+    assert isinstance(load_settings(), Settings)
+
+
+def test_peers_find_each_other_by_the_headless_service() -> None:
+    stateful, peers = the("StatefulSet"), the("Service", "balance-service-peers")
+    advertised = next(e["value"] for e in pod()["containers"][0]["env"] if e["name"] == "BALANCE_APPLICATION_SERVER")
+    name = peers["metadata"]["name"]
+    address = advertised.replace("$(POD_NAME)", "balance-service-0").replace("$(POD_NAMESPACE)", "payments")
+
+    assert peers["spec"]["clusterIP"] == "None"
+    assert stateful["spec"]["serviceName"] == name
+    assert address == f"balance-service-0.{name}.payments.svc.cluster.local:{settings_file()['BALANCE_HTTP_PORT']}"
+    assert PeerTrust(allow_list=settings_file()["BALANCE_PEER_ALLOW_LIST"].split(",")).allows(address)
+    assert load_settings(application_server=address).application_server == address
+
+
+def test_services_and_probes_lead_to_the_containers_port() -> None:
+    (container,) = pod()["containers"]
+    (port,) = container["ports"]
+
+    assert str(port["containerPort"]) == settings_file()["BALANCE_HTTP_PORT"]
+    for service in ("balance-service", "balance-service-peers"):
+        assert [p["targetPort"] for p in the("Service", service)["spec"]["ports"]] == [port["name"]]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == port["name"]
+
+
+def test_what_is_asked_of_the_service_are_routes_of_it() -> None:
+    (container,) = pod()["containers"]
+    asked = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+    asked.add(the("StatefulSet")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"])
+    openapi = json.loads((ROOT / "balance_service" / "http" / "openapi.json").read_text())
+
+    assert asked <= set(openapi["paths"])
+
+
+def test_selectors_match_the_pods() -> None:
+    labels = the("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    spreads = [s["labelSelector"]["matchLabels"] for s in pod()["topologySpreadConstraints"]]
+
+    assert spreads == [labels, labels]
+    assert the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_only_the_state_and_scratch_can_be_written() -> None:
+    (container,) = pod()["containers"]
+    security = container["securityContext"]
+    claims = [claim["metadata"]["name"] for claim in the("StatefulSet")["spec"]["volumeClaimTemplates"]]
+    volumes = {*claims, *(volume["name"] for volume in pod()["volumes"])}
+    written = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert {m["name"] for m in container["volumeMounts"]} == volumes
+    assert written == {"/tmp", settings_file()["BALANCE_STATE_DIR"]}
+
+
+def test_the_containers_user_is_that_of_the_image() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    security = pod()["securityContext"]
+
+    assert f"USER {security['runAsUser']}:{security['runAsGroup']}" in dockerfile
+    assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
+
+
+def test_every_image_of_the_compose_file_can_be_replaced() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    images = re.findall(r"^\s+image: (.*)$", text, re.MULTILINE)
+
+    assert images
+    assert all(re.fullmatch(r"\$\{\w+_IMAGE:-[^}:]+:[^}:]+\}", image) for image in images)
+
+
+def test_prometheus_asks_where_the_service_listens() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    (published,) = compose()["services"]["balance-service"]["ports"]
+
+    assert found["names"] == ["balance-service"]
+    assert published.endswith(f":{found['port']}")
