@@ -34,11 +34,13 @@ _LARGEST_RECORD_BYTES = 100 << 20
 # Nobody waits for a copier's death: its successor ends what it left open.
 _TRANSACTION_TIMEOUT_MS = 60_000
 _TIMEOUT_SECONDS = 60.0
+_ATTEMPT_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 0.1
 _COORDINATOR_SOON = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError._TIMED_OUT,
 }
 _BY_KEY = -1
 
@@ -151,8 +153,14 @@ class Copier:
         while True:
             try:
                 # Of a reader of what is committed it waits for the end of a transaction that holds offsets.
-                return self._group.committed(wanted, timeout=_TIMEOUT_SECONDS)
+                return self._group.committed(wanted, timeout=_ATTEMPT_SECONDS)
             except KafkaException as error:
+                # A coordinator that may not be asked is told of aside; the request only runs out of time.
+                told = self._group.poll(0)
+                told_error = None if told is None else told.error()
+                forbidden = told_error and not_authorized(told_error, "reading how far the copy is", self._grants)
+                if forbidden:
+                    raise forbidden from error
                 # A group's first request may meet a coordinator that is only being found.
                 if error.args[0].code() not in _COORDINATOR_SOON or time.monotonic() > deadline:
                     raise by_remedy(error, "reading how far the copy is", self._grants) from error

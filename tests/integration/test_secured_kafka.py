@@ -35,6 +35,7 @@ from tests.integration.grants import listed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
     from balance_service.local.instances import LocalInstance
@@ -202,8 +203,13 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
     settings = load_settings(bootstrap_servers=bootstrap_servers, kafka_config=properties, topic=open_topic)
 
     with BoundedReader(settings, open_topic, {0: 0}, {0: 1}) as reader:
-        records = []
-        eventually(lambda: bool(records.extend(reader.read()) or records), "librdkafka reads it")
+        records: list[Message] = []
+
+        def arrived() -> bool:
+            records.extend(reader.read())
+            return bool(records)
+
+        eventually(arrived, "librdkafka reads it")
     rows = read_records(spark, settings, 0, [0]).collect()
 
     assert [(r.key(), r.value()) for r in records] == [(b"k", b"v")]
