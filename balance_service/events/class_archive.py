@@ -63,11 +63,11 @@ def make_archive() -> Path:
     Raises:
         ConfigurationError: no suitable Java, or the connector jars cannot be had.
     """
-    from balance_service.events.spark import connector_jars, spark_java, start_spark
+    from balance_service.events.spark import class_path, spark_java, start_spark
     from balance_service.settings import load_settings
 
     settings = load_settings()
-    archive = archive_of(spark_java(), connector_jars(settings))
+    archive = archive_of(spark_java(), class_path(settings))
     with locked(archive):
         if not archive.is_file():
             fresh = archive.with_name(archive.name + ".partial")

@@ -39,9 +39,17 @@ def spark_java() -> Path:
     return java_executable().resolve()
 
 
-def connector_jars(settings: Settings) -> list[str]:
-    """The jars of Spark's connectors. Raises ConfigurationError if they cannot be had."""
-    return settings.spark_jars.split(",") if settings.spark_jars else [str(jar) for jar in resolve_jars("spark")]
+def class_path(settings: Settings) -> list[str]:
+    """The jars of Spark's connectors, then Spark's own, in an order that is the same everywhere.
+
+    Spark names its own by a wildcard, which the JVM expands in the file system's order; a class archive is good for one
+    order, so one that was made where an image was built would be of no use where the image runs.
+
+    Raises:
+        ConfigurationError: the connectors' cannot be had.
+    """
+    connectors = settings.spark_jars.split(",") if settings.spark_jars else map(str, resolve_jars("spark"))
+    return [*connectors, *sorted(str(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))]
 
 
 def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSession:
@@ -53,7 +61,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
     Raises:
         ConfigurationError: no suitable Java, or the connector jars cannot be had.
     """
-    java, jars = spark_java(), connector_jars(settings)
+    java, jars = spark_java(), class_path(settings)
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     options = class_archive.jvm_options(java, jars) if jvm_options is None else jvm_options
     log4j = f"-Dlog4j2.configurationFile={resource('deploy/log4j2.properties').as_uri()}"
@@ -61,7 +69,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         SparkSession.builder.appName(settings.application_id)
         .master(settings.spark_master)
         # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
-        .config("spark.driver.extraClassPath", os.pathsep.join([*jars, *_own_jars()]))
+        .config("spark.driver.extraClassPath", os.pathsep.join(jars))
         .config("spark.driver.memory", settings.spark_driver_memory)
         .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}")
         .config("spark.driver.host", "127.0.0.1")
@@ -86,15 +94,6 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         )
     )
     return builder.getOrCreate()
-
-
-def _own_jars() -> list[str]:
-    """The jars that Spark ships, in an order that is the same everywhere.
-
-    Spark names them by a wildcard, which the JVM expands in the file system's order; a class archive is good for one
-    order, so one that was made where an image was built would be of no use where the image runs.
-    """
-    return sorted(str(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
 def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int, int]) -> DataFrame:

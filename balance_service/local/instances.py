@@ -55,8 +55,9 @@ class LocalInstance(Server):
 
     def is_ready(self) -> bool:
         """Whether it wants queries now."""
+        port = self.environment.get("BALANCE_HEALTH_PORT", self.port)
         try:
-            answer = httpx.get(f"{self.url}/health/ready", timeout=_ANSWER_SECONDS)
+            answer = httpx.get(f"http://{HOST}:{port}/health/ready", timeout=_ANSWER_SECONDS)
         except httpx.HTTPError:
             return False
         return answer.status_code == _HTTP_OK

@@ -61,6 +61,32 @@ def test_a_property_that_kafka_does_not_know_is_named_with_its_setting(settings:
     assert_refused(done, _REFUSED, "BALANCE_KAFKA_CONFIG", "no.such.property")
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("BALANCE_TLS_CERTIFICATE", {"BALANCE_TLS_KEY": "{}"}),
+        ("BALANCE_TOKENS_FILE", {"BALANCE_PEER_SECRET": _SECRET * 4}),
+        (
+            "BALANCE_JWKS_FILE",
+            {"BALANCE_JWT_ISSUER": "i", "BALANCE_JWT_AUDIENCE": "a", "BALANCE_PEER_SECRET": _SECRET * 4},
+        ),
+        ("BALANCE_SCHEMA_REGISTRY_CA_FILE", {"BALANCE_SCHEMA_REGISTRY_URL": "https://localhost:8081"}),
+        ("BALANCE_KAFKA_CONFIG_FILE", {}),
+    ],
+)
+def test_a_file_that_security_rests_on_and_that_is_no_such_file_is_named_with_its_setting(
+    settings: dict[str, str], tmp_path: Path, name: str, others: dict[str, str]
+) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text(_SECRET)
+    others = {other: value.format(path) for other, value in others.items()}
+
+    done = run(settings | others | {name: str(path)}, "serve")
+
+    assert_refused(done, _REFUSED, name, str(path))
+    assert _SECRET not in done.stderr
+
+
 def test_a_state_directory_below_a_file_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
 
@@ -179,6 +205,10 @@ def test_printed_settings_hide_every_secret(settings: dict[str, str]) -> None:
         "BALANCE_SCHEMA_REGISTRY_USER": "ali-baba",
         "BALANCE_SCHEMA_REGISTRY_PASSWORD": _SECRET,
         "BALANCE_PEER_SECRET": f"{_SECRET}-{_SECRET}",
+        "BALANCE_TOKEN": _SECRET,
+        "BALANCE_TLS_CERTIFICATE": "instance.pem",
+        "BALANCE_TLS_KEY": "instance.key",
+        "BALANCE_TLS_KEY_PASSWORD": _SECRET,
         "BALANCE_KAFKA_CONFIG": json.dumps(
             {
                 "security.protocol": "SASL_SSL",
