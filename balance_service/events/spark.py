@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
+_RECORDS_PER_SPARK_TASK = 500_000
 # Each offset that a filter names is a node of the plan.
 _MOST_NAMED = 1_000
 # Avro allocates what a length in the data asks for before it looks whether there is as much.
@@ -99,7 +100,11 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
 def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int, int]) -> DataFrame:
     """The source topic from these positions on, as a stream: only these partitions, only what is committed."""
     options = _source_options(settings, positions)
-    bound = {"maxOffsetsPerTrigger": str(settings.max_records_per_batch)}
+    bound = {
+        "maxOffsetsPerTrigger": str(settings.max_records_per_batch),
+        # What a Spark task has read is kept as a whole, more than once, until the driver has it.
+        "maxRecordsPerPartition": str(_RECORDS_PER_SPARK_TASK),
+    }
     return spark.readStream.format("kafka").options(**options, **bound).load()
 
 
@@ -129,6 +134,8 @@ def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[st
         # The connector prefetches behind a batch's end; the default wait of 500 ms would hold up the next batch.
         "kafka.fetch.max.wait.ms": "10",
         "kafka.max.partition.fetch.bytes": str(4 << 20),
+        # The connector asks for its position after each poll.
+        "kafka.max.poll.records": "5000",
         **{f"kafka.{name}": value for name, value in translated.items()},
         "assign": json.dumps({topic: sorted(positions)}),
         "startingOffsets": json.dumps({topic: {str(p): o for p, o in positions.items()}}),

@@ -115,13 +115,14 @@ class _Run:
             self._commands.stop()
         self._journal.say(f"{self._workload.sent} records appended; catching up")
         self._catch_up()
-        answers = self._readers.take()
+        # Before the topic is read, for commands go on.
+        answers, promises = self._readers.take(), list(self._commands.promises)
         self._recount.read_on()
         self._journal.say(f"checking {len(answers)} answers")
         self.report.add_answers(answers, self._journal.entries[began:])
         self.report.add_violations(check_answers(answers, self._recount))
         self.report.add_violations(check_staleness(answers, self._workload.acks))
-        self.report.add_violations(check_promises(list(self._commands.promises), self._recount))
+        self.report.add_violations(check_promises(promises, self._recount))
         self.report.add_violations(Violation("status", told) for told in self._commands.refusals)
         assert not self._readers.failures, self._readers.failures
 
