@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?:.*\\\n)*.*\n?", re.MULTILINE)
@@ -22,10 +23,14 @@ def normalized(name: str) -> str:
 def needed(report: str, lock: str) -> str:
     """The entries of a lock file for what a report names, hashes and all.
 
+    What is pinned to one version for some Pythons and to another for others keeps both: pip goes by their markers.
+
     Raises:
         SystemExit: something is needed that the lock file does not pin.
     """
-    entries = {normalized(entry["name"]): entry[0] for entry in _ENTRY.finditer(lock)}
+    entries: defaultdict[str, str] = defaultdict(str)
+    for entry in _ENTRY.finditer(lock):
+        entries[normalized(entry["name"])] += entry[0]
     names = sorted(normalized(item["metadata"]["name"]) for item in json.loads(report)["install"])
     if missing := [name for name in names if name not in entries]:
         raise SystemExit(f"requirements.lock does not pin {', '.join(missing)}; run `make lock`")

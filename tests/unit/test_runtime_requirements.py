@@ -48,6 +48,13 @@ def test_what_is_needed_keeps_its_hashes_and_markers(needed: Callable[[str, str]
     )
 
 
+def test_what_is_pinned_for_some_pythons_and_for_others_keeps_both(needed: Callable[[str, str], str]) -> None:
+    older = "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:ee\n"
+    newer = "numpy==2.5.5 ; python_full_version >= '3.12' \\\n    --hash=sha256:ff\n"
+
+    assert needed(report("numpy"), LOCK + older + newer) == older + newer
+
+
 def test_what_the_lock_file_lacks_is_named(needed: Callable[[str, str], str]) -> None:
     with pytest.raises(SystemExit, match="does not pin rocksdict"):
         needed(report("rocksdict", "aiohttp"), LOCK)
