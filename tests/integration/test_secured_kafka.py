@@ -191,7 +191,13 @@ def open_topic(secured: SecuredStack) -> str:
     secured.admin.create_topics([NewTopic("open", 1, 1)])["open"].result(10)
     _append(secured, "open", b"k", b"v")
     anybody = ("User:*", "*", AclOperation.READ, AclPermissionType.ALLOW)
-    secured.grant([AclBinding(ResourceType.TOPIC, "open", ResourcePatternType.LITERAL, *anybody)])
+    group = load_settings().application_id
+    secured.grant(
+        [
+            AclBinding(ResourceType.TOPIC, "open", ResourcePatternType.LITERAL, *anybody),
+            AclBinding(ResourceType.GROUP, group, ResourcePatternType.LITERAL, *anybody),
+        ]
+    )
     return "open"
 
 
