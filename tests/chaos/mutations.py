@@ -107,6 +107,13 @@ MUTATIONS = (
         QUIET,
     ),
     Mutation(
+        "amounts added in columns are cut to 32 bits",
+        "balance_service/state/addition.py",
+        "        totals = numbers + low[rows]\n",
+        "        totals = numbers + low[rows].astype(np.int32)\n",
+        QUIET,
+    ),
+    Mutation(
         "dead letters are committed in a transaction of their own, before the states",
         "balance_service/state/changelog.py",
         "        producer.begin_transaction()\n",
