@@ -61,7 +61,8 @@ def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, 
 
 def _idempotency_key(headers: Any) -> bytes | None:
     """What an event is known by; of those with one name the first counts, however the others differ."""
-    return next((bytes(value) for name, value in headers or () if name == "idempotency-key" and value), None)
+    first = next((value for name, value in headers or () if name == "idempotency-key"), None)
+    return bytes(first) if first else None
 
 
 def _event(registry_url: str, value: bytes | None) -> tuple[str, Decimal] | None:

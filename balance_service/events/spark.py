@@ -83,7 +83,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.pollingDelay", f"{settings.polling_delay_ms}ms")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "1")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "2")
         .config("spark.sql.streaming.minBatchesToRetain", "2")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
         # Spark's checkpoint is scratch here, but in its way: Hadoop's local file system sets permissions by a chmod
