@@ -32,7 +32,6 @@ ENVELOPE = frozenset(
 )
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 _ROW = "row"
-_KEY = "key"
 # As Python objects keys and states take a multiple of their bytes, so they are made of some at a time.
 _SLICE_KEYS = 20_000
 _DECIMAL_DIGITS = 38
@@ -164,9 +163,9 @@ def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[Combined
         name: rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
         for name, how in combine.items()
     }
-    table = pa.table({_KEY: result["key"], **columns}).combine_chunks()
+    table = pa.table({"key": result["key"], **columns}).combine_chunks()
     return [
-        CombinedUpdates(some[_KEY], some.drop_columns([_KEY])) for some in table.to_batches(max_chunksize=_SLICE_KEYS)
+        CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in table.to_batches(max_chunksize=_SLICE_KEYS)
     ]
 
 

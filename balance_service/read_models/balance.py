@@ -68,6 +68,6 @@ def _customer_id(key: bytes) -> str:
         customer_id = key.decode()
     except UnicodeDecodeError:
         customer_id = ""
-    if not 0 < len(key) <= MAX_CUSTOMER_ID_BYTES or not customer_id or _CONTROL_CHARACTER.search(customer_id):
+    if not customer_id or len(key) > MAX_CUSTOMER_ID_BYTES or _CONTROL_CHARACTER.search(customer_id):
         raise PoisonRecordError("customer-id-malformed", "the customer id is empty, too long, or not text")
     return customer_id

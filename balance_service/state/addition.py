@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NUMBER_BYTES = 8
 # Sums of two such numbers are within 64 bits.
 _MOST = 1 << 62
-_LEAST_PREFIX = 8
+_LEAST_FRAME = 9
 _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
 
 
@@ -66,13 +66,14 @@ class Addition:
         """
         if amounts.type != self._type:
             return [None] * len(frames)
-        before = b"".join(frame or b"" for frame in frames)
-        sizes = np.fromiter((len(frame or b"") for frame in frames), dtype=np.int64, count=len(frames))
+        before = [frame or b"" for frame in frames]
+        sizes = np.fromiter(map(len, before), dtype=np.int64, count=len(before))
         ends = sizes.cumsum()
+        starts = ends - sizes
         low, fits = _within_64_bits(amounts)
-        data = np.frombuffer(before, dtype=np.uint8)
-        rows = np.flatnonzero(fits & (sizes >= _LEAST_PREFIX + 1))
-        rows, widths = self._numbers(data, rows, (ends - sizes)[rows], ends[rows])
+        data = np.frombuffer(b"".join(before), dtype=np.uint8)
+        rows = np.flatnonzero(fits & (sizes >= _LEAST_FRAME))
+        rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
         numbers = _last_bytes(data, ends[rows])
         spare = 8 * (_NUMBER_BYTES - widths)
         numbers = (numbers << spare) >> spare
@@ -81,7 +82,7 @@ class Addition:
         rows, widths, totals = rows[same], widths[same], totals[same]
         after = _with_numbers(data, ends[rows], widths, totals)
         added: list[bytes | None] = [None] * len(frames)
-        for row, start, end in zip(rows.tolist(), (ends - sizes)[rows].tolist(), ends[rows].tolist(), strict=True):
+        for row, start, end in zip(rows.tolist(), starts[rows].tolist(), ends[rows].tolist(), strict=True):
             added[row] = after[start:end]
         return added
 

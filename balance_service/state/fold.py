@@ -68,7 +68,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         if not _fold_singly(folding, before[key], singly[key], retries, folded, after):
             read_again.add(key)
     again = sorted(read_again | strangers)
-    before |= _read(store, folding, read_again)
+    before |= _read(store, folding, read_again - before.keys())
     for key, events in _by_key(batch.singles(again) if again else ()).items():
         if key in strangers:
             folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]

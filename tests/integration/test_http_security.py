@@ -24,30 +24,18 @@ from balance_service.http.queries import PATH
 from balance_service.http.tls import TlsFiles, client_context
 from balance_service.settings import load_settings
 from tests.integration.certificates import Authority
+from tests.unit.fakes import Nobody
 from tests.unit.querying import CUSTOMER, Instance
 from tests.unit.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
 HOST = "127.0.0.1"
 TOKEN = "a-token-of-an-operator"
 LOOK_SECONDS = 0.05
 _READ_TIMEOUT_SECONDS = 10.0
-
-
-class Nobody:
-    """An instance that tells little of itself."""
-
-    def unready(self) -> Sequence[str]:
-        return []
-
-    def status(self) -> Mapping[str, object]:
-        return {"applicationServer": "x:1", "ready": True, "applicationServers": []}
-
-    def metrics(self) -> bytes:
-        return b""
 
 
 @pytest.fixture
@@ -83,7 +71,8 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[Front]:
-    handlers = Handlers(Operations(Nobody()))
+    status = {"applicationServer": "x:1", "ready": True, "applicationServers": []}
+    handlers = Handlers(Operations(Nobody(status)))
     front = Front(load_settings(**settings), handlers, LOOK_SECONDS)
     handlers.queries = instance.queries(await front.open())
     try:

@@ -12,11 +12,27 @@ from balance_service.errors import RetriableError
 from balance_service.state.changelog import ChangelogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.errors import BalanceServiceError
     from balance_service.state.records import DeadLetter, Record
+
+
+class Nobody:
+    """An instance that tells nothing of itself but the status that it is given."""
+
+    def __init__(self, status: Mapping[str, object] | None = None) -> None:
+        self._status = status or {}
+
+    def unready(self) -> Sequence[str]:
+        return []
+
+    def status(self) -> Mapping[str, object]:
+        return self._status
+
+    def metrics(self) -> bytes:
+        return b""
 
 
 class Clock:

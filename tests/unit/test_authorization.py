@@ -33,6 +33,7 @@ from balance_service.http.proxy import FORWARDED_HEADER
 from balance_service.http.rate_limit import RateLimit
 from balance_service.http.reloaded import Reloaded
 from balance_service.http.tokens import load_tokens
+from tests.unit.fakes import Nobody
 from tests.unit.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
 
 if TYPE_CHECKING:
@@ -307,19 +308,6 @@ class Answering(Handlers):
 
     async def add_funds(self, request: web.Request) -> web.Response:
         return web.Response(status=202)
-
-
-class Nobody:
-    """An instance that tells nothing."""
-
-    def unready(self) -> Sequence[str]:
-        return []
-
-    def status(self) -> Mapping[str, object]:
-        return {}
-
-    def metrics(self) -> bytes:
-        return b""
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from balance_service.http import commands, queries
 from balance_service.http.app import Handlers, bind, make_app, serve
 from balance_service.http.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES, Limits
 from balance_service.http.operations import Operations
+from tests.unit.fakes import Nobody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
 QUESTION = b"GET " + queries.PATH.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -26,24 +27,11 @@ LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 COMMAND = b"POST " + commands.PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
-class Nobody:
-    """An instance that tells little."""
-
-    def unready(self) -> Sequence[str]:
-        return []
-
-    def status(self) -> Mapping[str, object]:
-        return {"filler": "x" * 100_000}
-
-    def metrics(self) -> bytes:
-        return b""
-
-
 class Answering(Handlers):
     """Answers both routes of the API as it is told."""
 
     def __init__(self, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-        super().__init__(Operations(Nobody()))
+        super().__init__(Operations(Nobody({"filler": "x" * 100_000})))
         self._answer = answer
 
     async def get_balance(self, request: web.Request) -> web.Response:

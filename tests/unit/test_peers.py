@@ -19,10 +19,10 @@ from balance_service.http.peers import MARK_SECONDS, PeerTrust
 from balance_service.http.problems import Problem
 from balance_service.http.proxy import FORWARDED_HEADER, PeerAnswer, Proxy
 from balance_service.http.queries import PATH
-from tests.unit.fakes import Clock
+from tests.unit.fakes import Clock, Nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SECRET = "a secret of all instances"
 QUESTION = f"{PATH}?customerId=c1"
@@ -222,19 +222,6 @@ def test_what_is_not_plainly_a_host_and_a_port_is_never_asked(address: str, allo
 
 
 # --- over the wire
-
-
-class Nobody:
-    """An instance that tells nothing."""
-
-    def unready(self) -> Sequence[str]:
-        return []
-
-    def status(self) -> Mapping[str, object]:
-        return {}
-
-    def metrics(self) -> bytes:
-        return b""
 
 
 def get(
