@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import jwt
@@ -38,16 +39,21 @@ def write_jwks(file: Path, keys: Sequence[Mapping[str, Any]] | None = None) -> P
 
 
 def claims(**changed: Any) -> dict[str, Any]:
-    """Claims that are accepted; None leaves one out."""
+    """Claims that are accepted; None leaves one out, and a timedelta is a time from now."""
     whole = {
         "iss": ISSUER,
         "aud": AUDIENCE,
         "sub": "billing",
-        "exp": int(time.time()) + 300,
+        "exp": timedelta(minutes=5),
         "scope": "openid balance:read",
         **changed,
     }
-    return {name: value for name, value in whole.items() if value is not None}
+    now = int(time.time())
+    return {
+        name: now + int(value.total_seconds()) if isinstance(value, timedelta) else value
+        for name, value in whole.items()
+        if value is not None
+    }
 
 
 def token(algorithm: str = "RS256", header: Mapping[str, Any] | None = None, **changed: Any) -> str:

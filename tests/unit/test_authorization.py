@@ -9,6 +9,7 @@ import hmac
 import json
 import time
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -86,10 +87,10 @@ def test_the_scopes_are_those_that_the_token_names(jwts: Jwts, changed: dict[str
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"exp": int(time.time()) - LEEWAY_SECONDS - 5}, "expired"),
+        ({"exp": -timedelta(seconds=LEEWAY_SECONDS + 5)}, "expired"),
         ({"exp": None}, "lacks"),
         ({"exp": "tomorrow"}, "cannot be verified|can be verified"),
-        ({"nbf": int(time.time()) + LEEWAY_SECONDS + 300}, "not valid yet"),
+        ({"nbf": timedelta(seconds=LEEWAY_SECONDS + 300)}, "not valid yet"),
         ({"aud": "others"}, "another audience"),
         ({"aud": ["others", "more"]}, "another audience"),
         ({"aud": None}, "lacks|another audience"),
@@ -110,8 +111,8 @@ def test_a_token_for_another_time_place_or_of_nobody_is_refused(
 
 
 def test_clocks_may_differ_a_little(jwts: Jwts) -> None:
-    jwts.client_of(token(exp=int(time.time()) - LEEWAY_SECONDS // 2))
-    jwts.client_of(token(nbf=int(time.time()) + LEEWAY_SECONDS // 2))
+    jwts.client_of(token(exp=-timedelta(seconds=LEEWAY_SECONDS // 2)))
+    jwts.client_of(token(nbf=timedelta(seconds=LEEWAY_SECONDS // 2)))
 
 
 def test_a_token_is_good_for_one_of_several_audiences(jwts: Jwts) -> None:
@@ -200,7 +201,7 @@ def test_a_signed_token_with_senseless_claims_is_refused(jwts: Jwts, payload: by
 
 def test_a_token_is_not_remembered_beyond_its_time(tmp_path: Path) -> None:
     jwts = load_jwts(write_jwks(tmp_path / "jwks.json"), ISSUER, AUDIENCE)
-    text = token(exp=int(time.time()) + 1 - LEEWAY_SECONDS)
+    text = token(exp=timedelta(seconds=1 - LEEWAY_SECONDS))
     jwts.client_of(text)
 
     time.sleep(1.5)
