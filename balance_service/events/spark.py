@@ -76,6 +76,7 @@ def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSess
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.maxResultSize", "0")
+        .config("spark.task.maxDirectResultSize", "100m")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
@@ -135,7 +136,7 @@ def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[st
         "kafka.fetch.max.wait.ms": "10",
         "kafka.max.partition.fetch.bytes": str(4 << 20),
         # The connector asks for its position after each poll.
-        "kafka.max.poll.records": "5000",
+        "kafka.max.poll.records": "20000",
         **{f"kafka.{name}": value for name, value in translated.items()},
         "assign": json.dumps({topic: sorted(positions)}),
         "startingOffsets": json.dumps({topic: {str(p): o for p, o in positions.items()}}),
