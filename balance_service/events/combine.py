@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from balance_service.events.decode import IGNORED, UNRESOLVED
+from balance_service.events.decode import IGNORED, NOTE, UNRESOLVED
 from balance_service.read_models.read_model import Combine
 from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate
 from balance_service.tracing import TRACEPARENT_HEADER
@@ -16,26 +16,15 @@ from balance_service.tracing import TRACEPARENT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ENVELOPE = frozenset(
-    {
-        "partition",
-        "offset",
-        "cause",
-        "schema_id",
-        "timestamp",
-        "record_key",
-        "value",
-        "idempotency_key",
-        "key",
-        TRACEPARENT_HEADER,
-    }
-)
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 _ROW = "row"
 # As Python objects keys and states take a multiple of their bytes, so they are made of some at a time.
 _SLICE_KEYS = 20_000
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
+
+
+_ENVELOPE = frozenset({"partition", "offset", "key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,95 +38,110 @@ class PartitionUpdates:
     dead_letters: Sequence[DeadLetter] = ()
 
 
-def unresolved(table: pa.Table) -> dict[int, set[int]]:
-    """Partition → the schema ids on it that were not known when the plan was made."""
-    rows = table.select(["partition", "schema_id"]).filter(pc.is_valid(table["schema_id"]))
-    found: dict[int, set[int]] = {}
-    for pair in rows.group_by(["partition", "schema_id"]).aggregate([]).to_pylist():
-        found.setdefault(pair["partition"], set()).add(pair["schema_id"])
-    return found
+class PartitionRows:
+    """The rows of one partition in a decoded micro-batch; there is at least one.
 
-
-def by_partition(table: pa.Table, combine: Mapping[str, Combine] | None) -> dict[int, PartitionUpdates]:
-    """Split a decoded micro-batch by partition, and combine the updates of each key.
-
-    Unresolved records count as dead letters: ask the registry about `unresolved` ids first.
+    `updates` are those to fold: `offset`, `key` and the update columns. `notes` are those with a note, its fields as
+    columns beside `offset`, be they to fold or not.
     """
-    partitions = pc.unique(table["partition"]).to_pylist()
-    return {
-        partition: _of_partition(table.filter(pc.equal(table["partition"], partition)), combine)
-        for partition in sorted(partitions)
-    }
+
+    def __init__(self, rows: pa.Table) -> None:
+        """Rows as `Decoder.updates` has them."""
+        notes = rows[NOTE]
+        self.updates: pa.Table = rows.drop_columns([NOTE])
+        noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
+        fields = pc.list_flatten(noted[NOTE]).combine_chunks()
+        names = [field.name for field in rows.schema.field(NOTE).type.value_type]
+        self.notes = pa.table({"offset": noted["offset"], **dict(zip(names, fields.flatten(), strict=True))})
+        if noted.num_rows:
+            others = self.notes["offset"].filter(pc.is_valid(self.notes["cause"]))
+            self.updates = self.updates.filter(pc.invert(pc.is_in(rows["offset"], others.combine_chunks())))
+
+    def updates_of(self, keys: Sequence[bytes]) -> pa.Table:
+        """Those of `updates` that are of some keys."""
+        return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
+
+    def unresolved(self) -> set[int]:
+        """The schema ids that were not known when the plan was made."""
+        return set(pc.unique(self.notes["schema_id"].drop_null()).to_pylist())
+
+    def traceparents(self, most: int) -> list[str]:
+        """Of at most so many records whose trace is kept, what names their spans."""
+        found: list[str] = self.notes[TRACEPARENT_HEADER].drop_null().slice(0, most).to_pylist()
+        return found
+
+    def singly(self, updates: pa.Table, records: pa.Table | None = None) -> list[KeyedUpdate]:
+        """Some of `updates`, in offset order.
+
+        Args:
+            records: the records of all of them, among others, as `read_records` has them; without them, an update has
+                its record if it names an idempotency key.
+        """
+        once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist()
+        kept = {row["offset"]: row for row in (once if records is None else records.to_pylist())}
+        idempotency_keys = {row["offset"]: row["idempotency_key"] for row in once}
+        return [
+            KeyedUpdate(
+                row["key"],
+                {name: value for name, value in row.items() if name not in _ENVELOPE},
+                _record(kept[row["offset"]], "") if row["offset"] in kept else None,
+                idempotency_keys.get(row["offset"]),
+            )
+            for row in updates.sort_by("offset").to_pylist()
+        ]
+
+    def combined(self, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
+        """The updates of each key as one.
+
+        Unresolved records count as dead letters: ask the registry about `unresolved` ids first.
+        """
+        is_ignored = pc.equal(self.notes["cause"], IGNORED)
+        letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
+        updates, events = self._combined(combine)
+        return PartitionUpdates(
+            updates=updates,
+            events=events,
+            applied=self.updates.num_rows,
+            ignored=pc.sum(is_ignored).as_py() or 0,
+            dead_letters=[
+                _record(row, SCHEMA_ID_UNKNOWN if row["cause"] == UNRESOLVED else row["cause"])
+                for row in letters.to_pylist()
+            ],
+        )
+
+    def _combined(
+        self, combine: Mapping[str, Combine] | None
+    ) -> tuple[Sequence[CombinedUpdates], Sequence[KeyedUpdate]]:
+        """An update of each key that can have one, and the events of the others."""
+        rows = self.updates
+        if combine is None or _may_overflow(rows, combine):
+            return (), self.singly(rows)
+        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
+        if not any(len(keys) for keys in alone):
+            return _aggregated(rows, combine), ()
+        apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
+        return _aggregated(rows.filter(pc.invert(apart)), combine), self.singly(rows.filter(apart))
+
+    def _keys_of_once(self) -> list[pa.Array]:
+        """Keys of which an event counts only if it is the first of its idempotency key."""
+        once = self.notes["offset"].filter(pc.is_valid(self.notes["idempotency_key"])).combine_chunks()
+        if not len(once):
+            return []
+        chunks: list[pa.Array] = self.updates["key"].filter(pc.is_in(self.updates["offset"], once)).chunks
+        return chunks
 
 
-def traceparents(table: pa.Table, partition: int, most: int) -> list[str]:
-    """Of at most so many of a partition's records whose trace is kept, what names their spans."""
-    of_partition = table[TRACEPARENT_HEADER].filter(pc.equal(table["partition"], partition))
-    found: list[str] = of_partition.drop_null().slice(0, most).to_pylist()
-    return found
-
-
-def updates_of(table: pa.Table, partition: int, keys: Sequence[bytes]) -> pa.Table:
-    """The rows of a decoded micro-batch that are updates of some keys, in offset order."""
-    is_wanted = pc.and_(pc.equal(table["partition"], partition), pc.is_null(table["cause"]))
-    is_wanted = pc.and_(is_wanted, pc.is_in(table["key"], pa.array(keys, table.schema.field("key").type)))
-    return table.filter(is_wanted).sort_by("offset")
-
-
-def singles(rows: pa.Table, records: pa.Table) -> list[KeyedUpdate]:
-    """Each row as an update of its own, in their order, with its record, which `records` has under its offset."""
-    by_offset = {row["offset"]: row for row in records.to_pylist()}
-    return [
-        KeyedUpdate(row["key"], _update(row), _record(by_offset[row["offset"]], ""), row["idempotency_key"])
-        for row in rows.to_pylist()
-    ]
-
-
-def _of_partition(rows: pa.Table, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
-    folded = rows.filter(pc.is_null(rows["cause"]))
-    others = rows.filter(pc.is_valid(rows["cause"]))
-    is_ignored = pc.equal(others["cause"], IGNORED)
-    letters = others.filter(pc.invert(is_ignored))
-    updates, events = _combined(folded, combine)
-    return PartitionUpdates(
-        updates=updates,
-        events=events,
-        applied=folded.num_rows,
-        ignored=pc.sum(is_ignored).as_py() or 0,
-        dead_letters=[
-            _record(row, SCHEMA_ID_UNKNOWN if row["cause"] == UNRESOLVED else row["cause"])
-            for row in letters.to_pylist()
-        ],
-    )
-
-
-def _combined(
-    rows: pa.Table, combine: Mapping[str, Combine] | None
-) -> tuple[Sequence[CombinedUpdates], Sequence[KeyedUpdate]]:
-    """An update of each key that can have one, and the events of the others."""
-    if combine is None or _may_overflow(rows, combine):
-        return (), _single(rows)
-    alone = [*_swinging_keys(rows, combine), *_keys_of_once(rows)]
-    if not any(len(keys) for keys in alone):
-        return _aggregated(rows, combine), ()
-    apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
-    return _aggregated(rows.filter(pc.invert(apart)), combine), _single(rows.filter(apart))
-
-
-def _single(rows: pa.Table) -> list[KeyedUpdate]:
-    """Each row as an update of its own, in offset order; its record with it if it names an idempotency key."""
-    return [
-        KeyedUpdate(row["key"], _update(row))
-        if row["idempotency_key"] is None
-        else KeyedUpdate(row["key"], _update(row), _record(row, ""), row["idempotency_key"])
-        for row in rows.sort_by("offset").to_pylist()
-    ]
-
-
-def _keys_of_once(rows: pa.Table) -> list[pa.Array]:
-    """Keys of which an event counts only if it is the first of its idempotency key."""
-    chunks: list[pa.Array] = rows.filter(pc.is_valid(rows["idempotency_key"]))["key"].chunks
-    return chunks
+def by_partition(table: pa.Table) -> dict[int, PartitionRows]:
+    """Split a decoded micro-batch; partitions in ascending order."""
+    batches: dict[int, list[pa.RecordBatch]] = {}
+    for batch in table.to_batches():
+        partitions = batch.column("partition")
+        found = pc.unique(partitions).to_pylist()
+        for partition in found:
+            # Spark reads each partition by itself, so most batches are of one as they are.
+            rows = batch if len(found) == 1 else batch.filter(pc.equal(partitions, partition))
+            batches.setdefault(partition, []).append(rows.drop_columns(["partition"]))
+    return {partition: PartitionRows(pa.Table.from_batches(batches[partition])) for partition in sorted(batches)}
 
 
 def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Array]:
@@ -181,10 +185,6 @@ def _may_overflow(rows: pa.Table, combine: Mapping[str, Combine]) -> bool:
         if max((abs(v) for v in bounds.values() if v is not None), default=0) * rows.num_rows >= limit:
             return True
     return False
-
-
-def _update(row: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in row.items() if name not in ENVELOPE}
 
 
 def _record(row: Mapping[str, object], cause: str) -> DeadLetter:

@@ -1,7 +1,7 @@
 """Kafka frames → typed columns, and what could not be decoded; all of it on Spark, in one plan.
 
-Every record becomes one row. `cause` says what it is: null, an update to fold · `IGNORED`, of another type ·
-`UNRESOLVED`, its schema is not known here yet · anything else, why it is a dead letter.
+Every record becomes one row. The `cause` in its note says what it is: null, as without a note, an update to fold ·
+`IGNORED`, of another type · `UNRESOLVED`, its schema is not known here yet · anything else, why it is a dead letter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IGNORED = "ignored"
 UNRESOLVED = "unresolved"
+NOTE = "note"
 
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
@@ -91,9 +92,10 @@ class Decoder:
         """The plan: Kafka records → one row each.
 
         Returns:
-            Columns `partition`, `offset`, `cause`; `key` and the update columns where there is an update;
-            `idempotency_key` where its event names one; unless the record is ignored or a plain update, `timestamp`
-            (ms), `record_key` and `value`; `schema_id` where unresolved; `traceparent` where asked for and not ignored.
+            Columns `partition`, `offset`; `key` and the update columns where there is an update; `note`, null for a
+            plain update, else a list of one struct: `cause`; `idempotency_key` where the event of an update names one;
+            unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
+            `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
         typed = self._typed(records)
         updates = self._read_model.updates(typed)
@@ -102,16 +104,24 @@ class Decoder:
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause"))
         cause = F.col("cause")
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
-        return judged.select(
-            "partition",
-            "offset",
+        note = F.struct(
             "cause",
             F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
             F.when(keep_record, F.unix_millis("timestamp")).alias("timestamp"),
             F.when(keep_record, F.col("record_key")).alias("record_key"),
             F.when(keep_record, F.col("value")).alias("value"),
-            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("idempotency_key", "key", *columns)),
+            F.when(cause.isNull(), F.col("idempotency_key")).alias("idempotency_key"),
             *(F.when(~cause.eqNullSafe(IGNORED), F.col(name)).alias(name) for name in self._traceparent),
+        )
+        is_plain = cause.isNull()
+        for name in ("idempotency_key", *self._traceparent):
+            is_plain &= F.col(name).isNull()
+        return judged.select(
+            "partition",
+            "offset",
+            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+            # An absent list takes a fifth of the bytes that its absent fields would, and most rows have none.
+            F.when(~is_plain, F.array(note)).alias(NOTE),
         )
 
     def _typed(self, records: DataFrame) -> DataFrame:

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
-from balance_service.events.combine import (
-    PartitionUpdates,
-    by_partition,
-    singles,
-    traceparents,
-    unresolved,
-    updates_of,
-)
+from balance_service.events.combine import PartitionRows, PartitionUpdates, by_partition
 from balance_service.failpoints import reach
 from balance_service.state.records import TaskBatch
 from balance_service.state.task_state import TaskState
@@ -33,7 +26,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from balance_service.events.decode import Decoder
@@ -98,10 +90,10 @@ class MicroBatches:
         """
         began = time.monotonic()
         ends = self._ends(batch_id)
-        table: pa.Table = rows.toArrow()
-        waiting = self._resolve(table)
+        split = by_partition(rows.toArrow())
+        waiting = self._resolve(split)
         self._settle()
-        self._committing = self._pool.submit(self._commit, table, waiting, self.starts, ends, began)
+        self._committing = self._pool.submit(self._commit, split, waiting, self.starts, ends, began)
         self.starts = ends
 
     def close(self) -> None:
@@ -116,9 +108,9 @@ class MicroBatches:
             self._end_query()
             raise BatchIncompleteError("a task did not take its part of the batch before")
 
-    def _resolve(self, table: pa.Table) -> dict[int, str]:
+    def _resolve(self, split: Mapping[int, PartitionRows]) -> dict[int, str]:
         """Ask the registry about ids that the plan does not know; returns the partitions that must wait, and why."""
-        found = unresolved(table)
+        found = {partition: ids for partition, rows in split.items() if (ids := rows.unresolved())}
         try:
             if found and self._decoder.resolve(sorted(set().union(*found.values()))):
                 self._end_query()
@@ -140,7 +132,7 @@ class MicroBatches:
 
     def _commit(
         self,
-        table: pa.Table,
+        split: Mapping[int, PartitionRows],
         waiting: Mapping[int, str],
         starts: Mapping[int, int],
         ends: Mapping[int, int],
@@ -149,7 +141,7 @@ class MicroBatches:
         """Commit a batch; whether every task took its part. If not, the query must end even if no batch follows."""
         complete = False
         try:
-            complete = self._commit_parts(table, waiting, starts, ends)
+            complete = self._commit_parts(split, waiting, starts, ends)
         finally:
             self._metrics.batch_seconds.observe(time.monotonic() - began)
             if not complete:
@@ -157,33 +149,39 @@ class MicroBatches:
         return complete
 
     def _commit_parts(
-        self, table: pa.Table, waiting: Mapping[int, str], starts: Mapping[int, int], ends: Mapping[int, int]
+        self,
+        split: Mapping[int, PartitionRows],
+        waiting: Mapping[int, str],
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
     ) -> bool:
-        parts = by_partition(table, self._read_model.combine)
         commits = []
         for partition, end in ends.items():
             if partition not in waiting:
-                part, start = parts.get(partition, PartitionUpdates()), starts[partition]
+                rows = split.get(partition)
+                part = PartitionUpdates() if rows is None else rows.combined(self._read_model.combine)
                 batch = TaskBatch(
-                    start,
+                    starts[partition],
                     end,
                     part.updates,
                     part.events,
                     part.applied,
                     part.ignored,
                     part.dead_letters,
-                    partial(self._singles, table, partition),
+                    partial(self._singles, partition, rows),
                 )
-                traces = traceparents(table, partition, _MOST_LINKS) if self._tracing.is_on else []
+                traces = rows.traceparents(_MOST_LINKS) if rows is not None and self._tracing.is_on else []
                 commits.append(self._pool.submit(self._commit_part, self._members[partition], batch, traces))
         taken = [commit.result() for commit in commits]
         for partition, reason in waiting.items():
             self._tasks.wait(self._members[partition], reason)
         return not waiting and all(taken)
 
-    def _singles(self, table: pa.Table, partition: int, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        rows = updates_of(table, partition, keys)
-        return singles(rows, self._read_records(partition, rows["offset"].to_pylist()).toArrow())
+    def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        if rows is None:
+            return ()
+        updates = rows.updates_of(keys)
+        return rows.singly(updates, self._read_records(partition, updates["offset"].to_pylist()).toArrow())
 
     def _commit_part(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> bool:
         reach("batch-read")

@@ -12,62 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import PoisonRecordError
-from balance_service.events.combine import PartitionUpdates, by_partition, singles, unresolved, updates_of
+from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.events.decode import IGNORED, UNRESOLVED
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.read_model import Combine
 from balance_service.state.records import DeadLetter, KeyedUpdate
+from tests.unit.decoded import MONEY, row, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SUM = {"amount": Combine.SUM}
-MONEY = pa.decimal128(18, 2)
 WIDEST = pa.decimal128(38, 2)
 BALANCE = Balance()
-
-
-def row(offset: int, key: bytes | None = b"c1", amount: Any = None, **changed: Any) -> dict[str, Any]:
-    """A row as the decoder hands it over: an update, unless it has a cause."""
-    return {
-        "partition": 0,
-        "offset": offset,
-        "cause": None,
-        "schema_id": None,
-        "timestamp": None,
-        "record_key": None,
-        "value": None,
-        "idempotency_key": None,
-        "key": key,
-        "amount": amount,
-        **changed,
-    }
 
 
 def dead(offset: int, cause: str = "frame-missing", **changed: Any) -> dict[str, Any]:
     return row(offset, None, cause=cause, timestamp=5, record_key=b"rk", value=b"rv", **changed)
 
 
-def table(rows: Iterable[Mapping[str, Any]], amount: pa.DataType = MONEY) -> pa.Table:
-    schema = pa.schema(
-        {
-            "partition": pa.int32(),
-            "offset": pa.int64(),
-            "cause": pa.string(),
-            "schema_id": pa.int32(),
-            "timestamp": pa.int64(),
-            "record_key": pa.binary(),
-            "value": pa.binary(),
-            "idempotency_key": pa.binary(),
-            "key": pa.binary(),
-            "amount": amount,
-        }
-    )
-    return pa.Table.from_pylist([dict(r) for r in rows], schema=schema)
-
-
 def combined(rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.DataType = MONEY) -> PartitionUpdates:
-    return by_partition(table(rows, amount), combine)[0]
+    return by_partition(table(rows, amount))[0].combined(combine)
 
 
 def every(part: PartitionUpdates) -> list[KeyedUpdate]:
@@ -120,7 +85,7 @@ def test_a_sum_may_be_wider_than_its_amounts() -> None:
 
 
 def test_each_partition_has_its_own() -> None:
-    parts = by_partition(
+    split = by_partition(
         table(
             [
                 row(5, b"a", Decimal(1), partition=2),
@@ -128,9 +93,9 @@ def test_each_partition_has_its_own() -> None:
                 row(6, b"a", Decimal(4), partition=2),
                 row(6, None, partition=0, cause=IGNORED),
             ]
-        ),
-        SUM,
+        )
     )
+    parts = {partition: rows.combined(SUM) for partition, rows in split.items()}
 
     assert list(parts) == [0, 2]
     assert (amounts(parts[0]), parts[0].applied, parts[0].ignored) == ({b"b": Decimal(2)}, 1, 1)
@@ -138,8 +103,7 @@ def test_each_partition_has_its_own() -> None:
 
 
 def test_an_empty_batch_means_nothing_for_any_partition() -> None:
-    assert by_partition(table([]), SUM) == {}
-    assert by_partition(table([]), None) == {}
+    assert by_partition(table([])) == {}
 
 
 @pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
@@ -179,8 +143,8 @@ def test_the_schema_ids_that_a_plan_did_not_know_are_found_by_partition() -> Non
         ]
     )
 
-    assert unresolved(rows) == {0: {7, 9}, 3: {7}}
-    assert unresolved(table([row(0, b"a", Decimal(1))])) == {}
+    assert {partition: rows.unresolved() for partition, rows in by_partition(rows).items()} == {0: {7, 9}, 3: {7}}
+    assert by_partition(table([row(0, b"a", Decimal(1))]))[0].unresolved() == set()
 
 
 def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
@@ -223,10 +187,10 @@ def test_the_maximum_is_the_greatest() -> None:
 
 
 def test_each_column_is_combined_in_its_own_way() -> None:
-    rows = table([row(0, b"a", Decimal(3)), row(1, b"a", Decimal(1))])
-    rows = rows.append_column("seen", pa.array([10, 20])).append_column("name", pa.array(["old", "new"]))
+    rows = [row(0, b"a", Decimal(3), seen=10, name="old"), row(1, b"a", Decimal(1), seen=20, name="new")]
+    split = by_partition(table(rows, seen=pa.int64(), name=pa.string()))
 
-    part = by_partition(rows, {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST})[0]
+    part = split[0].combined({"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST})
 
     assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
 
@@ -279,7 +243,9 @@ def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> N
         [{"offset": offset, "timestamp": 9, "record_key": b"r", "value": b"v%d" % offset} for offset in range(9)]
     )
 
-    assert singles(updates_of(rows, 0, [b"a", b"c"]), records) == [
+    of_partition = by_partition(rows)[0]
+
+    assert of_partition.singly(of_partition.updates_of([b"a", b"c"]), records) == [
         KeyedUpdate(b"a", {"amount": Decimal(1)}, DeadLetter(4, 9, b"r", b"v4", "")),
         KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(5, 9, b"r", b"v5", "")),
     ]
@@ -322,8 +288,8 @@ KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
 
 @given(st.lists(st.tuples(KEYS, st.integers(-(10**18) + 1, 10**18 - 1).map(cents)), max_size=40))
 def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[bytes, Decimal]]) -> None:
-    parts = by_partition(table(row(n, key, amount) for n, (key, amount) in enumerate(updates)), SUM)
-    part = parts.get(0, PartitionUpdates())
+    split = by_partition(table(row(n, key, amount) for n, (key, amount) in enumerate(updates)))
+    part = split[0].combined(SUM) if updates else PartitionUpdates()
 
     assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
     assert part.applied == len(updates)
@@ -333,8 +299,8 @@ def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[b
 def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
     updates: list[tuple[bytes, Decimal]],
 ) -> None:
-    parts = by_partition(table((row(n, key, amount) for n, (key, amount) in enumerate(updates)), WIDEST), SUM)
-    part = parts.get(0, PartitionUpdates())
+    split = by_partition(table((row(n, key, amount) for n, (key, amount) in enumerate(updates)), WIDEST))
+    part = split[0].combined(SUM) if updates else PartitionUpdates()
 
     assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
 
@@ -353,7 +319,7 @@ def test_no_row_is_lost_and_none_counted_twice(rows: list[tuple[int, str | None]
         schema_id = 1 if cause == UNRESOLVED else None
         built.append(row(offset, b"k", Decimal(1), partition=partition, cause=cause, timestamp=0, schema_id=schema_id))
 
-    parts = by_partition(table(built), SUM)
+    parts = {partition: rows.combined(SUM) for partition, rows in by_partition(table(built)).items()}
 
     assert set(parts) == {partition for partition, _ in rows}
     for partition, part in parts.items():

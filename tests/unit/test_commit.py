@@ -30,6 +30,7 @@ from balance_service.state.records import (
     TaskBatch,
 )
 from balance_service.state.store import StateStore
+from tests.unit.decoded import row, table
 from tests.unit.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
@@ -69,22 +70,9 @@ class Source:
         """Some of the events, the updates of each key combined."""
         end = len(self.events) if end is None else end
         taken = self.events[start:end]
-        nothing = [None] * len(taken)
-        table = pa.table(
-            {
-                "partition": pa.array([0] * len(taken), pa.int32()),
-                "offset": pa.array(range(start, end), pa.int64()),
-                "cause": pa.array(nothing, pa.string()),
-                "schema_id": pa.array(nothing, pa.int64()),
-                "timestamp": pa.array(nothing, pa.int64()),
-                "record_key": pa.array(nothing, pa.binary()),
-                "value": pa.array(nothing, pa.binary()),
-                "idempotency_key": pa.array(nothing, pa.binary()),
-                "key": pa.array([key for key, _ in taken], pa.binary()),
-                "amount": pa.array([amount for _, amount in taken], pa.decimal128(38, 2)),
-            }
-        )
-        part = by_partition(table, Balance.combine).get(0, PartitionUpdates())
+        rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
+        split = by_partition(table(rows, pa.decimal128(38, 2)))
+        part = split[0].combined(Balance.combine) if rows else PartitionUpdates()
         return TaskBatch(
             start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
         )

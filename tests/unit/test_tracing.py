@@ -7,13 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.events.combine import traceparents
+from balance_service.events.combine import by_partition
 from balance_service.http.problems import PROBLEM_JSON
 from balance_service.http.proxy import Proxy
 from balance_service.http.queries import PATH
@@ -22,6 +21,7 @@ from balance_service.otlp_tracing import OtlpTracing
 from balance_service.settings import load_settings
 from balance_service.tracing import TRACEPARENT_HEADER, UNTRACED, SpanKind, start_tracing
 from tests.collector import Collector
+from tests.unit.decoded import row, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,10 +160,10 @@ def test_a_trace_goes_with_a_query_to_the_peer(tracing: OtlpTracing, collector: 
 
 
 def test_a_bounded_number_of_events_is_named() -> None:
-    table = pa.table(
-        {"partition": pa.array([0, 1, 0, 0, 0], pa.int32()), TRACEPARENT_HEADER: ["a", "b", None, "c", "d"]}
-    )
+    rows = [row(n, traceparent=parent) for n, parent in enumerate(["a", None, "c", "d"])]
+    other = row(9, partition=1)
 
-    assert traceparents(table, 0, 2) == ["a", "c"]
-    assert traceparents(table, 1, 2) == ["b"]
-    assert traceparents(table, 2, 2) == []
+    split = by_partition(table([*rows, other]))
+
+    assert split[0].traceparents(2) == ["a", "c"]
+    assert split[1].traceparents(2) == []

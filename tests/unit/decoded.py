@@ -1,0 +1,36 @@
+"""Rows of a micro-batch as the decoder's plan yields them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from balance_service.events.decode import NOTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MONEY = pa.decimal128(18, 2)
+_ENVELOPE = {"partition": pa.int32(), "offset": pa.int64(), "key": pa.binary()}
+_FIELDS = {
+    "cause": pa.string(),
+    "schema_id": pa.int64(),
+    "timestamp": pa.int64(),
+    "record_key": pa.binary(),
+    "value": pa.binary(),
+    "idempotency_key": pa.binary(),
+    "traceparent": pa.string(),
+}
+
+
+def row(offset: int, key: bytes | None = b"c1", amount: Any = None, **changed: Any) -> dict[str, Any]:
+    """One row: a plain update, unless fields of a note are given."""
+    note = {name: changed.pop(name) for name in _FIELDS if changed.get(name) is not None}
+    return {"partition": 0, "offset": offset, "key": key, "amount": amount, NOTE: [note] if note else None, **changed}
+
+
+def table(rows: Iterable[Mapping[str, Any]], amount: pa.DataType = MONEY, **more: pa.DataType) -> pa.Table:
+    """The batch; `more` are its update columns besides the amount."""
+    columns = {**_ENVELOPE, "amount": amount, **more, NOTE: pa.list_(pa.struct(list(_FIELDS.items())))}
+    return pa.Table.from_pylist([dict(r) for r in rows], schema=pa.schema(columns))
