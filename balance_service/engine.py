@@ -15,7 +15,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.cluster.membership import Membership, consumer_config
-from balance_service.cluster.partitioner import partition_of
+from balance_service.cluster.partitioner import partition_of, partitions_of
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
 from balance_service.events.decode import Decoder
@@ -90,6 +90,7 @@ class Engine:
             self.codec(settings.changelog_topic, load_schema("Position")),
             self.codec(settings.changelog_topic, load_schema("IdempotencyMarker")),
             partial(partition_of, partitions=self.source.partitions),
+            partial(partitions_of, partitions=self.source.partitions),
             int(settings.idempotency_window_seconds * 1000),
         )
         context = TaskContext(settings, self.topics, self.source, folding, self.state_directory)

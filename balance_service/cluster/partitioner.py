@@ -5,6 +5,13 @@ Source: org.apache.kafka.common.utils.Utils.murmur2 and BuiltInPartitioner.parti
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _SEED = 0x9747B28C
@@ -27,3 +34,19 @@ def murmur2(data: bytes) -> int:
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key on a topic of `partitions` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def partitions_of(keys: NDArray[np.uint8], partitions: int) -> NDArray[np.uint32]:
+    """The partitions of many keys of one length, a row of bytes each."""
+    count, length = keys.shape
+    whole, m = length & ~3, np.uint32(_M)
+    h: NDArray[np.uint32] = np.full(count, _SEED ^ length, dtype=np.uint32)
+    for k in np.ascontiguousarray(keys[:, :whole].T.reshape(whole // 4, 4, count).transpose(0, 2, 1)).view("<u4"):
+        mixed = k.ravel() * m
+        h = h * m ^ (mixed ^ mixed >> np.uint32(24)) * m
+    if whole < length:
+        tail = np.zeros((count, 4), dtype=np.uint8)
+        tail[:, : length - whole] = keys[:, whole:]
+        h = (h ^ tail.view("<u4").ravel()) * m
+    h = (h ^ h >> np.uint32(13)) * m
+    return ((h ^ h >> np.uint32(15)) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)

@@ -62,8 +62,9 @@ class ReadModel(Protocol):
     def adds(self) -> str | None:
         """The decimal that `fold` adds, if that is all it does: the update column and the state's second field.
 
-        The state's first field is a string that stays. While such a sum is within 64 bits (unscaled), states that
-        exist may be added to without `fold`, many at once. None: `fold` is called for each key.
+        The state's first field is a string that stays; of a key of 1 to 63 printable ASCII characters it is the key,
+        and the first amount is its first sum. While sums are within 64 bits (unscaled), such states may be made and
+        added to without `fold`, many at once. None: `fold` is called for each key.
         """
 
     def fold(self, state: State | None, update: Update) -> State:

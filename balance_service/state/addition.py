@@ -6,7 +6,8 @@ A state of two fields, a string and a decimal, has the frame
 
 with the number as two's complement, big-endian, of `(bit length + 8) // 8` bytes (Avro specification, "Binary
 encoding" and "Decimal"). So long as the sum has as many bytes as the state before, all of the frame but the number
-stays, and the number may be written over. Every other state is left to the fold.
+stays, and the number may be written over. A key of plain text that has no state yet begins with a frame of itself and
+the amount. Every other state is left to the fold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +29,8 @@ _NUMBER_BYTES = 8
 # Sums of two such numbers are within 64 bits.
 _MOST = 1 << 62
 _LEAST_FRAME = 9
+# Of printable ASCII; so that the length of the string takes one byte.
+_LONGEST_PLAIN_KEY = 63
 _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
 
 
@@ -85,6 +88,47 @@ class Addition:
         for row, start, end in zip(rows.tolist(), starts[rows].tolist(), ends[rows].tolist(), strict=True):
             added[row] = after[start:end]
         return added
+
+    def begin(
+        self, keys: pa.Array, amounts: pa.Array, belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
+    ) -> list[bytes | None]:
+        """The first states of keys that have none, framed.
+
+        Args:
+            keys: binary, none null.
+            amounts: decimals, one for each key, none null.
+            belong: keys of one length, a row of bytes each → which of them may be here.
+
+        Returns:
+            None in the place of a state that the read model's own fold has to make, or refuse.
+        """
+        begun: list[bytes | None] = [None] * len(keys)
+        if amounts.type != self._type or not len(keys):
+            return begun
+        numbers, fits = _within_64_bits(amounts)
+        widths = _width(numbers)
+        data = np.frombuffer(keys.buffers()[2] or b"", dtype=np.uint8)
+        bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
+        starts, lengths = bounds[:-1].astype(np.int64), np.diff(bounds)
+        fits &= (lengths >= 1) & (lengths <= _LONGEST_PLAIN_KEY)
+        forms = np.where(fits, lengths.astype(np.int64) * (_NUMBER_BYTES + 1) + widths, 0)
+        for form in np.unique(forms[fits]).tolist():
+            length, width = divmod(form, _NUMBER_BYTES + 1)
+            rows = np.flatnonzero(forms == form)
+            text = data[starts[rows][:, np.newaxis] + np.arange(length)]
+            plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
+            plain = plain[belong(text[plain])]
+            rows, text = rows[plain], text[plain]
+            head = np.frombuffer(bytes([*self._header, 2 * length]), dtype=np.uint8)
+            frames = np.empty((len(rows), len(head) + length + 1 + width), dtype=np.uint8)
+            frames[:, : len(head)] = head
+            frames[:, len(head) : -width - 1] = text
+            frames[:, -width - 1] = 2 * width
+            frames[:, -width:] = numbers[rows].astype(">i8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
+            written, size = frames.tobytes(), frames.shape[1]
+            for at, row in enumerate(rows.tolist()):
+                begun[row] = written[at * size : (at + 1) * size]
+        return begun
 
     def _numbers(
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]

@@ -107,8 +107,10 @@ class ChangelogWriter:
         delivery = _Delivery()
         producer.begin_transaction()
         reach("begun")
+        # A report for each would cost as much as the records. They go before the position to the same partition, and
+        # librdkafka commits no transaction of which it could not deliver all.
         for key, value in states:
-            producer.produce(self._changelog, value, key, self._partition, on_delivery=delivery.report)
+            producer.produce(self._changelog, value, key, self._partition)
         for letter in dead_letters:
             producer.produce(
                 self._dead_letters,

@@ -6,11 +6,16 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from balance_service.errors import PoisonRecordError
 from balance_service.state.idempotency import Retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.read_models.read_model import ReadModel, State
@@ -31,6 +36,7 @@ class Folding:
     position_codec: AvroCodec
     marker_codec: AvroCodec
     partition_of: Callable[[bytes], int]
+    partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
     idempotency_window_ms: int
 
 
@@ -90,7 +96,7 @@ def _fold_combined(
     for some in updates:
         keys = some.keys.to_pylist()
         frames = store.get_many(keys)
-        added = _added(folding, frames, some)
+        added = _added(folding, partition, frames, some)
         records += [(key, frame) for key, frame in zip(keys, added, strict=True) if frame is not None]
         rest = [row for row, frame in enumerate(added) if frame is None]
         for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
@@ -106,11 +112,21 @@ def _fold_combined(
     return records, inapplicable, strangers
 
 
-def _added(folding: Folding, frames: Sequence[bytes | None], some: CombinedUpdates) -> Sequence[bytes | None]:
+def _added(
+    folding: Folding, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
+) -> list[bytes | None]:
     """The next states that come of adding columns; None for those that only the fold can tell."""
     if folding.addition is None:
         return [None] * len(frames)
-    return folding.addition.add(frames, some.columns[folding.addition.column])
+    amounts = some.columns[folding.addition.column]
+    added = folding.addition.add(frames, amounts)
+    new = pa.array([row for row, frame in enumerate(frames) if frame is None], pa.int64())
+    begun = folding.addition.begin(
+        some.keys.take(new), amounts.take(new), lambda keys: folding.partitions_of(keys) == partition
+    )
+    for row, frame in zip(new.to_pylist(), begun, strict=True):
+        added[row] = frame
+    return added
 
 
 def _fold_singly(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.cluster.partitioner import partition_of, partitions_of
 from balance_service.read_models.balance import Balance
 from balance_service.state.addition import Addition
 from tests.unit.fakes import FakeRegistry
@@ -72,6 +73,49 @@ def test_a_sum_of_the_same_width_is_added_in_columns(before: int, amount: int) -
 )
 def test_a_sum_of_another_width_or_beyond_64_bits_is_left_to_the_fold(before: int, amount: int) -> None:
     assert adder().add([frame("c1", before)], pa.array([money(amount)], MONEY)) == [None]
+
+
+def begun(keys: list[bytes], amounts: list[int], partition: int = 0, partitions: int = 1) -> list[bytes | None]:
+    return adder().begin(
+        pa.array(keys, pa.binary()),
+        pa.array([money(amount) for amount in amounts], MONEY),
+        lambda rows: partitions_of(rows, partitions) == partition,
+    )
+
+
+@given(st.lists(st.tuples(st.one_of(names.map(str.encode), st.binary(max_size=70)), cents), max_size=30))
+def test_a_state_begun_in_columns_is_what_the_fold_makes(rows: list[tuple[bytes, int]]) -> None:
+    frames = begun([key for key, _ in rows], [amount for _, amount in rows])
+
+    for (key, amount), begun_as in zip(rows, frames, strict=True):
+        if begun_as is not None:
+            assert begun_as == CODEC.encode(Balance().fold(None, {"key": key, "amount": money(amount)}))
+
+
+@pytest.mark.parametrize("amount", [0, 1, -1, 127, 128, -128, -129, 2**62 - 1])
+@pytest.mark.parametrize("key", [b"c", b"c 1~", b"c" * 63])
+def test_a_key_of_plain_text_begins_in_columns(key: bytes, amount: int) -> None:
+    assert begun([key], [amount]) == [frame(key.decode(), amount)]
+
+
+@pytest.mark.parametrize("key", [b"", b"c" * 64, "é".encode(), b"\xff", b"c\x7f", b"a\nb"])
+def test_any_other_key_is_left_to_the_fold(key: bytes) -> None:
+    assert begun([key, b"c1"], [1, 1]) == [None, frame("c1", 1)]
+
+
+def test_a_key_of_another_partition_is_left_to_the_fold() -> None:
+    keys = [b"c%d" % number for number in range(50)]
+
+    frames = begun(keys, [1] * 50, partition=2, partitions=3)
+
+    assert [frame is not None for frame in frames] == [partition_of(key, 3) == 2 for key in keys]
+
+
+def test_keys_of_a_slice_begin_as_themselves() -> None:
+    keys = pa.array([b"aa", b"b", b"ccc", b"d"], pa.binary()).slice(1, 2)
+    amounts = pa.array([money(n) for n in range(4)], MONEY).slice(1, 2)
+
+    assert adder().begin(keys, amounts, lambda rows: partitions_of(rows, 1) == 0) == [frame("b", 1), frame("ccc", 2)]
 
 
 def test_states_of_other_schemas_are_left_to_the_fold() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of
+from balance_service.cluster.partitioner import partition_of, partitions_of
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
@@ -49,6 +49,7 @@ FOLDING = Folding(
     POSITIONS,
     AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
     partial(partition_of, partitions=PARTITIONS),
+    partial(partitions_of, partitions=PARTITIONS),
     idempotency_window_ms=1_000,
 )
 EPOCH = 5

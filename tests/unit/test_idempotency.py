@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of
+from balance_service.cluster.partitioner import partition_of, partitions_of
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.fold import Folding
@@ -31,7 +31,16 @@ STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 MARKERS = AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker"))
 WINDOW_MS = 1_000
-FOLDING = Folding(Balance(), None, STATES, POSITIONS, MARKERS, partial(partition_of, partitions=1), WINDOW_MS)
+FOLDING = Folding(
+    Balance(),
+    None,
+    STATES,
+    POSITIONS,
+    MARKERS,
+    partial(partition_of, partitions=1),
+    partial(partitions_of, partitions=1),
+    WINDOW_MS,
+)
 LARGEST = Decimal("9" * 36 + ".99")
 
 

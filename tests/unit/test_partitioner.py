@@ -6,11 +6,12 @@ import ctypes
 from pathlib import Path
 
 import confluent_kafka
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.partitioner import murmur2, partition_of
+from balance_service.cluster.partitioner import murmur2, partition_of, partitions_of
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
 VECTORS = {
@@ -69,3 +70,12 @@ def test_a_hash_has_32_bits(key: bytes) -> None:
 
 def test_a_topic_of_one_partition_holds_every_key() -> None:
     assert {partition_of(key, 1) for key in VECTORS} == {0}
+
+
+@given(
+    st.integers(0, 40).flatmap(lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=1)), st.integers(1, 99)
+)
+def test_the_partitions_of_many_keys_are_those_of_each(keys: list[bytes], partitions: int) -> None:
+    rows = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
+
+    assert partitions_of(rows, partitions).tolist() == [partition_of(key, partitions) for key in keys]
