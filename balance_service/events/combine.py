@@ -167,7 +167,8 @@ def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[Combined
         name: rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
         for name, how in combine.items()
     }
-    table = pa.table({"key": result["key"], **columns}).combine_chunks()
+    # Neighbours in the store one after the other: reading and writing them costs it half of what any order would.
+    table = pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
     return [
         CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in table.to_batches(max_chunksize=_SLICE_KEYS)
     ]
