@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import StoreCorruptedError
 from balance_service.http import queries
 from balance_service.http.app import Handlers, bind, make_app, serve
@@ -26,7 +27,7 @@ from balance_service.settings import Settings
 from balance_service.state.records import Role
 from balance_service.state.store import StoreView
 from tests.unit.fakes import Nobody
-from tests.unit.querying import PARTITION, PARTITIONS, Instance, partition_of
+from tests.unit.querying import PARTITION, PARTITIONS, Instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
