@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
+import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 9.0
 _STOP_TRACING_SECONDS = 1.0
+_SWITCH_SECONDS = 0.0005
 
 
 class Instance:
@@ -213,6 +216,7 @@ class Instance:
         EngineCollector(engine, self._directory.table).register(self._metrics.registry)
         self._directory.start()
         engine.start()
+        _favour_short_work()
         return engine
 
     def _open_for_queries(self, engine: Engine, proxy: Proxy) -> None:
@@ -281,6 +285,15 @@ def _check_resolves(application_server: str) -> None:
             f"BALANCE_APPLICATION_SERVER {application_server} does not resolve ({error.strerror}); "
             "name a host that peers can reach"
         ) from None
+
+
+def _favour_short_work() -> None:
+    """Let no query wait for the interpreter for long while events are folded beside it."""
+    # Everything loaded by now stays: a collector that looks at all of it again stops every thread for a long moment.
+    gc.collect()
+    gc.freeze()
+    # A query gives the interpreter up several times, and each time waits this long for a thread that computes.
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def _exit_at_the_latest_in(seconds: float) -> None:

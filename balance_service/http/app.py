@@ -12,15 +12,8 @@ from aiohttp import web
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http import commands, queries
 from balance_service.http.authorization import Access, guarded
-from balance_service.http.limits import (
-    MAX_BODY_BYTES,
-    Connection,
-    Connections,
-    Limits,
-    limited,
-    watched,
-    without_expectations,
-)
+from balance_service.http.connections import Connection, Connections, watched
+from balance_service.http.limits import MAX_BODY_BYTES, Limits, limited, without_expectations
 from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import problems, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER
@@ -35,6 +28,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.commands import Commands
     from balance_service.http.operations import Operations
+    from balance_service.http.plain import WholeRequest
     from balance_service.http.queries import Queries
     from balance_service.tracing import Tracing
 
@@ -173,9 +167,17 @@ class HttpServer:
 
 
 async def serve(
-    app: web.Application, listener: socket.socket, limits: Limits | None = None, tls: ssl.SSLContext | None = None
+    app: web.Application,
+    listener: socket.socket,
+    limits: Limits | None = None,
+    tls: ssl.SSLContext | None = None,
+    plain: Callable[[WholeRequest], bytes | None] | None = None,
 ) -> HttpServer:
-    """Begin to answer; `cleanup()` of what is returned ends it."""
+    """Begin to answer; `cleanup()` of what is returned ends it.
+
+    Args:
+        plain: what answers plain queries before they come to the application.
+    """
     limits = limits or Limits()
     loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -189,7 +191,7 @@ async def serve(
         runner,
         listener,
         connections,
-        lambda: Connection(server, connections, loop=loop, access_log=None, **limits.of_connections),
+        lambda: Connection(server, connections, plain, loop=loop, access_log=None, **limits.of_connections),
     )
     await answering.listen(tls)
     return answering

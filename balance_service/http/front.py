@@ -13,6 +13,7 @@ from balance_service.http.app import HttpServer, bind, make_app, make_health_app
 from balance_service.http.authorization import access_of
 from balance_service.http.limits import Limits
 from balance_service.http.peers import PeerTrust
+from balance_service.http.plain import PlainQueries
 from balance_service.http.proxy import Proxy
 from balance_service.http.reloaded import LOOK_SECONDS, follow
 from balance_service.http.tls import tls_of
@@ -84,7 +85,11 @@ class Front:
         self._warn_if_open_to_all()
         tls = self._tls
         app = make_app(self._handlers, self._limits, self._trust, self._access, self._tracing)
-        self._servers.append(await serve(app, self._listener, self._limits, None if tls is None else tls.value.server))
+        # Whoever is to be asked for a token, counted or traced goes through the application.
+        is_plain = self._access.is_free and not self._tracing.is_on
+        plain = PlainQueries(self._handlers, self._trust).answer if is_plain else None
+        server_tls = None if tls is None else tls.value.server
+        self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain))
         if self._health_listener is not None:
             health = make_health_app(self._handlers, _HEALTH_LIMITS)
             self._servers.append(await serve(health, self._health_listener, _HEALTH_LIMITS))

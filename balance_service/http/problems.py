@@ -50,13 +50,18 @@ def response(problem: Problem, headers: dict[str, str] | None = None) -> web.Res
     extra = {**problem.headers, **(headers or {})}
     if problem.retry_after is not None:
         extra["Retry-After"] = str(problem.retry_after)
+    return web.Response(status=problem.status, text=body_of(problem), content_type=PROBLEM_JSON, headers=extra)
+
+
+def body_of(problem: Problem) -> str:
+    """The problem as JSON."""
     body = {
         "type": "about:blank",
         "title": http.HTTPStatus(problem.status).phrase,
         "status": problem.status,
         "detail": problem.detail,
     }
-    return web.Response(status=problem.status, text=json.dumps(body), content_type=PROBLEM_JSON, headers=extra)
+    return json.dumps(body)
 
 
 @web.middleware

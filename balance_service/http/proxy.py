@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -73,6 +74,8 @@ class Proxy:
                 limit=0, limit_per_host=_MAX_CONNECTIONS_PER_PEER, keepalive_timeout=_IDLE_SECONDS
             ),
             auto_decompress=False,
+            # A peer answers JSON as it is, whatever would be accepted.
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -112,7 +115,7 @@ class Proxy:
             raise RetriableError("this instance is stopping")
         try:
             scheme = "http" if self._tls is None else "https"
-            url = URL(f"{scheme}://{address}").with_path(path).with_query(parameters)
+            url = _url(scheme, address, path).with_query(parameters)
             async with self._session.get(
                 url,
                 headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs), **trace_context},
@@ -150,3 +153,8 @@ class Proxy:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+@lru_cache(maxsize=100)
+def _url(scheme: str, address: str, path: str) -> URL:
+    return URL(f"{scheme}://{address}").with_path(path)

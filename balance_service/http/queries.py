@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
 from balance_service.http.parameters import balance_query
-from balance_service.http.problems import Problem, response, unavailable
+from balance_service.http.problems import PROBLEM_JSON, Problem, body_of, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER, PeerAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from decimal import Decimal
+
+    from prometheus_client import Histogram
 
     from balance_service.http.parameters import BalanceQuery
     from balance_service.http.proxy import Proxy
@@ -27,9 +30,27 @@ PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
+_JSON = "application/json"
+_PROBLEM = f"{PROBLEM_JSON}; charset=utf-8"
+_NO_SUCH_CUSTOMER = body_of(Problem(404, "no such customer")).encode()
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceAnswer:
+    """What is answered from the local store; `headers` are those of this API."""
+
+    status: int
+    body: bytes
+    content_type: str
+    headers: dict[str, str]
+
+    def response(self) -> web.Response:
+        """The same as aiohttp's."""
+        headers = {**self.headers, "Content-Type": self.content_type}
+        return web.Response(status=self.status, body=self.body, headers=headers)
 
 
 class Queries:
@@ -56,6 +77,7 @@ class Queries:
         self._on_damage = on_damage
         self._timeout_seconds = timeout_seconds
         self._metrics = metrics
+        self._observed: dict[tuple[str, int], Histogram] = {}
 
     async def get_balance(self, request: web.Request) -> web.Response:
         """A customer's balance, from its owner; from a standby too, if the query says how recent it must be."""
@@ -71,7 +93,7 @@ class Queries:
             deadline = time.monotonic() + self._timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=FORWARDED_HEADER in request.headers)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local)
+                answered, answer = "local", self._answer(partition, local).response()
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, deadline)
             status = answer.status
@@ -80,8 +102,24 @@ class Queries:
             status = problem.status
             raise
         finally:
-            elapsed = time.perf_counter() - began
-            self._metrics.query_seconds.labels(answered, str(status)).observe(elapsed)
+            self._observe(answered, status, began)
+
+    def at_once(self, key: bytes) -> BalanceAnswer | None:
+        """The owner's answer to a query with no more than a customer, if this instance is that.
+
+        None if it is not, or has anything else to say: `get_balance` will say it.
+        """
+        began = time.perf_counter()
+        partition = self._routing.partition_of(key)
+        try:
+            local = self._routing.read(partition, key)
+            if local is None or not local.is_owner:
+                return None
+            answer = self._answer(partition, local)
+        except BalanceServiceError:
+            return None
+        self._observe("local", answer.status, began)
+        return answer
 
     async def _local(
         self, partition: int, query: BalanceQuery, deadline: float, *, is_forwarded: bool
@@ -131,7 +169,7 @@ class Queries:
                 # It may have become ours.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local)
+                    return self._answer(partition, local).response()
             for address, seconds, is_last in self._candidates(partition, query, deadline):
                 try:
                     answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
@@ -157,7 +195,7 @@ class Queries:
                 return
             yield server.address, left / 2 if following else left + _HEADROOM_SECONDS, not following
 
-    def _answer(self, partition: int, local: LocalAnswer) -> web.Response:
+    def _answer(self, partition: int, local: LocalAnswer) -> BalanceAnswer:
         headers = {
             "Balance-Application-Server": self._address,
             "Balance-Role": "active" if local.is_owner else "standby",
@@ -167,9 +205,15 @@ class Queries:
         if local.lag is not None:
             headers["Balance-Lag"] = str(local.lag)
         if local.frame is None:
-            return response(Problem(404, "no such customer"), headers)
-        body = exact_json(self._view(local.frame)).encode()
-        return web.Response(body=body, content_type="application/json", headers=headers)
+            return BalanceAnswer(404, _NO_SUCH_CUSTOMER, _PROBLEM, headers)
+        return BalanceAnswer(200, exact_json(self._view(local.frame)).encode(), _JSON, headers)
+
+    def _observe(self, answered: str, status: int, began: float) -> None:
+        elapsed = time.perf_counter() - began
+        observed = self._observed.get((answered, status))
+        if observed is None:
+            observed = self._observed[answered, status] = self._metrics.query_seconds.labels(answered, str(status))
+        observed.observe(elapsed)
 
 
 def _wanted(query: BalanceQuery) -> int:

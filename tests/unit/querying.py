@@ -114,7 +114,7 @@ class Instance:
     def task(self, partition: int) -> OneTask | None:
         return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
 
-    def queries(self, proxy: Proxy) -> Queries:
+    def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
         read_model = Balance()
         routing = Routing("balance", PARTITIONS, self.address, self, self, self.watermarks, self.servers)
         return Queries(
@@ -124,7 +124,7 @@ class Instance:
             lambda frame: read_model.view(STATES.decode(frame)),
             lambda partition, _error: self.damaged.append(partition),
             self.timeout_seconds,
-            Metrics(),
+            metrics or Metrics(),
         )
 
     @asynccontextmanager
