@@ -20,6 +20,7 @@ import structlog
 
 from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
+from balance_service.events.optimizer import Optimizer
 from balance_service.events.spark import read_records, read_source
 from balance_service.tracing import UNTRACED
 
@@ -63,6 +64,7 @@ class Stream:
         tracing: Tracing = UNTRACED,
     ) -> None:
         self._spark = spark
+        self._optimizer = Optimizer(spark)
         self._settings = settings
         self._read_model = read_model
         self._decoder = decoder
@@ -167,6 +169,7 @@ class Stream:
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
         updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
+        updates = self._optimizer.once(updates)
         writer = updates.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
         return writer.start()
 
