@@ -110,7 +110,7 @@ def _connect(jvm: SparkJvm) -> None:
     port, secret = jvm.gateway()
     try:
         os.environ.update(zip(_GATEWAY, (str(port), secret), strict=True))
-        gateway: Any = launch_gateway()
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
     finally:
         for name in _GATEWAY:
             os.environ.pop(name, None)

@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECONDS = 0.5
 _BACK_OFF_SECONDS = 1.0
+_SETTLE_SECONDS = 0.05
+_MOST_SETTLINGS = 4
 _CHECK_LOG_EVERY_SECONDS = 5.0
 _MAX_COMMITTERS = 32
 # Deep in the causes, where one of Spark's tasks met it.
@@ -98,7 +100,7 @@ class Stream:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._changed.wait()
-            self._changed.clear()
+            self._settle()
             try:
                 self._run_query()
             except Exception as error:
@@ -111,6 +113,13 @@ class Stream:
                 log.warning("the stream cannot go on for now", error=self.problem)
                 self._stopping.wait(_BACK_OFF_SECONDS)
                 self._changed.set()
+
+    def _settle(self) -> None:
+        """Tasks that are opened together come up moments apart: one query for all, instead of one after the other."""
+        for _ in range(_MOST_SETTLINGS):
+            self._changed.clear()
+            if self._stopping.wait(_SETTLE_SECONDS) or not self._changed.is_set():
+                return
 
     def _run_query(self) -> None:
         tasks = self._intact_tasks()
