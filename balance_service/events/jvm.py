@@ -7,6 +7,7 @@ process, so this module does too.
 
 from __future__ import annotations
 
+import atexit
 import fnmatch
 import importlib.util
 import os
@@ -128,6 +129,7 @@ class SparkJvm:
             env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told)},
             process_group=0,
         )
+        atexit.register(self._discard)
 
     def gateway(self) -> tuple[int, str]:
         """Port and secret by which to reach it; waits until it is up.
@@ -148,8 +150,14 @@ class SparkJvm:
             told = self._told.read_bytes()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+            atexit.unregister(self._discard)
         port, length = struct.unpack_from(">ii", told)
         return port, told[8 : 8 + length].decode()
+
+    def _discard(self) -> None:
+        """End one that nobody has used: it would complain that the folder is gone."""
+        self.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _launched: list[SparkJvm] = []
