@@ -44,7 +44,11 @@ def serve(*, print_config: bool) -> None:
         return
     configure_logging(settings.log_level)
     arm(settings.failpoints)
-    from balance_service.instance import Instance  # importing Spark is slow
+    from balance_service.events.jvm import launch_jvm
+
+    # It comes up while the rest is imported, which is slow.
+    launch_jvm(settings)
+    from balance_service.instance import Instance
 
     async def run() -> None:
         await Instance(settings).run()

@@ -82,7 +82,7 @@ class Settings(HttpSecuritySettings):
     )
     max_records_per_batch: int = Field(1_000_000, ge=1, description="Upper bound of a micro-batch, in records.")
     polling_delay_ms: int = Field(
-        50, ge=1, le=60_000, description="How long an idle query waits before it looks for new records."
+        75, ge=1, le=60_000, description="How long an idle query waits before it looks for new records."
     )
     spark_master: str = Field("local[2]", description="Where Spark runs the pipeline.")
     spark_jars: str | None = Field(

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
 
-_QUIET = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+_QUIET = (
+    "-Xshare:auto",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+    "-Xlog:cds=off",
+    "-Xlog:cds+dynamic=off",
+    "-Xlog:class+path=off",
+)
 _BATCH_SECONDS = 60
 # Loaded by opening clients, which needs no broker.
 _CLIENTS = {
@@ -51,10 +58,10 @@ def archive_of(java: Path, jars: Sequence[str]) -> Path:
     return cache_folder() / f"classes-{digest}.jsa"
 
 
-def jvm_options(java: Path, jars: Sequence[str]) -> str:
+def jvm_options(java: Path, jars: Sequence[str]) -> list[str]:
     """Options by which the JVM uses the archive; none while there is none. It passes over a stale one."""
     archive = archive_of(java, jars)
-    return f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive.is_file() else ""
+    return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if archive.is_file() else []
 
 
 def make_archive() -> Path:
@@ -63,7 +70,8 @@ def make_archive() -> Path:
     Raises:
         ConfigurationError: no suitable Java, or the connector jars cannot be had.
     """
-    from balance_service.events.spark import class_path, spark_java, start_spark
+    from balance_service.events.jvm import class_path, spark_java
+    from balance_service.events.spark import start_spark
     from balance_service.settings import load_settings
 
     settings = load_settings()
@@ -71,7 +79,7 @@ def make_archive() -> Path:
     with locked(archive):
         if not archive.is_file():
             fresh = archive.with_name(archive.name + ".partial")
-            spark = start_spark(settings, f"-XX:ArchiveClassesAtExit={fresh} {_QUIET}")
+            spark = start_spark(settings, [f"-XX:ArchiveClassesAtExit={fresh}", *_QUIET])
             _exercise(spark)
             _end(spark)
             if fresh.is_file():

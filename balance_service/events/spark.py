@@ -4,84 +4,60 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyspark
+from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service.events import class_archive
-from balance_service.jars import resolve_jars
-from balance_service.java import java_executable
+from balance_service.events.jvm import launch_jvm
 from balance_service.kafka.jvm_properties import jvm_properties
-from balance_service.resources import resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
+    from balance_service.events.jvm import SparkJvm
     from balance_service.settings import Settings
 
 
 _RECORDS_PER_SPARK_TASK = 500_000
 # Each offset that a filter names is a node of the plan.
 _MOST_NAMED = 1_000
-# Avro allocates what a length in the data asks for before it looks whether there is as much.
-_AVRO_LIMITS = " ".join(
-    f"-Dorg.apache.avro.limits.{what}.maxLength={most}"
-    for what, most in {"string": 16 << 20, "bytes": 16 << 20, "collectionItems": 1 << 20}.items()
-)
+_GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 
 
-def spark_java() -> Path:
-    """The Java that runs Spark. Raises ConfigurationError if there is none."""
-    return java_executable().resolve()
-
-
-def class_path(settings: Settings) -> list[str]:
-    """The jars of Spark's connectors, then Spark's own, in an order that is the same everywhere.
-
-    Spark names its own by a wildcard, which the JVM expands in the file system's order; a class archive is good for one
-    order, so one that was made where an image was built would be of no use where the image runs.
-
-    Raises:
-        ConfigurationError: the connectors' cannot be had.
-    """
-    connectors = settings.spark_jars.split(",") if settings.spark_jars else map(str, resolve_jars("spark"))
-    return [*connectors, *sorted(str(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))]
-
-
-def start_spark(settings: Settings, jvm_options: str | None = None) -> SparkSession:
-    """Start the JVM and the session.
+def start_spark(settings: Settings, archive_options: Sequence[str] | None = None) -> SparkSession:
+    """Start the session, and the JVM if it was not started before.
 
     Args:
-        jvm_options: by default those that make it start fast.
+        archive_options: of the JVM; by default those that use the class archive, if there is one.
 
     Raises:
-        ConfigurationError: no suitable Java, or the connector jars cannot be had.
+        ConfigurationError: no suitable Java, or the connector jars cannot be had, or the JVM does not start.
     """
-    java, jars = spark_java(), class_path(settings)
-    os.environ["JAVA_HOME"] = str(java.parent.parent)
-    options = class_archive.jvm_options(java, jars) if jvm_options is None else jvm_options
-    log4j = f"-Dlog4j2.configurationFile={resource('deploy/log4j2.properties').as_uri()}"
+    _connect(launch_jvm(settings, archive_options))
     builder = (
         SparkSession.builder.appName(settings.application_id)
         .master(settings.spark_master)
-        # On the class path, not as spark.jars, which would be served to and copied by an executor in the same JVM.
-        .config("spark.driver.extraClassPath", os.pathsep.join(jars))
-        .config("spark.driver.memory", settings.spark_driver_memory)
-        .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC {_AVRO_LIMITS} {options}")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.maxResultSize", "0")
         .config("spark.task.maxDirectResultSize", "100m")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        # Of what Spark keeps for its user interface, each task would be written down as it goes.
+        .config("spark.ui.liveUpdate.period", "-1")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        # There is nothing to adapt: no plan of ours shuffles.
+        .config("spark.sql.adaptive.enabled", "false")
+        # Each micro-batch's plan is described at length otherwise, for an interface that is off.
+        .config("spark.sql.ui.explainMode", "simple")
+        .config("spark.sql.maxPlanStringLength", "0")
         .config("spark.sql.streaming.pollingDelay", f"{settings.polling_delay_ms}ms")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "2")
@@ -124,6 +100,22 @@ def read_records(spark: SparkSession, settings: Settings, partition: int, offset
     return records.select(
         "offset", F.unix_millis("timestamp").alias("timestamp"), F.col("key").alias("record_key"), "value"
     )
+
+
+def _connect(jvm: SparkJvm) -> None:
+    """Make this JVM PySpark's own, once."""
+    if SparkContext._gateway is not None:
+        return
+    # PySpark looks for a JVM that it has not started itself in the environment, and nowhere else.
+    port, secret = jvm.gateway()
+    try:
+        os.environ.update(zip(_GATEWAY, (str(port), secret), strict=True))
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in _GATEWAY:
+            os.environ.pop(name, None)
+    gateway.proc = jvm.process
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[str, str]:

@@ -20,6 +20,7 @@ import structlog
 
 from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
+from balance_service.events.optimizer import Optimizer
 from balance_service.events.spark import read_records, read_source
 from balance_service.tracing import UNTRACED
 
@@ -42,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECONDS = 0.5
 _BACK_OFF_SECONDS = 1.0
+_SETTLE_SECONDS = 0.05
+_MOST_SETTLINGS = 4
 _CHECK_LOG_EVERY_SECONDS = 5.0
 _MAX_COMMITTERS = 32
 # Deep in the causes, where one of Spark's tasks met it.
@@ -63,6 +66,7 @@ class Stream:
         tracing: Tracing = UNTRACED,
     ) -> None:
         self._spark = spark
+        self._optimizer = Optimizer(spark)
         self._settings = settings
         self._read_model = read_model
         self._decoder = decoder
@@ -96,7 +100,7 @@ class Stream:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._changed.wait()
-            self._changed.clear()
+            self._settle()
             try:
                 self._run_query()
             except Exception as error:
@@ -109,6 +113,13 @@ class Stream:
                 log.warning("the stream cannot go on for now", error=self.problem)
                 self._stopping.wait(_BACK_OFF_SECONDS)
                 self._changed.set()
+
+    def _settle(self) -> None:
+        """Tasks that are opened together come up moments apart: one query for all, instead of one after the other."""
+        for _ in range(_MOST_SETTLINGS):
+            self._changed.clear()
+            if self._stopping.wait(_SETTLE_SECONDS) or not self._changed.is_set():
+                return
 
     def _run_query(self) -> None:
         tasks = self._intact_tasks()
@@ -167,6 +178,7 @@ class Stream:
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
         updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
+        updates = self._optimizer.once(updates)
         writer = updates.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
         return writer.start()
 

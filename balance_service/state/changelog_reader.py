@@ -55,7 +55,8 @@ class ChangelogReader:
         self._at = TopicPartition(topic, partition)
         self._apply = apply
         self._buffer: list[Record] = []
-        self._reached = -1
+        # At the end already, there is nothing to wait for.
+        self._reached = start
         self._met_end = False
         self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
         self._consumer = Consumer(config)

@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 # Compaction leaves what is younger than an hour, so a reader this far behind still sees every transaction whole.
 _WHOLE_FOR_SECONDS = 600.0
+_END_WITHIN_MS = 10
 
 
 class Task:
@@ -225,9 +226,11 @@ class Task:
         check_same_log(source, topics.find(source.name), changelog)
         # (a) A store that is no copy of this changelog is worth nothing.
         self._store = open_store(self.task_id, context, changelog)
-        self._reader = ChangelogReader(
-            reader_config(context.settings), changelog.name, partition, self._store.changelog_offset, self._apply
-        )
+        config = reader_config(context.settings)
+        if self._role is Role.ACTIVE:
+            # The broker holds back for so long that it has no more, which nobody can answer without.
+            config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
+        self._reader = ChangelogReader(config, changelog.name, partition, self._store.changelog_offset, self._apply)
         if self._role is Role.ACTIVE:
             self._own()
         else:

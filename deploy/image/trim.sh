@@ -5,21 +5,10 @@ set -eu
 site=$(echo "$1"/lib/python3.*/site-packages)
 jars=$site/pyspark/jars
 
-# Spark's own RocksDB is for stateful operators; we have none, and keep our states ourselves.
-rm "$jars"/rocksdbjni-*
-# Machine learning and graphs.
-rm "$jars"/spark-mllib_* "$jars"/spark-graphx_* "$jars"/breeze* "$jars"/spire* "$jars"/cats-kernel* "$jars"/algebra_* \
-   "$jars"/JTransforms-* "$jars"/arpack* "$jars"/lapack* "$jars"/blas-*
-# Hive, and the database in which it keeps its catalogue. ORC needs hive-storage-api.
-find "$jars" -name '*hive*' ! -name 'hive-storage-api-*' -delete
-rm "$jars"/derby* "$jars"/datanucleus-* "$jars"/libthrift-* "$jars"/libfb303-* "$jars"/jdo-api-* "$jars"/javax.jdo-* \
-   "$jars"/javolution-*
-# Cluster managers: Spark runs in this process' own JVM.
-rm "$jars"/kubernetes-* "$jars"/spark-kubernetes_* "$jars"/spark-yarn_* "$jars"/vertx-* "$jars"/bcprov-*
-# Spark Connect, and the shell's compiler.
-rm "$jars"/spark-connect* "$jars"/spark-repl_* "$jars"/scala-compiler-* "$jars"/jline-*
-# Native code for other systems.
-find "$jars" -name 'netty-*' \( -name '*osx*' -o -name '*windows*' \) -delete
+grep -v '^#' deploy/spark-jars-left-out.txt | grep . | while read -r pattern; do
+  # Not quoted: a pattern; one that no jar is named by any more fails the build.
+  rm "$jars"/$pattern
+done
 
 rm -r "$site"/pyspark/examples "$site"/pyspark/data
 # pyarrow's other file formats, file systems and RPC, its headers and sources.

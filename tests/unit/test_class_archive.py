@@ -31,7 +31,7 @@ def test_another_class_path_or_another_jvm_has_another_archive(java: Path) -> No
 
 
 def test_without_an_archive_the_jvm_gets_no_options(java: Path) -> None:
-    assert jvm_options(java, ["a.jar"]) == ""
+    assert jvm_options(java, ["a.jar"]) == []
 
 
 def test_an_archive_that_is_there_is_used(java: Path) -> None:
