@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
@@ -41,6 +42,7 @@ def start_spark(settings: Settings, archive_options: Sequence[str] | None = None
     _connect(launch_jvm(settings, archive_options))
     builder = (
         SparkSession.builder.appName(settings.application_id)
+        .config(map=_defaults())
         .master(settings.spark_master)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -116,6 +118,18 @@ def _connect(jvm: SparkJvm) -> None:
             os.environ.pop(name, None)
     gateway.proc = jvm.process
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _defaults() -> dict[str, Any]:
+    """What `spark-defaults.conf` in SPARK_CONF_DIR says; all that is set here goes before it."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    file = Path(folder) / "spark-defaults.conf" if folder else None
+    if file is None or not file.is_file():
+        return {}
+    java: Any = SparkContext._jvm
+    properties = java.java.util.Properties()
+    properties.load(java.java.io.FileInputStream(str(file)))
+    return dict(properties)
 
 
 def _source_options(settings: Settings, positions: Mapping[int, int]) -> dict[str, str]:
