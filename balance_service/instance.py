@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
 import signal
 import socket
-import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +28,7 @@ from balance_service.http.front import Front
 from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
+from balance_service.interpreter import exit_at_the_latest_in, favour_short_work
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.metrics import Metrics
 from balance_service.read_models.balance import Balance
@@ -50,8 +48,6 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 9.0
 _STOP_TRACING_SECONDS = 1.0
-_COLLECT_AFTER = 100_000
-_SWITCH_SECONDS = 0.0005
 
 
 class Instance:
@@ -113,7 +109,7 @@ class Instance:
         finally:
             log.info("stopping")
             self._gave_up.set()
-            _exit_at_the_latest_in(_STOP_SECONDS)
+            exit_at_the_latest_in(_STOP_SECONDS)
             await self._stop(starting)
             # What is still being answered may be waiting for a peer.
             await self._front.close()
@@ -217,7 +213,7 @@ class Instance:
         EngineCollector(engine, self._directory.table).register(self._metrics.registry)
         self._directory.start()
         engine.start()
-        _favour_short_work()
+        favour_short_work()
         return engine
 
     def _open_for_queries(self, engine: Engine, proxy: Proxy) -> None:
@@ -286,26 +282,3 @@ def _check_resolves(application_server: str) -> None:
             f"BALANCE_APPLICATION_SERVER {application_server} does not resolve ({error.strerror}); "
             "name a host that peers can reach"
         ) from None
-
-
-def _favour_short_work() -> None:
-    """Let no query wait for the interpreter for long while events are folded beside it."""
-    # Everything loaded by now stays: a collector that looks at all of it again stops every thread for a long moment.
-    gc.collect()
-    gc.freeze()
-    # Folding makes plain values by the hundred thousand and no cycles: looking for some took 7% of its time.
-    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-    # A query gives the interpreter up several times, and each time waits this long for a thread that computes.
-    sys.setswitchinterval(_SWITCH_SECONDS)
-
-
-def _exit_at_the_latest_in(seconds: float) -> None:
-    """End the process even if a client library hangs: all that matters is in Kafka already."""
-
-    def give_up() -> None:
-        log.error("stopping took too long; leaving")
-        os._exit(1)
-
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
