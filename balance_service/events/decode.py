@@ -113,15 +113,13 @@ class Decoder:
             F.when(cause.isNull(), F.col("idempotency_key")).alias("idempotency_key"),
             *(F.when(~cause.eqNullSafe(IGNORED), F.col(name)).alias(name) for name in self._traceparent),
         )
-        is_plain = cause.isNull()
-        for name in ("idempotency_key", *self._traceparent):
-            is_plain &= F.col(name).isNull()
+        is_noted = any_of(F.col(name).isNotNull() for name in ("cause", "idempotency_key", *self._traceparent))
         return judged.select(
             "partition",
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
             # An absent list takes a fifth of the bytes that its absent fields would, and most rows have none.
-            F.when(~is_plain, F.array(note)).alias(NOTE),
+            F.when(is_noted, F.array(note)).alias(NOTE),
         )
 
     def _typed(self, records: DataFrame) -> DataFrame:
