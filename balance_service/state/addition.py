@@ -119,16 +119,22 @@ class Addition:
             plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
             plain = plain[belong(text[plain])]
             rows, text = rows[plain], text[plain]
-            head = np.frombuffer(bytes([*self._header, 2 * length]), dtype=np.uint8)
-            frames = np.empty((len(rows), len(head) + length + 1 + width), dtype=np.uint8)
-            frames[:, : len(head)] = head
-            frames[:, len(head) : -width - 1] = text
-            frames[:, -width - 1] = 2 * width
-            frames[:, -width:] = numbers[rows].astype(">i8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
+            frames = self._first_frames(text, numbers[rows], width)
             written, size = frames.tobytes(), frames.shape[1]
             for at, row in enumerate(rows.tolist()):
                 begun[row] = written[at * size : (at + 1) * size]
         return begun
+
+    def _first_frames(self, text: NDArray[np.uint8], numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+        """A frame in each row: strings of one length, and numbers that take as many bytes."""
+        count, length = text.shape
+        head = bytes([*self._header, 2 * length])
+        frames = np.empty((count, len(head) + length + 1 + width), dtype=np.uint8)
+        frames[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
+        frames[:, len(head) : -width - 1] = text
+        frames[:, -width - 1] = 2 * width
+        frames[:, -width:] = _big_endian(numbers)[:, _NUMBER_BYTES - width :]
+        return frames
 
     def _numbers(
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
@@ -171,12 +177,17 @@ def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
 
 
+def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The 8 bytes of each number, in a row."""
+    return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
+
+
 def _with_numbers(
     data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> bytes:
     """The data with the numbers written over its bytes before each end."""
     written = data.copy()
-    columns = numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
+    columns = _big_endian(numbers)
     for back in range(1, _NUMBER_BYTES + 1):
         reaches = widths >= back
         written[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]
