@@ -29,13 +29,51 @@ _ENVELOPE = frozenset({"partition", "offset", "key"})
 
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
-    """What a micro-batch means for one partition: `updates` and `events` as in `TaskBatch`."""
+    """What a micro-batch means for one partition; `updates` and `events` as in `TaskBatch`.
 
-    updates: Sequence[CombinedUpdates] = ()
+    `combined` has a row for each key that `events` has none of: `key` and the update columns, sorted by key.
+    """
+
+    combined: pa.Table | None = None
     events: Sequence[KeyedUpdate] = ()
     applied: int = 0
     ignored: int = 0
     dead_letters: Sequence[DeadLetter] = ()
+
+    @property
+    def keys(self) -> int:
+        """How many keys have a combined update."""
+        return 0 if self.combined is None else int(self.combined.num_rows)
+
+    @property
+    def updates(self) -> list[CombinedUpdates]:
+        """The combined updates, some keys at a time."""
+        if self.combined is None:
+            return []
+        slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
+        return [CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in slices]
+
+    def and_then(self, later: PartitionUpdates, combine: Mapping[str, Combine] | None) -> PartitionUpdates | None:
+        """What both mean together; None where that is not what one after the other means.
+
+        They can be one where each key's updates are sums of one sign, or maxima: then nothing that came of the way from
+        one to the other, an overflow, is hidden.
+        """
+        if combine is None or self.events or later.events or Combine.LAST in combine.values():
+            return None
+        tables = [part.combined for part in (self, later) if part.combined is not None]
+        both = pa.concat_tables(tables) if tables else None
+        if both is not None and len(tables) > 1:
+            if _may_overflow(both, combine) or _has_both_signs(both, combine):
+                return None
+            both = _aggregated(both, combine)
+        return PartitionUpdates(
+            both,
+            (),
+            self.applied + later.applied,
+            self.ignored + later.ignored,
+            (*self.dead_letters, *later.dead_letters),
+        )
 
 
 class PartitionRows:
@@ -99,7 +137,7 @@ class PartitionRows:
         letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
         updates, events = self._combined(combine)
         return PartitionUpdates(
-            updates=updates,
+            combined=updates,
             events=events,
             applied=self.updates.num_rows,
             ignored=pc.sum(is_ignored).as_py() or 0,
@@ -109,13 +147,11 @@ class PartitionRows:
             ],
         )
 
-    def _combined(
-        self, combine: Mapping[str, Combine] | None
-    ) -> tuple[Sequence[CombinedUpdates], Sequence[KeyedUpdate]]:
+    def _combined(self, combine: Mapping[str, Combine] | None) -> tuple[pa.Table | None, Sequence[KeyedUpdate]]:
         """An update of each key that can have one, and the events of the others."""
         rows = self.updates
         if combine is None or _may_overflow(rows, combine):
-            return (), self.singly(rows)
+            return None, self.singly(rows)
         alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
         if not any(len(keys) for keys in alone):
             return _aggregated(rows, combine), ()
@@ -156,7 +192,13 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Ar
     return keys
 
 
-def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[CombinedUpdates]:
+def _has_both_signs(updates: pa.Table, combine: Mapping[str, Combine]) -> bool:
+    """Whether some sums are above zero and others below."""
+    bounds = [pc.min_max(updates[name]).as_py() for name, how in combine.items() if how is Combine.SUM]
+    return any(b["min"] is not None and b["min"] < 0 < b["max"] for b in bounds)
+
+
+def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Table:
     aggregates = [(name, how.value) for name, how in combine.items() if how is not Combine.LAST]
     if len(aggregates) < len(combine):
         # Arrow knows no last decimal, but the greatest row number of a key is that of its last row.
@@ -168,10 +210,7 @@ def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> list[Combined
         for name, how in combine.items()
     }
     # Neighbours in the store one after the other: reading and writing them costs it half of what any order would.
-    table = pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
-    return [
-        CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in table.to_batches(max_chunksize=_SLICE_KEYS)
-    ]
+    return pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
 
 
 def _may_overflow(rows: pa.Table, combine: Mapping[str, Combine]) -> bool:

@@ -7,6 +7,7 @@ Every record becomes one row. The `cause` in its note says what it is: null, as 
 from __future__ import annotations
 
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
@@ -34,7 +35,7 @@ _ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value", "
 
 
 class Decoder:
-    """Decodes by the writer's schema, found by id. `resolve` is called by one thread at a time.
+    """Decodes by the writer's schema, found by id. `resolve` is called by one thread at a time, `updates` by any.
 
     A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
     never again, for what it means does not change; one that the registry does not know is asked for anew each time,
@@ -54,6 +55,7 @@ class Decoder:
         self._events: dict[int, WriterSchema] = {}
         self._ignored: set[int] = set()
         self._incompatible: set[int] = set()
+        self._known = threading.Lock()
 
     def resolve(self, schema_ids: Iterable[int]) -> bool:
         """Ask the registry for these ids; returns whether it knows any, so that a new plan will.
@@ -67,12 +69,13 @@ class Decoder:
             if writer is None:
                 continue
             learned = True
-            if writer.record not in self._read_model.event_schemas:
-                self._ignored.add(schema_id)
-            elif self._is_readable(writer):
-                self._events[schema_id] = writer
-            else:
-                self._incompatible.add(schema_id)
+            is_ours = writer.record in self._read_model.event_schemas
+            is_readable = is_ours and self._is_readable(writer)
+            with self._known:
+                if is_readable:
+                    self._events[schema_id] = writer
+                else:
+                    (self._incompatible if is_ours else self._ignored).add(schema_id)
         return learned
 
     def warm_up(self) -> None:
@@ -97,7 +100,8 @@ class Decoder:
             unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
             `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
-        typed = self._typed(records)
+        with self._known:
+            typed = self._typed(records)
         updates = self._read_model.updates(typed)
         columns = [name for name in updates.columns if name not in {*typed.columns, "cause"}]
         # A projection of its own: inlined into every column below it would be computed as often.

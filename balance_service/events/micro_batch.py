@@ -1,14 +1,16 @@
 """The micro-batches of one streaming query: collect, combine, hand each task its part to commit.
 
-Spark calls `process` on a thread of its own, one batch at a time. A batch is committed on a pool, while Spark reads
-the next one: the tasks' positions are the truth, not Spark's idea of what is done, so a commit that fails behind
-Spark's back costs only the query. At most one batch is being committed.
+Spark calls `process` on a thread of its own, one batch at a time. Another commits them, some gathered into one, while
+Spark reads the next: the tasks' positions are the truth, not Spark's idea of what is done, so a commit that fails
+behind Spark's back costs only the query. At most one batch waits for the committing thread to take it.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ import structlog
 
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionRows, PartitionUpdates, by_partition
+from balance_service.events.gathering import Gathered
 from balance_service.failpoints import reach
 from balance_service.state.records import TaskBatch
 from balance_service.state.task_state import TaskState
@@ -37,10 +40,14 @@ if TYPE_CHECKING:
     from balance_service.state.tasks import Tasks
     from balance_service.tracing import Tracing
 
+    ReadUpdates = Callable[[int, int, int, Sequence[bytes], Sequence[int]], Sequence[KeyedUpdate]]
+
 log = structlog.get_logger(__name__)
 
 # A micro-batch may hold a million events, and each link is sent with the span.
 _MOST_LINKS = 32
+# While there is more to read, what was read is not visible for so much longer, should the next batch take its time.
+_LINGER_SECONDS = 3.0
 
 
 class BatchIncompleteError(BalanceServiceError):
@@ -59,12 +66,14 @@ class MicroBatches:
         metrics: Metrics,
         pool: Executor,
         checkpoint: Path,
-        read_records: Callable[[int, Sequence[int]], DataFrame],
+        most_records: int,
+        read_updates: ReadUpdates,
         on_incomplete: Callable[[], None],
         tracing: Tracing = UNTRACED,
     ) -> None:
         """Args:
-        read_records: partition and offsets → the source's records there, once more, and maybe others.
+        most_records: what a batch is bounded to.
+        read_updates: partition, start, end and keys → the updates of these keys there, read once more.
         on_incomplete: told that the query must end, if it has not ended yet.
         """
         self._read_model = read_model
@@ -74,39 +83,82 @@ class MicroBatches:
         self._metrics = metrics
         self._pool = pool
         self._offset_log = checkpoint / "offsets"
-        self._read_records = read_records
+        self._most_records = most_records
+        self._read_updates = read_updates
         self.starts = {partition: task.position for partition, task in members.items()}
         self.incomplete = False
         self._on_incomplete = on_incomplete
         self._tracing = tracing
-        self._committing: Future[bool] | None = None
+        self._changed = threading.Condition()
+        self._next: Callable[[], Gathered] | None = None
+        self._committer: Future[None] | None = None
         self._closed = False
 
     def process(self, rows: DataFrame, batch_id: int) -> None:
-        """Begin to commit one batch, as the decoder's plan yields it, once the one before is committed.
+        """Hand over one batch, as the decoder's plan yields it, to be committed.
 
         Raises:
-            BatchIncompleteError: a task did not take its part of this batch or the one before.
+            BatchIncompleteError: a task did not take its part of this batch or one before.
         """
         began = time.monotonic()
         ends = self._ends(batch_id)
         split = by_partition(rows.toArrow())
         waiting = self._resolve(split)
-        self._settle()
-        self._committing = self._pool.submit(self._commit, split, waiting, self.starts, ends, began)
+        self._hand_over(partial(self._gathered, split, waiting, self.starts, ends, began))
         self.starts = ends
 
     def close(self) -> None:
-        """Take no more batches, and wait for the one that is being committed."""
-        self._closed = True
-        if self._committing is not None:
-            self._committing.result()
+        """Take no more batches, and wait for the commit that is under way; what waits for its own is read again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._committer is not None:
+            wait([self._committer])
 
-    def _settle(self) -> None:
-        """Wait for the batch before."""
-        if self._closed or (self._committing is not None and not self._committing.result()):
+    def _hand_over(self, batch: Callable[[], Gathered]) -> None:
+        """Leave a batch to be taken, once the one before is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is None or self._closed or self.incomplete)
+            if self._closed or self.incomplete:
+                raise BatchIncompleteError("a task did not take its part of a batch before")
+            self._next = batch
+            self._changed.notify_all()
+        if self._committer is None:
+            self._committer = self._pool.submit(self._commit_all)
+
+    def _take(self, timeout_seconds: float | None) -> Callable[[], Gathered] | None:
+        """The batch that was handed over, if there is one in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._closed, timeout_seconds)
+            batch, self._next = self._next, None
+            self._changed.notify_all()
+            return batch
+
+    def _commit_all(self) -> None:
+        """Commit batch after batch, or several as one, until closed or one is not committed."""
+        gathered: Gathered | None = None
+        try:
+            while not self._closed:
+                if gathered is None or gathered.may_grow(self._most_records):
+                    batch = self._take(None if gathered is None else _LINGER_SECONDS)
+                    if batch is not None:
+                        gathered = self._after(gathered, batch())
+                    if batch is not None or gathered is None or self._closed:
+                        continue
+                self._commit(gathered)
+                gathered = None
+        except BatchIncompleteError:
             self._end_query()
-            raise BatchIncompleteError("a task did not take its part of the batch before")
+        except Exception:
+            log.exception("batches cannot be committed")
+            self._end_query()
+
+    def _after(self, before: Gathered | None, batch: Gathered) -> Gathered:
+        """Both as one; if they cannot be, the later one, and the one before is committed."""
+        both = batch if before is None else before.and_then(batch, self._read_model.combine)
+        if both is None and before is not None:
+            self._commit(before)
+        return both or batch
 
     def _resolve(self, split: Mapping[int, PartitionRows]) -> dict[int, str]:
         """Ask the registry about ids that the plan does not know; returns the partitions that must wait, and why."""
@@ -120,7 +172,9 @@ class MicroBatches:
         return {}
 
     def _end_query(self) -> None:
-        self.incomplete = True
+        with self._changed:
+            self.incomplete = True
+            self._changed.notify_all()
         self._on_incomplete()
 
     def _ends(self, batch_id: int) -> dict[int, int]:
@@ -130,58 +184,51 @@ class MicroBatches:
         (partitions,) = json.loads(planned).values()
         return {int(partition): int(end) for partition, end in partitions.items()}
 
-    def _commit(
+    def _gathered(
         self,
         split: Mapping[int, PartitionRows],
         waiting: Mapping[int, str],
         starts: Mapping[int, int],
         ends: Mapping[int, int],
         began: float,
-    ) -> bool:
-        """Commit a batch; whether every task took its part. If not, the query must end even if no batch follows."""
-        complete = False
-        try:
-            complete = self._commit_parts(split, waiting, starts, ends)
-        finally:
-            self._metrics.batch_seconds.observe(time.monotonic() - began)
-            if not complete:
-                self._end_query()
-        return complete
+    ) -> Gathered:
+        """One batch, combined."""
+        combine, is_traced = self._read_model.combine, self._tracing.is_on
+        parts = {p: rows.combined(combine) for p, rows in split.items() if p not in waiting}
+        traceparents = {p: rows.traceparents(_MOST_LINKS) for p, rows in split.items() if is_traced}
+        return Gathered(starts, ends, parts, waiting, traceparents, began)
 
-    def _commit_parts(
-        self,
-        split: Mapping[int, PartitionRows],
-        waiting: Mapping[int, str],
-        starts: Mapping[int, int],
-        ends: Mapping[int, int],
-    ) -> bool:
+    def _commit(self, gathered: Gathered) -> None:
+        """Raises BatchIncompleteError if a task did not take its part."""
         commits = []
-        for partition, end in ends.items():
-            if partition not in waiting:
-                rows = split.get(partition)
-                part = PartitionUpdates() if rows is None else rows.combined(self._read_model.combine)
+        for partition, end in gathered.ends.items():
+            if partition not in gathered.waiting:
+                part = gathered.parts.get(partition, PartitionUpdates())
                 batch = TaskBatch(
-                    starts[partition],
+                    gathered.starts[partition],
                     end,
                     part.updates,
                     part.events,
                     part.applied,
                     part.ignored,
                     part.dead_letters,
-                    partial(self._singles, partition, rows),
+                    partial(self._singles, partition, gathered, part),
                 )
-                traces = rows.traceparents(_MOST_LINKS) if rows is not None and self._tracing.is_on else []
+                traces = gathered.traceparents.get(partition, ())[:_MOST_LINKS]
                 commits.append(self._pool.submit(self._commit_part, self._members[partition], batch, traces))
         taken = [commit.result() for commit in commits]
-        for partition, reason in waiting.items():
+        for partition, reason in gathered.waiting.items():
             self._tasks.wait(self._members[partition], reason)
-        return not waiting and all(taken)
+        self._metrics.batch_seconds.observe(time.monotonic() - gathered.began)
+        if gathered.waiting or not all(taken):
+            raise BatchIncompleteError("a task did not take its part of a batch")
 
-    def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        if rows is None:
-            return ()
-        updates = rows.updates_of(keys)
-        return rows.singly(updates, self._read_records(partition, updates["offset"].to_pylist()).toArrow())
+    def _singles(
+        self, partition: int, gathered: Gathered, part: PartitionUpdates, keys: Sequence[bytes]
+    ) -> Sequence[KeyedUpdate]:
+        """The events of some keys, but for those that were dead letters when they were first read."""
+        letters = [letter.offset for letter in part.dead_letters]
+        return self._read_updates(partition, gathered.starts[partition], gathered.ends[partition], keys, letters)
 
     def _commit_part(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> bool:
         reach("batch-read")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.events.jvm import launch_jvm
 from balance_service.kafka.jvm_properties import jvm_properties
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 
 _RECORDS_PER_SPARK_TASK = 500_000
-# Each offset that a filter names is a node of the plan.
-_MOST_NAMED = 1_000
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 
 
@@ -87,21 +84,10 @@ def read_source(spark: SparkSession, settings: Settings, positions: Mapping[int,
     return spark.readStream.format("kafka").options(**options, **bound).load()
 
 
-def read_records(spark: SparkSession, settings: Settings, partition: int, offsets: Sequence[int]) -> DataFrame:
-    """Some of the source's committed records of one partition, as they are.
-
-    Returns:
-        Columns `offset`, `timestamp` (ms), `record_key`, `value`; where many records are asked for, of others among
-        them too.
-    """
-    first, last = min(offsets), max(offsets)
-    ends = {"endingOffsets": json.dumps({settings.topic: {str(partition): last + 1}})}
-    records = spark.read.format("kafka").options(**_source_options(settings, {partition: first}), **ends).load()
-    if len(offsets) <= _MOST_NAMED:
-        records = records.where(F.col("offset").isin(list(offsets)))
-    return records.select(
-        "offset", F.unix_millis("timestamp").alias("timestamp"), F.col("key").alias("record_key"), "value"
-    )
+def read_range(spark: SparkSession, settings: Settings, partition: int, start: int, end: int) -> DataFrame:
+    """The source's committed records at the offsets `[start, end)` of one partition."""
+    ends = {"endingOffsets": json.dumps({settings.topic: {str(partition): end}})}
+    return spark.read.format("kafka").options(**_source_options(settings, {partition: start}), **ends).load()
 
 
 def _connect(jvm: SparkJvm) -> None:

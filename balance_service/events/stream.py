@@ -21,7 +21,8 @@ import structlog
 from balance_service.errors import FatalError, RetriableError
 from balance_service.events.micro_batch import MicroBatches
 from balance_service.events.optimizer import Optimizer
-from balance_service.events.spark import read_records, read_source
+from balance_service.events.read_again import read_updates
+from balance_service.events.spark import read_source
 from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Stream:
                 self._metrics,
                 self._pool,
                 checkpoint,
-                partial(read_records, self._spark, self._settings),
+                self._settings.max_records_per_batch,
+                partial(read_updates, self._spark, self._settings, self._decoder),
                 self.changed,
                 self._tracing,
             )

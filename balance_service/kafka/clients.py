@@ -28,8 +28,10 @@ _FENCED = {
     KafkaError.INVALID_PRODUCER_EPOCH,
 }
 _MIB = 1 << 20
-# librdkafka queues what it produces; a micro-batch of a million keys must fit.
+# librdkafka queues what it produces.
 _QUEUE_MESSAGES = 2_000_000
+# A task's writer waits where its queue is full; a small record takes some 300 bytes there.
+_WRITER_MESSAGES = 100_000
 _QUEUE_KBYTES = 1 << 20
 
 _NOT_AUTHORIZED = {
@@ -69,6 +71,7 @@ def transactional_config(settings: Settings, transactional_id: str) -> ClientCon
     """The one writer of a task. A short timeout frees readers soon after a kill."""
     return {
         **producer_config(settings),
+        "queue.buffering.max.messages": _WRITER_MESSAGES,
         "transactional.id": transactional_id,
         "transaction.timeout.ms": settings.session_timeout_ms,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import time
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -13,7 +15,7 @@ from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from confluent_kafka import Message
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
+_ROOM_WITHIN_SECONDS = 0.01
 
 
 class ChangelogWriter:
@@ -67,7 +70,7 @@ class ChangelogWriter:
             else:
                 return
 
-    def commit(self, states: Sequence[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+    def commit(self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
         """Write states, dead letters and last the position, in one transaction.
 
         Returns:
@@ -85,8 +88,6 @@ class ChangelogWriter:
             if error.args[0].code() == KafkaError._STATE:
                 self._check_allowed(self._open_producer())
             raise self._by_remedy(error, "committing a micro-batch") from error
-        except BufferError as error:
-            raise RetriableError("the producer's queue is full") from error
 
     def close(self) -> None:
         """Destroy the producer without waiting for what it still holds. Idempotent.
@@ -100,7 +101,7 @@ class ChangelogWriter:
     def _transact(
         self,
         producer: Producer,
-        states: Sequence[Record],
+        states: Iterable[Record],
         dead_letters: Iterable[DeadLetter],
         position: bytes,
     ) -> int:
@@ -110,17 +111,17 @@ class ChangelogWriter:
         # A report for each would cost as much as the records. They go before the position to the same partition, and
         # librdkafka commits no transaction of which it could not deliver all.
         for key, value in states:
-            producer.produce(self._changelog, value, key, self._partition)
+            self._produce(producer, self._changelog, value, key)
         for letter in dead_letters:
-            producer.produce(
+            self._produce(
+                producer,
                 self._dead_letters,
                 letter.value,
                 letter.key,
-                self._partition,
                 on_delivery=delivery.report,
                 headers=self._headers(letter),
             )
-        producer.produce(self._changelog, position, POSITION_KEY, self._partition, on_delivery=delivery.report_position)
+        self._produce(producer, self._changelog, position, POSITION_KEY, on_delivery=delivery.report_position)
         unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
         if delivery.failed or unsent:
             self._check_allowed(producer)
@@ -129,6 +130,21 @@ class ChangelogWriter:
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         reach("committed")
         return delivery.position_offset + 1
+
+    def _produce(self, producer: Producer, topic: str, value: bytes | None, key: bytes | None, **more: Any) -> None:
+        """Queue a record for this partition; where the queue is full, once some of it is sent."""
+        deadline = math.inf
+        while True:
+            try:
+                producer.produce(topic, value, key, self._partition, **more)
+            except BufferError as error:
+                now = time.monotonic()
+                deadline = min(deadline, now + _COMMIT_TIMEOUT_SECONDS)
+                if now > deadline:
+                    raise RetriableError("the producer's queue stays full") from error
+                producer.poll(_ROOM_WITHIN_SECONDS)
+            else:
+                return
 
     def _check_allowed(self, failed: Producer) -> None:
         """Raise NotAuthorizedError if that is why nothing was delivered."""

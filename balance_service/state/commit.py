@@ -13,6 +13,7 @@ opening.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -62,8 +63,8 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     moved = replace(stands_at, offset=batch.end, stream_time_ms=folded.stream_time_ms)
     position = folding.position_codec.encode(moved.record())
     reach("folded")
-    changelog_offset = writer.commit(folded.records, letters, position)
-    store.write((*folded.records, (POSITION_KEY, position)), changelog_offset)
+    changelog_offset = writer.commit(folded.records(), letters, position)
+    store.write(itertools.chain(folded.records(), [(POSITION_KEY, position)]), changelog_offset)
     reach("stored")
     applied = batch.applied - len(folded.dead_letters) - folded.duplicates
     causes = Counter(letter.cause for letter in letters)

@@ -12,7 +12,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.state.idempotency import Retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -42,12 +42,27 @@ class Folding:
 
 @dataclass(slots=True)
 class Folded:
-    """New states and markers, framed; the events that turned out not to be applicable, or were applied before."""
+    """New states and markers, framed; the events that turned out not to be applicable, or were applied before.
+
+    `columns` are keys and states, row for row, some at a time and null where there is none: as Python's objects, those
+    of a large batch would take a multiple of their bytes.
+    """
 
     stream_time_ms: int
-    records: list[Record] = field(default_factory=list)
+    columns: list[tuple[pa.Array, pa.Array]]
+    others: list[Record] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     duplicates: int = 0
+
+    def records(self) -> Iterator[Record]:
+        """All that is new, for the changelog and for the store."""
+        for keys, frames in self.columns:
+            yield from (
+                (key, frame)
+                for key, frame in zip(keys.to_pylist(), frames.to_pylist(), strict=True)
+                if frame is not None
+            )
+        yield from self.others
 
 
 def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
@@ -56,7 +71,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     Events that came singly are folded so, in offset order. So are those of a key of which the combined update cannot
     be applied, from its events read again.
     """
-    records, read_again, strangers = _fold_combined(batch.updates, partition, folding, store)
+    columns, records, read_again, strangers = _fold_combined(batch.updates, partition, folding, store)
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
@@ -68,7 +83,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         folding.idempotency_window_ms,
         -1 if store.position is None else store.position.stream_time_ms,
     )
-    folded = Folded(retries.stream_time_ms)
+    folded = Folded(retries.stream_time_ms, columns)
     after: dict[bytes, State] = {}
     for key in singly.keys() - strangers:
         if not _fold_singly(folding, before[key], singly[key], retries, folded, after):
@@ -81,14 +96,15 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         else:
             _fold_singly(folding, before[key], events, retries, folded, after)
     encode = folding.state_codec.encode
-    folded.records = [*records, *((key, encode(state)) for key, state in after.items()), *retries.records(store)]
+    folded.others = [*records, *((key, encode(state)) for key, state in after.items()), *retries.records(store)]
     return folded
 
 
 def _fold_combined(
     updates: Iterable[CombinedUpdates], partition: int, folding: Folding, store: StateStore
-) -> tuple[list[Record], set[bytes], set[bytes]]:
-    """The new states, framed; the keys whose update cannot be applied; the keys that do not belong here."""
+) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes]]:
+    """The new states, in columns and others; the keys whose update cannot be applied; those that do not belong here."""
+    columns: list[tuple[pa.Array, pa.Array]] = []
     records: list[Record] = []
     inapplicable: set[bytes] = set()
     strangers: set[bytes] = set()
@@ -97,7 +113,7 @@ def _fold_combined(
         keys = some.keys.to_pylist()
         frames = store.get_many(keys)
         added = _added(folding, partition, frames, some)
-        records += [(key, frame) for key, frame in zip(keys, added, strict=True) if frame is not None]
+        columns.append((some.keys, pa.array(added, pa.binary())))
         rest = [row for row, frame in enumerate(added) if frame is None]
         for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
             if before is None and folding.partition_of(update.key) != partition:
@@ -109,7 +125,7 @@ def _fold_combined(
                 inapplicable.add(update.key)
             else:
                 records.append((update.key, encode(state)))
-    return records, inapplicable, strangers
+    return columns, records, inapplicable, strangers
 
 
 def _added(

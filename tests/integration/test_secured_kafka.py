@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.events.spark import read_records, start_spark
+from balance_service.events.spark import read_range, start_spark
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
@@ -216,10 +216,10 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
             return bool(records)
 
         eventually(arrived, "librdkafka reads it")
-    rows = read_records(spark, settings, 0, [0]).collect()
+    rows = read_range(spark, settings, 0, 0, 1).collect()
 
     assert [(r.key(), r.value()) for r in records] == [(b"k", b"v")]
-    assert [(bytes(row["record_key"]), bytes(row["value"])) for row in rows] == [(b"k", b"v")]
+    assert [(bytes(row["key"]), bytes(row["value"])) for row in rows] == [(b"k", b"v")]
 
 
 # What is refused

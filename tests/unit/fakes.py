@@ -81,12 +81,13 @@ class FakeWriter(ChangelogWriter):
         self.commits: list[tuple[list[Record], list[DeadLetter], bytes]] = []
         self.end = 0
 
-    def commit(self, states: Sequence[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+    def commit(self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
         """All or, if told to fail, nothing."""
         if self.fails_with is not None:
             raise self.fails_with
-        self.commits.append((list(states), list(dead_letters), position))
-        after_position = self.end + len(states) + 1
+        records = list(states)
+        self.commits.append((records, list(dead_letters), position))
+        after_position = self.end + len(records) + 1
         self.end = after_position + 1
         return after_position
 

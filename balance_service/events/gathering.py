@@ -1,0 +1,73 @@
+"""Micro-batches gathered for one commit.
+
+Behind, when one full micro-batch follows the other, most of what a commit costs is per key, and the keys of several
+micro-batches are far fewer than those of each. So a full one waits for the next, and several are committed as one. One
+that is not full has come to the end of the topic, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from balance_service.events.combine import PartitionUpdates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.read_models.read_model import Combine
+
+# A batch is cut by partition, and each share rounded down.
+_FULL = 0.9
+_MOST_BATCHES = 8
+# A transaction has to end within its time, and what is written is in memory more than once.
+_MOST_KEYS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What the records `[starts, ends)` of some partitions come to."""
+
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    parts: Mapping[int, PartitionUpdates]
+    """Of the partitions that have records."""
+    waiting: Mapping[int, str]
+    """The partitions that cannot be folded for now, and why."""
+    traceparents: Mapping[int, Sequence[str]]
+    began: float
+    """Seconds, monotonic."""
+    batches: int = 1
+
+    def may_grow(self, most_records: int) -> bool:
+        """Whether the next micro-batch will be here soon, and there is room for it.
+
+        Args:
+            most_records: what a micro-batch is bounded to.
+        """
+        records = sum(end - self.starts[partition] for partition, end in self.ends.items())
+        keys = sum(part.keys for part in self.parts.values())
+        is_full = records >= self.batches * most_records * _FULL
+        return is_full and not self.waiting and self.batches < _MOST_BATCHES and keys < _MOST_KEYS
+
+    def and_then(self, later: Gathered, combine: Mapping[str, Combine] | None) -> Gathered | None:
+        """Both as one; None if they have to be committed one after the other."""
+        if self.waiting or later.waiting:
+            return None
+        parts: dict[int, PartitionUpdates] = {}
+        for partition in sorted({*self.parts, *later.parts}):
+            nothing = PartitionUpdates()
+            both = self.parts.get(partition, nothing).and_then(later.parts.get(partition, nothing), combine)
+            if both is None:
+                return None
+            parts[partition] = both
+        traceparents = {p: (*t, *later.traceparents.get(p, ())) for p, t in self.traceparents.items()}
+        return Gathered(
+            self.starts,
+            later.ends,
+            parts,
+            {},
+            {**later.traceparents, **traceparents},
+            self.began,
+            self.batches + later.batches,
+        )
