@@ -80,7 +80,7 @@ class Settings(HttpSecuritySettings):
     session_timeout_ms: int = Field(
         10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
     )
-    max_records_per_batch: int = Field(1_000_000, ge=1, description="Upper bound of a micro-batch, in records.")
+    max_records_per_batch: int = Field(500_000, ge=1, description="Upper bound of a micro-batch, in records.")
     polling_delay_ms: int = Field(
         75, ge=1, le=60_000, description="How long an idle query waits before it looks for new records."
     )
@@ -88,7 +88,7 @@ class Settings(HttpSecuritySettings):
     spark_jars: str | None = Field(
         None, description="Comma-separated connector jars; resolved into a cache when unset."
     )
-    spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$", description="Heap of the Spark driver.")
+    spark_driver_memory: str = Field("512m", pattern=r"^\d+[mg]$", description="Heap of the Spark driver.")
     read_timeout_seconds: float = Field(
         5.0,
         gt=0,

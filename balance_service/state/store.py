@@ -54,7 +54,7 @@ _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
 
 _CACHE_BYTES = 64 << 20
-_WRITE_BUFFERS_BYTES = 128 << 20
+_WRITE_BUFFERS_BYTES = 64 << 20
 _BLOOM_BITS_PER_KEY = 10
 _ROOM_BYTES = 32 << 20
 # One cache and one budget for all stores of the process, so that memory does not grow with partitions.

@@ -50,7 +50,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "http_port": 5051,
         "state_dir": Path("state"),
         "session_timeout_ms": 10_000,
-        "max_records_per_batch": 1_000_000,
+        "max_records_per_batch": 500_000,
         "spark_master": "local[2]",
         "spark_jars": None,
         "read_timeout_seconds": 5.0,
