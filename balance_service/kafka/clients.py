@@ -88,6 +88,8 @@ def reader_config(settings: Settings) -> ClientConfig:
         "isolation.level": "read_committed",
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
+        # Once enough is fetched ahead, it would not look for a whole second whether that still holds.
+        "fetch.queue.backoff.ms": 5,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
+_CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
 
@@ -61,6 +63,7 @@ class ChangelogWriter:
             RetriableError: the transaction coordinator does not answer in time.
             TaskMigratedError: a successor fenced us meanwhile.
         """
+        self._connect(self._open_producer())
         for attempt in range(_FENCE_ATTEMPTS):
             try:
                 self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
@@ -97,6 +100,15 @@ class ChangelogWriter:
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
+
+    def _connect(self, producer: Producer) -> None:
+        """Be connected before the coordinator is asked for: without that, librdkafka asks again after half a second.
+
+        The first answer makes it leave the bootstrap connection for one to a broker; the second comes over that.
+        """
+        with suppress(KafkaException):
+            for _ in range(2):
+                producer.list_topics(self._changelog, _CONNECT_TIMEOUT_SECONDS)
 
     def _transact(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import (
     BalanceServiceError,
@@ -20,6 +20,7 @@ from balance_service.errors import (
 from balance_service.kafka.clients import by_remedy
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
+from balance_service.state.store_batch import StoreBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,48 +28,53 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.kafka.clients import ClientConfig
-    from balance_service.state.records import Record
 
-    Apply = Callable[[list[Record], int, bool], None]
+    Apply = Callable[[StoreBatch, int, bool], None]
 
-_BATCH = 20_000
+# So few that what a read makes of them is still in the processor's cache when it is put away.
+_READ = 2_000
+_PART = 20_000
 # A compacted changelog may hold millions of states before its first position record, and a transaction may be large.
-_BUFFER = 200_000
+_WHOLE = 200_000
 _POLL_SECONDS = 0.1
+# What is fetched ahead is bounded by these two: whichever is met first.
+_QUEUE = {"queued.min.messages": 20_000, "queued.max.messages.kbytes": 16 << 10}
 _SILENCE_SECONDS = 30.0
 
 
 class ChangelogReader:
     """Follows a changelog partition, as committed. Owns its consumer.
 
-    Invariant: records are handed over in their order, up to a position record and with it, so that what has been handed
-    over is what one commit left. Only where more than 200,000 lie before a position record are they handed over in
-    parts, and said to be: until the next position record nobody must be answered from them.
+    Invariant: records are handed over in their order. To a store that answers they are handed over up to a position
+    record and with it, so that what has been handed over is what one commit left; only where more than 200,000 lie
+    before a position record, in parts. To one that answers nobody, in parts of some 20,000, wherever those end. Parts
+    are said to be such: until the next position record nobody must be answered from them.
     """
 
     def __init__(self, config: ClientConfig, topic: str, partition: int, start: int, apply: Apply) -> None:
         """Args:
         config: of a consumer that reads what is committed.
-        start: the store's changelog offset.
+        start: the store's changelog offset, or the changelog's first where the store is new.
         apply: called with records, the changelog offset after them, and whether they end in a position record.
         """
         self._at = TopicPartition(topic, partition)
         self._apply = apply
-        self._buffer: list[Record] = []
+        self._batch = StoreBatch()
+        self._last: Message | None = None
         # At the end already, there is nothing to wait for.
         self._reached = start
         self._met_end = False
         self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
-        self._consumer = Consumer(config)
-        # Compaction may have removed a new changelog's first offsets; only then is "earliest" the right answer.
-        self._consumer.assign([TopicPartition(topic, partition, start or OFFSET_BEGINNING)])
+        self._consumer = Consumer({**config, **_QUEUE})
+        self._consumer.assign([TopicPartition(topic, partition, start)])
 
-    def replay(self, end: int, should_stop: Callable[[], bool]) -> None:
+    def replay(self, end: int, should_stop: Callable[[], bool], *, answers: bool = False) -> None:
         """Read until the reader stands at `end`.
 
         Args:
             end: the changelog's end, taken once no predecessor can write any more.
             should_stop: asked between reads.
+            answers: whether the store answers meanwhile, so that it must get what is whole.
 
         Raises:
             StoreCorruptedError: the changelog no longer has what comes next.
@@ -80,11 +86,13 @@ class ChangelogReader:
         while self._stands_at() < end:
             if should_stop():
                 raise TaskMigratedError("the task was closed while its store was restored")
-            if self._read():
+            if self._read(answers=answers):
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_SECONDS:
                 raise RetriableError(f"the changelog {self._name} was not read to its end in time")
-        if self._buffer:
+        if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
+            self._hand_over()
+        if self._batch:
             raise TaskHaltedError(
                 f"the changelog {self._name} ends in states without a position, so it was not "
                 "written by this service alone; run `balance-service rebuild`"
@@ -97,8 +105,8 @@ class ChangelogReader:
             StoreCorruptedError: the changelog no longer has what comes next.
             RetriableError: the changelog cannot be read.
         """
-        self._read()
-        return self._met_end and not self._buffer
+        self._read(answers=True)
+        return self._met_end and not self._batch
 
     def close(self) -> None:
         """Close the consumer."""
@@ -112,24 +120,38 @@ class ChangelogReader:
         # Control records take offsets too, so the end is where the reader stands, never a last record.
         return max(self._reached, self._consumer.position([self._at])[0].offset)
 
-    def _read(self) -> bool:
+    def _read(self, *, answers: bool) -> bool:
         """One read; whether anything came. An end met is one of this read: what is older says nothing about now."""
         self._met_end = False
         try:
-            messages = self._consumer.consume(_BATCH, timeout=_POLL_SECONDS)
+            # Asked for many, the consumer would wait for as many; so for one, and then for what came with it.
+            messages = self._consumer.consume(_READ, 0) or self._consumer.consume(1, _POLL_SECONDS)
         except KafkaException as error:
             raise self._by_remedy(error) from error
+        # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
+        if len(self._batch) >= (_WHOLE if answers else _PART) and messages and messages[0].error() is None:
+            self._hand_over()
+        put, delete = self._batch.put, self._batch.delete
         for message in messages:
             if (reported := message.error()) is not None:
                 self._note(reported, message)
                 continue
-            key = message.key() or b""
-            self._buffer.append((key, message.value()))
-            is_whole = key == POSITION_KEY
-            if is_whole or len(self._buffer) >= _BUFFER:
-                records, self._buffer = self._buffer, []
-                self._apply(records, offset_of(message) + 1, is_whole)
+            key, value = message.key() or b"", message.value()
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+            self._last = message
+            if answers and key == POSITION_KEY:
+                self._hand_over()
+                put, delete = self._batch.put, self._batch.delete
         return bool(messages)
+
+    def _hand_over(self) -> None:
+        last = self._last
+        if last is not None:
+            batch, self._batch = self._batch, StoreBatch()
+            self._apply(batch, offset_of(last) + 1, last.key() == POSITION_KEY)
 
     def _note(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:

@@ -19,7 +19,6 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
-    WriteBatch,
     WriteBufferManager,
 )
 
@@ -31,12 +30,14 @@ from balance_service.errors import (
     StoreFullError,
 )
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, StoreSizes
+from balance_service.state.store_batch import StoreBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.state.records import Record
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +142,7 @@ class StateStore:
 
     @identity.setter
     def identity(self, identity: StoreIdentity) -> None:
-        batch = WriteBatch(raw_mode=True)
+        batch = StoreBatch()
         batch.put(_IDENTITY_KEY, json.dumps(asdict(identity)).encode())
         self._write(batch)
 
@@ -206,7 +207,13 @@ class StateStore:
                 f"the disk of {self.path} has {room >> 20} MiB left and needs {_ROOM_BYTES >> 20}; make room"
             )
 
-    def write(self, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int) -> None:
+    def write(self, records: Iterable[Record], changelog_offset: int) -> None:
+        """Apply changelog records and their end, at once. Raises as `apply`."""
+        batch = StoreBatch()
+        batch.extend(records)
+        self.apply(batch, changelog_offset)
+
+    def apply(self, batch: StoreBatch, changelog_offset: int) -> None:
         """Apply changelog records (a position record among them, or not) and their end, at once.
 
         Raises:
@@ -214,12 +221,6 @@ class StateStore:
             StoreFullError: the disk is full.
             StoreCorruptedError: the store is damaged.
         """
-        batch = WriteBatch(raw_mode=True)
-        for key, value in records:
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
         batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))
         self._write(batch)
 
@@ -248,9 +249,9 @@ class StateStore:
             raise _translated(error) from error
         return value
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write(self, batch: StoreBatch) -> None:
         try:
-            self._db.write(batch)
+            self._db.write(batch.writes)
         except Exception as error:
             raise _translated(error) from error
         self._view = self._take_view()

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from balance_service.kafka.topics import Topic
     from balance_service.state.opening import TaskContext
-    from balance_service.state.records import Record, TaskBatch, TaskId
+    from balance_service.state.records import TaskBatch, TaskId
     from balance_service.state.store import StateStore, StoreView
+    from balance_service.state.store_batch import StoreBatch
 
 log = structlog.get_logger(__name__)
 
@@ -230,7 +231,9 @@ class Task:
         if self._role is Role.ACTIVE:
             # The broker holds back for so long that it has no more, which nobody can answer without.
             config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
-        self._reader = ChangelogReader(config, changelog.name, partition, self._store.changelog_offset, self._apply)
+        # Asked for here: a consumer that shall begin at the beginning finds out where that is half a second later.
+        start = self._store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
+        self._reader = ChangelogReader(config, changelog.name, partition, start, self._apply)
         if self._role is Role.ACTIVE:
             self._own()
         else:
@@ -279,16 +282,17 @@ class Task:
         if start > end:
             raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
-        reader.replay(end, self._closing.is_set)
+        reader.replay(end, self._closing.is_set, answers=self._state is TaskState.TAILING)
 
-    def _apply(self, records: list[Record], changelog_offset: int, is_whole: bool) -> None:
+    def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()
         is_whole = is_whole and time.monotonic() - self._at_end < _WHOLE_FOR_SECONDS
         if self._state is TaskState.TAILING and not is_whole:
             self._to(TaskState.RESTORING)
         store.require_room()
-        store.write(records, changelog_offset)
-        self.restoration.advance(len(records), changelog_offset)
+        records = len(batch)
+        store.apply(batch, changelog_offset)
+        self.restoration.advance(records, changelog_offset)
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:
         if self._store is None or self._reader is None:
