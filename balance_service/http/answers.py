@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from balance_service.http.problems import PROBLEM_JSON
@@ -64,7 +65,7 @@ class _Head:
     status: int
     length: int
     content_type: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     is_last: bool
 
 
@@ -110,6 +111,8 @@ def _check_begin(received: bytes) -> None:
         raise UnexpectedAnswerError(f"answered with a head of more than {MAX_HEAD_BYTES} bytes")
 
 
+# Between two commits a peer's heads are the same for a second.
+@lru_cache(maxsize=256)
 def _head(head: bytes) -> _Head:
     first, *lines = head.split(b"\r\n")
     status_line = _STATUS_LINE.fullmatch(first)

@@ -38,11 +38,11 @@ _LOOK_UP_AGAIN_SECONDS = 10.0
 _NEXT_ADDRESS_SECONDS = 0.25
 
 
-class ClosedByPeerError(ConnectionError):
-    """The peer closed the connection. `is_unanswered`: before the first byte of an answer."""
+class ClosedError(ConnectionError):
+    """The connection was closed. `is_unanswered`: before the first byte of an answer."""
 
     def __init__(self, *, is_unanswered: bool) -> None:
-        super().__init__("it closed the connection")
+        super().__init__("the connection was closed")
         self.is_unanswered = is_unanswered
 
 
@@ -73,13 +73,13 @@ class PeerConnection(asyncio.Protocol):
         """Send a query and wait for its answer; whoever calls sees to the deadline, by cancelling.
 
         Raises:
-            ClosedByPeerError: the peer closed the connection.
+            ClosedError: the connection was closed.
             UnexpectedAnswerError: it sent something other than an answer.
             OSError: the connection broke.
         """
         transport = self._transport
         if transport is None or not self.is_open or self._asked is not None:
-            raise ClosedByPeerError(is_unanswered=True)
+            raise ClosedError(is_unanswered=True)
         asked: asyncio.Future[PeerAnswer] = self._loop.create_future()
         self._asked = asked
         try:
@@ -108,6 +108,10 @@ class PeerConnection(asyncio.Protocol):
                 self.abort()
             asked.set_result(answer)
 
+    def eof_received(self) -> None:
+        """The peer says no more: asyncio closes the connection after this."""
+        self.is_open = False
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is CLOSED."""
         self.is_open = False
@@ -116,7 +120,7 @@ class PeerConnection(asyncio.Protocol):
             is_unanswered = not self._reader.is_within
             # A reset connection was closed too, before what was sent arrived.
             is_closing = exc is None or isinstance(exc, ConnectionError)
-            asked.set_exception(ClosedByPeerError(is_unanswered=is_unanswered) if is_closing else exc)  # type: ignore[arg-type]
+            asked.set_exception(ClosedError(is_unanswered=is_unanswered) if is_closing else exc)  # type: ignore[arg-type]
         self._on_lost(self)
 
     def abort(self) -> None:
@@ -192,7 +196,7 @@ class PeerConnections:
                 if connection is not None:
                     try:
                         return await self._ask(peer, connection, request)
-                    except ClosedByPeerError as error:
+                    except ClosedError as error:
                         if not error.is_unanswered:
                             raise
                     # Most likely it has closed them all.
@@ -217,6 +221,8 @@ class PeerConnections:
         return answer
 
     async def _connect(self, peer: _Peer, url: URL, tls: ssl.SSLContext | None) -> PeerConnection:
+        if self.is_closed:
+            raise ClosedError(is_unanswered=True)
         host, port = url.raw_host or "", url.port or 0
         addresses = await peer.addresses(host, port, self._loop)
         try:
@@ -239,7 +245,7 @@ class PeerConnections:
             raise
         if self.is_closed or not connection.is_open:
             connection.abort()
-            raise ClosedByPeerError(is_unanswered=True)
+            raise ClosedError(is_unanswered=True)
         self._open.add(connection)
         return connection
 

@@ -62,12 +62,18 @@ def test_it_is_the_same_in_whatever_pieces_it_comes(cuts: set[int]) -> None:
 def test_one_answer_after_the_other_is_read() -> None:
     reader = AnswerReader()
     for body in (b"{}", BODY, b""):
-        assert not reader.is_within
         assert reader.feed(answer(body=body)[:9]) is None
-        assert reader.is_within
-        read_body = reader.feed(answer(body=body)[9:])
-        assert read_body is not None
-        assert read_body.body == body
+        got = reader.feed(answer(body=body)[9:])
+        assert got is not None
+        assert got.body == body
+
+
+@pytest.mark.parametrize("size", [0, 1, 30, len(ANSWER) - 1, len(ANSWER)])
+def test_it_knows_whether_it_is_within_an_answer(size: int) -> None:
+    reader = AnswerReader()
+    reader.feed(ANSWER[:size])
+
+    assert reader.is_within == (0 < size < len(ANSWER))
 
 
 def test_header_names_are_taken_in_any_case_and_parameters_of_the_type_left_out() -> None:

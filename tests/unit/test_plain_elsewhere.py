@@ -17,7 +17,7 @@ from balance_service.http.limits import Limits
 from balance_service.http.operations import Operations
 from balance_service.http.proxy import FORWARDED_HEADER
 from balance_service.metrics import Metrics
-from balance_service.settings import Settings
+from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role
 from balance_service.state.store import StoreView
 from tests.unit.fakes import Nobody
@@ -313,7 +313,7 @@ def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Inst
     async def run() -> bytes:
         metrics = Metrics()
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0), handlers)
+        front = Front(load_settings(http_port=0), handlers)
         handlers.queries = instance.queries(await front.open(), metrics)
         async with TestServer(Peer(answering(headers=ACTIVE)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
