@@ -13,7 +13,7 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http import commands, queries
 from balance_service.http.authorization import Access, guarded
 from balance_service.http.connections import Connection, Connections, watched
-from balance_service.http.limits import MAX_BODY_BYTES, Limits, limited, without_expectations
+from balance_service.http.limits import MAX_BODY_BYTES, Limits, UnderWay, limited, without_expectations
 from balance_service.http.peers import PeerTrust
 from balance_service.http.problems import problems, unavailable
 from balance_service.http.proxy import FORWARDED_HEADER
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
     from balance_service.http.commands import Commands
+    from balance_service.http.connections import AnswersPlainQueries
     from balance_service.http.operations import Operations
-    from balance_service.http.plain import WholeRequest
     from balance_service.http.queries import Queries
     from balance_service.tracing import Tracing
 
@@ -65,18 +65,27 @@ def make_app(
     trust: PeerTrust | None = None,
     access: Access | None = None,
     tracing: Tracing = UNTRACED,
+    under_way: UnderWay | None = None,
 ) -> web.Application:
     """All routes of the contract.
 
     Args:
+        under_way: what bounds the requests that are answered, if others are than by this application.
         trust: what a forwarded query must prove; without it, nothing.
         access: what clients must show; without it, nothing.
     """
-    trust, access = trust or PeerTrust(), access or Access()
+    trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     spans = [traced(tracing)] if tracing.is_on else []
     guards = [] if access.is_free else [guarded(access, peers_are_proven=trust.demands_proof)]
     app = web.Application(
-        middlewares=[watched, *spans, problems, _proven(trust), *guards, limited(limits or Limits())],
+        middlewares=[
+            watched,
+            *spans,
+            problems,
+            _proven(trust),
+            *guards,
+            limited(limits, under_way or UnderWay(limits)),
+        ],
         client_max_size=MAX_BODY_BYTES,
     )
     operations = handlers.operations
@@ -95,7 +104,10 @@ def make_app(
 
 def make_health_app(handlers: Handlers, limits: Limits | None = None) -> web.Application:
     """What probes ask, alone: for a port of its own, where probes cannot do what clients must."""
-    app = web.Application(middlewares=[watched, problems, limited(limits or Limits())], client_max_size=MAX_BODY_BYTES)
+    limits = limits or Limits()
+    app = web.Application(
+        middlewares=[watched, problems, limited(limits, UnderWay(limits))], client_max_size=MAX_BODY_BYTES
+    )
     app.add_routes(_probes(handlers))
     return app
 
@@ -171,7 +183,7 @@ async def serve(
     listener: socket.socket,
     limits: Limits | None = None,
     tls: ssl.SSLContext | None = None,
-    plain: Callable[[WholeRequest], bytes | None] | None = None,
+    plain: AnswersPlainQueries | None = None,
 ) -> HttpServer:
     """Begin to answer; `cleanup()` of what is returned ends it.
 

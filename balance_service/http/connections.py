@@ -2,12 +2,14 @@
 
 aiohttp reads and answers requests. Around it are bounds on what costs before there is a request or after it. Before it
 is a shorter way for plain queries, open only while aiohttp holds nothing of the connection: no byte that it has not
-taken for a request, no request that it has not answered. Everything runs on the event loop's thread.
+taken for a request, no request that it has not answered. What comes while a plain query waits for a peer's answer is
+held, unread, until that is sent. Everything runs on the event loop's thread.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from aiohttp import http_exceptions, web
@@ -17,8 +19,7 @@ from balance_service.http.plain import whole_request
 from balance_service.http.problems import Problem, response
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from balance_service.http.limits import Limits
     from balance_service.http.plain import WholeRequest
@@ -28,6 +29,16 @@ log = structlog.get_logger(__name__)
 _SWEEP_SECONDS = 0.5
 
 
+class AnswersPlainQueries(Protocol):
+    """Whoever answers plain queries, as they go over the wire."""
+
+    def at_once(self, request: WholeRequest) -> bytes | None:
+        """The answer; None if it is not known here and now."""
+
+    def later(self, request: WholeRequest) -> Coroutine[Any, Any, bytes] | None:
+        """What will have the answer, which may be an error; None if aiohttp is to answer."""
+
+
 class Connection(web.RequestHandler):
     """A connection that is closed when its client sends a request too slowly, or none, or does not read the answer."""
 
@@ -35,17 +46,20 @@ class Connection(web.RequestHandler):
         self,
         server: web.Server,
         connections: Connections,
-        plain: Callable[[WholeRequest], bytes | None] | None = None,
+        plain: AnswersPlainQueries | None = None,
         **bounds: Any,
     ) -> None:
         """Args:
-        plain: answers some requests at once, as they go over the wire; None for those that it leaves to aiohttp.
+        plain: answers plain queries; without it, aiohttp answers everything.
         """
         super().__init__(server, **bounds)
         self._connections = connections
         self._plain = plain
         self._requests = 0
         self._left_to_aiohttp = 0
+        self._answering: asyncio.Task[None] | None = None
+        self._held: list[bytes] = []
+        self._is_to_close = False
         self._active_at = connections.now()
         self._head_since: float | None = None
         self._unsent_since: float | None = None
@@ -74,6 +88,11 @@ class Connection(web.RequestHandler):
             super().data_received(data)
             return
         self._active_at = self._connections.now()
+        if self._answering is not None:
+            self._held.append(data)
+            if self.transport is not None:
+                self.transport.pause_reading()
+            return
         if self._plain is not None and self._answered(self._plain, data):
             return
         if self._head_since is None and not self._requests:
@@ -98,6 +117,20 @@ class Connection(web.RequestHandler):
         self._left_to_aiohttp -= 1
         return finished
 
+    def close(self) -> None:
+        """Close the connection, after the answer that is under way."""
+        if self._answering is None:
+            super().close()
+        self._is_to_close = True
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """Let the answer that is under way be sent, within the bound, and close the connection."""
+        if self._answering is not None:
+            await asyncio.wait([self._answering], timeout=timeout)
+        if self._answering is not None:
+            self._answering.cancel()
+        await super().shutdown(timeout)
+
     def sweep(self, now: float, limits: Limits) -> None:
         """Close the connection if its time is up."""
         transport = self.transport
@@ -116,8 +149,8 @@ class Connection(web.RequestHandler):
             transport.write(_HEAD_TOO_SLOW)
             self.force_close()
 
-    def _answered(self, plain: Callable[[WholeRequest], bytes | None], data: bytes) -> bool:
-        """Whether these bytes are one plain query, which is answered then."""
+    def _answered(self, plain: AnswersPlainQueries, data: bytes) -> bool:
+        """Whether these bytes are one plain query, which is answered then, or will be."""
         request = whole_request(data)
         if request is None:
             # They may end within a request: where the next one begins, aiohttp alone knows from now on.
@@ -125,12 +158,35 @@ class Connection(web.RequestHandler):
             return False
         transport = self.transport
         if self._left_to_aiohttp == 0 and transport is not None and not transport.get_write_buffer_size():
-            answer = plain(request)
+            answer = plain.at_once(request)
             if answer is not None:
                 transport.write(answer)
                 return True
+            answering = plain.later(request)
+            if answering is not None:
+                self._answering = self._loop.create_task(self._answer(answering))
+                return True
         self._left_to_aiohttp += 1
         return False
+
+    async def _answer(self, answering: Coroutine[Any, Any, bytes]) -> None:
+        """Send the answer when it is there, and go on with what has come meanwhile."""
+        self.request_began()
+        try:
+            answer = await answering
+        finally:
+            self.request_ended()
+            self._answering = None
+        transport = self.transport
+        if transport is None:  # the client has not waited for it
+            return
+        transport.write(answer)
+        if self._is_to_close:
+            self.close()
+        elif self._held:
+            held, self._held = b"".join(self._held), []
+            transport.resume_reading()
+            self.data_received(held)
 
     def handle_error(
         self,

@@ -11,7 +11,7 @@ import structlog
 
 from balance_service.http.app import HttpServer, bind, make_app, make_health_app, serve
 from balance_service.http.authorization import access_of
-from balance_service.http.limits import Limits
+from balance_service.http.limits import Limits, UnderWay
 from balance_service.http.peers import PeerTrust
 from balance_service.http.plain import PlainQueries
 from balance_service.http.proxy import Proxy
@@ -84,10 +84,11 @@ class Front:
         """Begin to answer; returns what asks peers."""
         self._warn_if_open_to_all()
         tls = self._tls
-        app = make_app(self._handlers, self._limits, self._trust, self._access, self._tracing)
+        under_way = UnderWay(self._limits)
+        app = make_app(self._handlers, self._limits, self._trust, self._access, self._tracing, under_way)
         # Whoever is to be asked for a token, counted or traced goes through the application.
         is_plain = self._access.is_free and not self._tracing.is_on
-        plain = PlainQueries(self._handlers, self._trust).answer if is_plain else None
+        plain = PlainQueries(self._handlers, self._trust, under_way) if is_plain else None
         server_tls = None if tls is None else tls.value.server
         self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain))
         if self._health_listener is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Middleware
 
+T = TypeVar("T")
 # Probes must be answered above all when there is too much to do.
 EXEMPT_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 MAX_BODY_BYTES = 16 << 10
@@ -71,38 +72,50 @@ class Limits:
         }
 
 
-def limited(limits: Limits) -> Middleware:
+class UnderWay:
+    """The requests that are being answered: how many at once, and for how long at most. Belongs to the event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.max_concurrent_requests
+        self._seconds = limits.request_seconds
+        self._count = 0
+
+    async def run(self, answer: Callable[[], Awaitable[T]]) -> T:
+        """Answer a request within the limits.
+
+        Raises:
+            Problem: 503, too many are under way, or it took too long.
+        """
+        if self._count >= self._most:
+            raise unavailable(f"{self._most} requests are under way here; this one was certainly not begun")
+        self._count += 1
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                return await answer()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise unavailable(
+                f"the request took more than {self._seconds:g} s; if it was a command, the event may have been written"
+            ) from None
+        finally:
+            self._count -= 1
+
+
+def limited(limits: Limits, under_way: UnderWay) -> Middleware:
     """The middleware that refuses what is too big, too slow or too much. Raises problems: it belongs within them."""
-    under_way = 0
 
     @web.middleware
     async def limit(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        nonlocal under_way
         _check_sizes(request)
         if request.path in EXEMPT_PATHS:
             return await handler(request)
         # Before it counts as under way: a slow client takes nobody's place.
         if request.body_exists:
             await _read_body(request, limits.body_seconds)
-        if under_way >= limits.max_concurrent_requests:
-            raise unavailable(
-                f"{limits.max_concurrent_requests} requests are under way here; this one was certainly not begun"
-            )
-        under_way += 1
-        try:
-            async with asyncio.timeout(limits.request_seconds) as deadline:
-                return await handler(request)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise unavailable(
-                f"the request took more than {limits.request_seconds:g} s; if it was a command, the event may have "
-                "been written"
-            ) from None
-        finally:
-            under_way -= 1
+        return await under_way.run(lambda: handler(request))
 
     return limit
 

@@ -45,12 +45,23 @@ def unavailable(detail: str) -> Problem:
     return Problem(503, detail, retry_after=RETRY_AFTER_SECONDS)
 
 
+def unexpected(path: str) -> Problem:
+    """500 for the exception that is being handled, which nobody expected: it is logged."""
+    log.exception("a request failed", path=path)
+    return Problem(500, "something went wrong here; the log says what")
+
+
 def response(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """The problem as an HTTP response."""
-    extra = {**problem.headers, **(headers or {})}
-    if problem.retry_after is not None:
-        extra["Retry-After"] = str(problem.retry_after)
+    extra = {**headers_of(problem), **(headers or {})}
     return web.Response(status=problem.status, text=body_of(problem), content_type=PROBLEM_JSON, headers=extra)
+
+
+def headers_of(problem: Problem) -> dict[str, str]:
+    """The problem's headers, other than those that say what the body is."""
+    if problem.retry_after is None:
+        return dict(problem.headers)
+    return {**problem.headers, "Retry-After": str(problem.retry_after)}
 
 
 def body_of(problem: Problem) -> str:
@@ -78,5 +89,4 @@ async def problems(
         detail = _DETAILS.get(error.status) or error.text or error.reason
         return response(Problem(error.status, detail), kept)
     except Exception:
-        log.exception("a request failed", path=request.path)
-        return response(Problem(500, "something went wrong here; the log says what"))
+        return response(unexpected(request.path))

@@ -1,22 +1,25 @@
-"""One hop to the instance that owns the key, over one pooled session.
+"""One hop to the instance that owns the key, over connections that are kept.
 
 A peer's address comes from a topic, so it is not trusted: hosts by allow-list, fixed path, re-encoded parameters, no
-redirects, capped size, headers by allow-list. What it is asked carries a mark, so that it does not pass it on again.
+redirects, capped size, headers by allow-list (see `answers`). What it is asked carries a mark, so that it does not pass
+it on again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from dataclasses import dataclass
+import ssl
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
-import aiohttp
 from yarl import URL
 
 from balance_service.errors import RetriableError
+from balance_service.http.answers import PeerAnswer, UnexpectedAnswerError
+from balance_service.http.peer_connections import PeerConnections
 from balance_service.http.peers import PeerTrust
-from balance_service.http.problems import PROBLEM_JSON
 from balance_service.tracing import UNTRACED, SpanKind
 
 if TYPE_CHECKING:
@@ -27,33 +30,9 @@ if TYPE_CHECKING:
     from balance_service.tracing import Tracing
 
 FORWARDED_HEADER = "Balance-Forwarded"
-ANSWER_HEADERS = (
-    "Balance-Application-Server",
-    "Balance-Role",
-    "Balance-Position",
-    "Balance-Lag",
-    "Balance-Epoch",
-    "Retry-After",
-)
-# What an owner answers, as far as it may be passed on; anything else is not from one of us.
-_STATUSES = frozenset({200, 400, 404, 421, 500, 503})
-_CONTENT_TYPES = frozenset({"application/json", PROBLEM_JSON})
-_MAX_ANSWER_BYTES = 64 << 10
-_MAX_CONNECTIONS_PER_PEER = 64
-# Well below the time after which a peer closes an idle connection, so that no query meets a closing one.
-_IDLE_SECONDS = 15.0
-_FORBIDDEN = 403
-_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]{0,298}[!-~])?")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAnswer:
-    """What a peer answered, cut down to what may be passed on."""
-
-    status: int
-    body: bytes
-    content_type: str
-    headers: Mapping[str, str]
+_UNAUTHORIZED, _FORBIDDEN, _TOO_MANY = 401, 403, 429
+_CRLF = "\r\n"
+_LINE = re.compile(r"[!-~]+: [^\x00-\x1f\x7f]+")
 
 
 class Proxy:
@@ -69,15 +48,7 @@ class Proxy:
         self._trust = PeerTrust() if trust is None else trust
         self._tls = tls
         self._tracing = tracing
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, limit_per_host=_MAX_CONNECTIONS_PER_PEER, keepalive_timeout=_IDLE_SECONDS
-            ),
-            auto_decompress=False,
-            # A peer answers JSON as it is, whatever would be accepted.
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._connections = PeerConnections()
 
     async def get(
         self,
@@ -92,6 +63,8 @@ class Proxy:
         Raises:
             RetriableError: the peer may not be asked, refuses our proof, or did not answer in time or not sensibly.
         """
+        if not self._tracing.is_on:
+            return await self._get(address, path, parameters, from_address, timeout_seconds, {})
         attributes = {"http.request.method": "GET", "server.address": address, "url.path": path}
         with self._tracing.span(f"GET {path}", SpanKind.CLIENT, attributes) as span:
             answer = await self._get(address, path, parameters, from_address, timeout_seconds, span.context())
@@ -111,50 +84,57 @@ class Proxy:
             raise RetriableError(
                 f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
             )
-        if self._session.closed:
+        if self._connections.is_closed:
             raise RetriableError("this instance is stopping")
         try:
-            scheme = "http" if self._tls is None else "https"
-            url = _url(scheme, address, path).with_query(parameters)
-            async with self._session.get(
-                url,
-                headers={FORWARDED_HEADER: self._trust.mark(from_address, url.raw_path_qs), **trace_context},
-                allow_redirects=False,
-                # Asked anew each time: connections under a renewed certificate are new ones.
-                ssl=True if self._tls is None else self._tls.value.client,
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-            ) as answer:
-                if answer.status == _FORBIDDEN:
-                    raise RetriableError(
-                        f"the owner at {address} does not accept the proof that this instance is its peer; give all "
-                        "instances the same BALANCE_PEER_SECRET, and clocks that agree"
-                    )
-                is_ours = answer.status in _STATUSES and answer.content_type in _CONTENT_TYPES
-                if not is_ours or "Content-Encoding" in answer.headers:
-                    raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
-                body = await answer.content.read(_MAX_ANSWER_BYTES + 1)
-                while len(body) <= _MAX_ANSWER_BYTES and (more := await answer.content.readany()):
-                    body += more
-                if len(body) > _MAX_ANSWER_BYTES:
-                    raise RetriableError(f"the owner at {address} answered with more than {_MAX_ANSWER_BYTES} bytes")
-                headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
-                if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
-                    raise RetriableError(f"the owner at {address} answered with headers that are not an instance's")
-                return PeerAnswer(answer.status, body, answer.content_type, headers)
-        except aiohttp.ClientSSLError as error:
+            url = _url(address)
+            target = f"{path}?{urlencode(parameters, quote_via=quote)}"
+            headers = {FORWARDED_HEADER: self._trust.mark(from_address, target), **trace_context}
+            request = _request(url, target, headers)
+            # Asked anew each time: connections under a renewed certificate are new ones.
+            tls = None if self._tls is None else self._tls.value.client
+            async with asyncio.timeout(timeout_seconds):
+                answer = await self._connections.ask(url, request, tls)
+        except UnexpectedAnswerError as error:
+            raise RetriableError(f"the owner at {address} {error}") from error
+        except ssl.SSLError as error:
             raise RetriableError(
                 f"the owner at {address} cannot be reached by TLS: {error}; its certificate must name that host and be "
                 "signed by a CA in BALANCE_TLS_CA"
             ) from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except TimeoutError as error:
+            raise RetriableError(f"the owner at {address} cannot be reached: it did not answer in time") from error
+        except (OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise RetriableError(f"the owner at {address} cannot be reached: {reason}") from error
+        if answer.status == _FORBIDDEN:
+            raise RetriableError(
+                f"the owner at {address} does not accept the proof that this instance is its peer; give all instances "
+                "the same BALANCE_PEER_SECRET, and clocks that agree"
+            )
+        if answer.status in (_UNAUTHORIZED, _TOO_MANY):
+            # What it asks of clients: this instance has done that, and the client cannot.
+            raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
+        return answer
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._connections.close()
 
 
 @lru_cache(maxsize=100)
-def _url(scheme: str, address: str, path: str) -> URL:
-    return URL(f"{scheme}://{address}").with_path(path)
+def _url(address: str) -> URL:
+    """Where a peer is, its host as it is written in requests and looked up."""
+    return URL(f"http://{address}")
+
+
+def _request(url: URL, target: str, headers: Mapping[str, str]) -> bytes:
+    """A query as it goes over the wire.
+
+    Raises:
+        ValueError: a header would not be one line.
+    """
+    lines = [f"Host: {url.raw_authority}", *[f"{name}: {value}" for name, value in headers.items()]]
+    if not all(_LINE.fullmatch(line) for line in lines):
+        raise ValueError("a header of the query would not be one line")
+    return f"GET {target} HTTP/1.1\r\n{_CRLF.join(lines)}\r\n\r\n".encode()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
-from balance_service.http.parameters import balance_query
-from balance_service.http.problems import PROBLEM_JSON, Problem, body_of, unavailable
-from balance_service.http.proxy import FORWARDED_HEADER, PeerAnswer
+from balance_service.http.parameters import BalanceQuery, balance_query
+from balance_service.http.problems import PROBLEM_JSON, Problem, body_of, headers_of, unavailable
+from balance_service.http.proxy import FORWARDED_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Histogram
 
-    from balance_service.http.parameters import BalanceQuery
+    from balance_service.http.answers import PeerAnswer
     from balance_service.http.proxy import Proxy
     from balance_service.http.routing import LocalAnswer, Routing
     from balance_service.metrics import Metrics
@@ -40,12 +40,17 @@ _HEADROOM_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BalanceAnswer:
-    """What is answered from the local store; `headers` are those of this API."""
+    """What is answered, from the local store or by a peer; `headers` are those of this API."""
 
     status: int
     body: bytes
     content_type: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, problem: Problem) -> BalanceAnswer:
+        """A problem."""
+        return cls(problem.status, body_of(problem).encode(), _PROBLEM, headers_of(problem))
 
     def response(self) -> web.Response:
         """The same as aiohttp's."""
@@ -81,28 +86,18 @@ class Queries:
 
     async def get_balance(self, request: web.Request) -> web.Response:
         """A customer's balance, from its owner; from a standby too, if the query says how recent it must be."""
-        began = time.perf_counter()
-        answered, status = "none", 500
-        try:
-            query = balance_query(request)
-            partition = self._routing.partition_of(query.key)
-            if query.min_position is not None and query.min_position[0] != partition:
-                raise Problem(
-                    400, f"minPosition is of partition {query.min_position[0]}, the customer's is {partition}"
-                )
-            deadline = time.monotonic() + self._timeout_seconds
-            local = await self._local(partition, query, deadline, is_forwarded=FORWARDED_HEADER in request.headers)
-            if local is not None:
-                answered, answer = "local", self._answer(partition, local).response()
-            else:
-                answered, answer = "proxied", await self._proxied(partition, query, deadline)
-            status = answer.status
-            return answer
-        except Problem as problem:
-            status = problem.status
-            raise
-        finally:
-            self._observe(answered, status, began)
+        answer = await self._observed_answer(
+            lambda: balance_query(request), is_forwarded=FORWARDED_HEADER in request.headers
+        )
+        return answer.response()
+
+    async def answer(self, key: bytes) -> BalanceAnswer:
+        """The same to a query of a client with no more than a customer.
+
+        Raises:
+            Problem: as `get_balance`.
+        """
+        return await self._observed_answer(lambda: BalanceQuery(key.decode()), is_forwarded=False)
 
     def at_once(self, key: bytes) -> BalanceAnswer | None:
         """The owner's answer to a query with no more than a customer, if this instance is that.
@@ -120,6 +115,30 @@ class Queries:
             return None
         self._observe("local", answer.status, began)
         return answer
+
+    async def _observed_answer(self, parse: Callable[[], BalanceQuery], *, is_forwarded: bool) -> BalanceAnswer:
+        began = time.perf_counter()
+        answered, status = "none", 500
+        try:
+            query = parse()
+            partition = self._routing.partition_of(query.key)
+            if query.min_position is not None and query.min_position[0] != partition:
+                raise Problem(
+                    400, f"minPosition is of partition {query.min_position[0]}, the customer's is {partition}"
+                )
+            deadline = time.monotonic() + self._timeout_seconds
+            local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
+            if local is not None:
+                answered, answer = "local", self._answer(partition, local)
+            else:
+                answered, answer = "proxied", await self._proxied(partition, query, deadline)
+            status = answer.status
+            return answer
+        except Problem as problem:
+            status = problem.status
+            raise
+        finally:
+            self._observe(answered, status, began)
 
     async def _local(
         self, partition: int, query: BalanceQuery, deadline: float, *, is_forwarded: bool
@@ -154,7 +173,7 @@ class Queries:
                 return None
             raise unavailable("the local store is damaged and is being restored") from error
 
-    async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> web.Response:
+    async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> BalanceAnswer:
         """A peer's answer; asks all who may have one once more if that fails, for the owner may have changed.
 
         A query that waits for a position goes on asking: it outlasts a partition's move where its deadline does.
@@ -169,7 +188,7 @@ class Queries:
                 # It may have become ours.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local).response()
+                    return self._answer(partition, local)
             for address, seconds, is_last in self._candidates(partition, query, deadline):
                 try:
                     answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
@@ -239,7 +258,5 @@ def _digits(value: Decimal) -> str:
     return format(value, "f")
 
 
-def _passed_on(answer: PeerAnswer) -> web.Response:
-    return web.Response(
-        status=answer.status, body=answer.body, content_type=answer.content_type, headers=dict(answer.headers)
-    )
+def _passed_on(answer: PeerAnswer) -> BalanceAnswer:
+    return BalanceAnswer(answer.status, answer.body, answer.content_type, answer.headers)

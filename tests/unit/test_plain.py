@@ -17,7 +17,7 @@ from balance_service.errors import StoreCorruptedError
 from balance_service.http import queries
 from balance_service.http.app import Handlers, bind, make_app, serve
 from balance_service.http.front import Front
-from balance_service.http.limits import Limits
+from balance_service.http.limits import Limits, UnderWay
 from balance_service.http.operations import Operations
 from balance_service.http.peers import PeerTrust
 from balance_service.http.plain import PlainQueries, whole_request
@@ -30,7 +30,7 @@ from tests.unit.fakes import Nobody
 from tests.unit.querying import PARTITION, PARTITIONS, Instance
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Sequence
     from pathlib import Path
 
     from balance_service.http.plain import WholeRequest
@@ -47,12 +47,34 @@ def question(target: str = TARGET, headers: str = "") -> bytes:
     return f"GET {target} HTTP/1.1\r\nHost: x:1\r\n{headers}\r\n".encode()
 
 
+class Plain(PlainQueries):
+    """Keeps what was not left to aiohttp."""
+
+    def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay) -> None:
+        super().__init__(handlers, trust, under_way)
+        self.answered_at_once: list[WholeRequest] = []
+        self.answered_later: list[WholeRequest] = []
+
+    def at_once(self, request: WholeRequest) -> bytes | None:
+        answer = super().at_once(request)
+        if answer is not None:
+            self.answered_at_once.append(request)
+        return answer
+
+    def later(self, request: WholeRequest) -> Coroutine[Any, Any, bytes] | None:
+        answering = super().later(request)
+        if answering is not None:
+            self.answered_later.append(request)
+        return answering
+
+
 class Server:
     """An instance behind a real socket, and what of its answers did not come from aiohttp."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, plain: Plain | None = None) -> None:
         self.port = port
-        self.at_once: list[WholeRequest] = []
+        self.at_once = [] if plain is None else plain.answered_at_once
+        self.later = [] if plain is None else plain.answered_later
 
     async def exchange(self, *segments: bytes, answers: int = 1) -> list[bytes]:
         """What is answered to some bytes on one connection; each segment is sent a moment after the one before."""
@@ -80,21 +102,16 @@ async def serving(
     instance: Instance, limits: Limits | None = None, trust: PeerTrust | None = None, *, is_plain: bool = True
 ) -> AsyncIterator[Server]:
     trust = trust or PeerTrust()
+    limits = limits or Limits()
+    under_way = UnderWay(limits)
     proxy = Proxy(trust)
     handlers = Handlers(Operations(Nobody()))
     handlers.queries = instance.queries(proxy)
-    plain = PlainQueries(handlers, trust)
     listener = bind("127.0.0.1", 0)
-    server = Server(listener.getsockname()[1])
-
-    def answer(request: WholeRequest) -> bytes | None:
-        answered = plain.answer(request)
-        if answered is not None:
-            server.at_once.append(request)
-        return answered
-
-    limits = limits or Limits()
-    http = await serve(make_app(handlers, limits, trust), listener, limits, None, answer if is_plain else None)
+    plain = Plain(handlers, trust, under_way)
+    server = Server(listener.getsockname()[1], plain)
+    app = make_app(handlers, limits, trust, under_way=under_way)
+    http = await serve(app, listener, limits, None, plain if is_plain else None)
     try:
         yield server
     finally:
@@ -251,7 +268,7 @@ def test_an_answer_is_counted_once_whichever_way_it_takes(instance: Instance) ->
         request = whole_request(question())
         assert request is not None
         for _ in range(3):
-            assert PlainQueries(handlers, PeerTrust()).answer(request) is not None
+            assert PlainQueries(handlers, PeerTrust(), UnderWay(Limits())).at_once(request) is not None
         await proxy.close()
 
     asyncio.run(run())

@@ -335,7 +335,7 @@ def test_an_answer_that_is_not_ours_is_not_passed_on(instance: Instance) -> None
 
 def test_an_oversized_answer_is_refused(instance: Instance) -> None:
     async def flood(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "102400"})
         await response.prepare(request)
         for _ in range(100):
             await response.write(b" " * 1024)
