@@ -15,6 +15,7 @@ from balance_service.events.combine import PartitionUpdates
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.events.combine import PartitionRows
     from balance_service.read_models.read_model import Combine
 
 # A batch is cut by partition, and each share rounded down.
@@ -35,6 +36,8 @@ class Gathered:
     waiting: Mapping[int, str]
     """The partitions that cannot be folded for now, and why."""
     traceparents: Mapping[int, Sequence[str]]
+    rows: Mapping[int, PartitionRows]
+    """Of one micro-batch; empty of several: they would fill the memory."""
     began: float
     """Seconds, monotonic."""
     batches: int = 1
@@ -68,6 +71,7 @@ class Gathered:
             parts,
             {},
             {**later.traceparents, **traceparents},
+            {},
             self.began,
             self.batches + later.batches,
         )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from balance_service.state.tasks import Tasks
     from balance_service.tracing import Tracing
 
-    ReadUpdates = Callable[[int, int, int, Sequence[bytes], Sequence[int]], Sequence[KeyedUpdate]]
+    ReadUpdates = Callable[[int, int, int, PartitionRows | None, Sequence[bytes], Sequence[int]], Sequence[KeyedUpdate]]
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class MicroBatches:
     ) -> None:
         """Args:
         most_records: what a batch is bounded to.
-        read_updates: partition, start, end and keys → the updates of these keys there, read once more.
+        read_updates: `read_again.read_updates`, from its partition on.
         on_incomplete: told that the query must end, if it has not ended yet.
         """
         self._read_model = read_model
@@ -196,7 +196,7 @@ class MicroBatches:
         combine, is_traced = self._read_model.combine, self._tracing.is_on
         parts = {p: rows.combined(combine) for p, rows in split.items() if p not in waiting}
         traceparents = {p: rows.traceparents(_MOST_LINKS) for p, rows in split.items() if is_traced}
-        return Gathered(starts, ends, parts, waiting, traceparents, began)
+        return Gathered(starts, ends, parts, waiting, traceparents, split, began)
 
     def _commit(self, gathered: Gathered) -> None:
         """Raises BatchIncompleteError if a task did not take its part."""
@@ -228,7 +228,8 @@ class MicroBatches:
     ) -> Sequence[KeyedUpdate]:
         """The events of some keys, but for those that were dead letters when they were first read."""
         letters = [letter.offset for letter in part.dead_letters]
-        return self._read_updates(partition, gathered.starts[partition], gathered.ends[partition], keys, letters)
+        start, end, rows = gathered.starts[partition], gathered.ends[partition], gathered.rows.get(partition)
+        return self._read_updates(partition, start, end, rows, keys, letters)
 
     def _commit_part(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> bool:
         reach("batch-read")

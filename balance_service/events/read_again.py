@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from balance_service.events.combine import PartitionRows
     from balance_service.events.decode import Decoder
     from balance_service.settings import Settings
     from balance_service.state.records import KeyedUpdate
@@ -31,21 +32,23 @@ def read_updates(
     partition: int,
     start: int,
     end: int,
+    rows: PartitionRows | None,
     keys: Sequence[bytes],
     letters: Sequence[int],
 ) -> list[KeyedUpdate]:
     """The updates of some keys at the offsets `[start, end)` of a partition, in offset order, each with its record.
 
     Args:
+        rows: all that is there, decoded; None if it has to be decoded once more.
         letters: offsets of dead letters, which are no updates even if they could be decoded by now.
     """
-    updates = decoder.updates(read_range(spark, settings, partition, start, end))
-    if len(keys) <= _MOST_NAMED:
-        updates = updates.where(F.col("key").isin([F.lit(bytearray(key)) for key in keys]))
-    split = by_partition(updates.toArrow())
-    if not split:
-        return []
-    rows = split[partition]
+    if rows is None:
+        updates = decoder.updates(read_range(spark, settings, partition, start, end))
+        if len(keys) <= _MOST_NAMED:
+            updates = updates.where(F.col("key").isin([F.lit(bytearray(key)) for key in keys]))
+        rows = by_partition(updates.toArrow()).get(partition)
+        if rows is None:
+            return []
     found = rows.updates_of(keys)
     found = found.filter(pc.invert(pc.is_in(found["offset"], pa.array(letters, pa.int64()))))
     if not found.num_rows:

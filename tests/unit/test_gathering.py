@@ -35,7 +35,8 @@ def amounts(updates: PartitionUpdates) -> dict[bytes, Decimal]:
 def batch(start: int, end: int, events: Sequence[Event] = (), **changed: Any) -> Gathered:
     parts: Mapping[int, PartitionUpdates] = {0: part(events)} if events else {}
     return Gathered(
-        **{"starts": {0: start}, "ends": {0: end}, "parts": parts, "waiting": {}, "traceparents": {}} | changed,
+        **{"starts": {0: start}, "ends": {0: end}, "parts": parts, "waiting": {}, "traceparents": {}, "rows": {}}
+        | changed,
         began=0.0,
     )
 
@@ -57,7 +58,7 @@ def test_two_batches_come_to_the_sums_of_both() -> None:
 
 def test_a_partition_without_records_in_one_of_them_keeps_those_of_the_other() -> None:
     one = batch(0, 1, [event("1.00")], starts={0: 0, 1: 5}, ends={0: 1, 1: 5})
-    other = Gathered({0: 1, 1: 5}, {0: 1, 1: 6}, {1: part([event("2.00", b"b")])}, {}, {}, 0.0)
+    other = Gathered({0: 1, 1: 5}, {0: 1, 1: 6}, {1: part([event("2.00", b"b")])}, {}, {}, {}, 0.0)
 
     both = one.and_then(other, SUM)
 
