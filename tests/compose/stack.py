@@ -120,9 +120,14 @@ class Stack:
 
     def inspect(self, identifiers: Sequence[str]) -> list[dict[str, Any]]:
         """What the engine knows of containers; of those that are gone, nothing."""
-        if not identifiers:
-            return []
-        known: list[dict[str, Any]] = json.loads(self._docker("inspect", *identifiers))
+        known: list[dict[str, Any]] = []
+        for identifier in identifiers:
+            try:
+                known += json.loads(self._docker("inspect", "--type", "container", identifier))
+            except ConfigurationError as error:
+                # It was there when it was listed.
+                if "No such container" not in str(error):
+                    raise
         return known
 
     def inside(self, container: str, *command: str) -> str:
