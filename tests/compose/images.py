@@ -1,8 +1,8 @@
 """The images that the compose file names: pulled, built, or made here where they cannot be pulled.
 
 What can be pulled is pulled. Otherwise the Python image is Debian's own Python in a file system that debootstrap
-makes, and broker and registry are stand-ins made of the jars that the local stack runs. The compose file cannot tell:
-same ports, same variables.
+makes, broker and registry are stand-ins made of the jars that the local stack runs, and Prometheus is Debian's. The
+compose file cannot tell: same ports, same variables, same paths.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def prepare_images(environment: dict[str, str], logs: Path) -> dict[str, str]:
         python = docker.python_image(f"{_PREFIX}/python:{_DEBIAN}")
     images = {"PYTHON_IMAGE": python, "BALANCE_IMAGE": f"{_PREFIX}/balance-service:local"}
     docker.build_service(images)
-    for variable, stand_in in {"KAFKA_IMAGE": docker.kafka, "REGISTRY_IMAGE": docker.registry}.items():
+    stand_ins = {
+        "KAFKA_IMAGE": docker.kafka,
+        "REGISTRY_IMAGE": docker.registry,
+        "PROMETHEUS_IMAGE": docker.prometheus,
+    }
+    for variable, stand_in in stand_ins.items():
         if docker.has(defaults[variable]):
             images[variable] = defaults[variable]
         else:
@@ -125,6 +130,14 @@ class _Docker:
         """A registry that is configured like the official image, with the Java that it needs."""
         java = java_executable(REGISTRY_JAVA, bundled=True).resolve().parent.parent
         return self._stand_in("registry", python, {"app": unpack(resolve_jars("registry")[0]), "java": java})
+
+    def prometheus(self, python: str) -> str:
+        """Debian's Prometheus, which starts like the official image."""
+        sys.stderr.write("prometheus' image cannot be pulled; making one of Debian's package …\n")
+        image = f"{_PREFIX}/prometheus:local"
+        with tempfile.TemporaryDirectory(dir=self._logs) as empty:
+            self._build(Path(empty), _STAND_INS / "prometheus.Dockerfile", image, "prometheus", BASE=python)
+        return image
 
     def _stand_in(self, name: str, python: str, parts: dict[str, Path]) -> str:
         sys.stderr.write(f"{name}'s image cannot be pulled; making one of the same jars …\n")

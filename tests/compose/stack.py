@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ SERVICE = "balance-service"
 HOST = "127.0.0.1"
 _PROJECT = "balance-compose-test"
 _UP_SECONDS = 600
+_REBUILD_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,18 @@ class Replica:
         return f"{self.container[:12]}:5051"
 
 
+@dataclass(frozen=True)
+class Rebuilding:
+    """What came of a rebuild in a container."""
+
+    exit_code: int
+    out_of_memory: bool
+    memory: int
+    """The most that it held, in bytes, as sampled."""
+    said: str
+    """Its last line."""
+
+
 class Stack:
     """Owned by one thread."""
 
@@ -49,6 +63,7 @@ class Stack:
         self._environment = {**environment, **images, **ports, "COMPOSE_PROJECT_NAME": _PROJECT}
         self.bootstrap_servers = f"localhost:{ports['KAFKA_PORT']}"
         self.registry_url = f"http://{HOST}:{ports['REGISTRY_PORT']}/apis/ccompat/v7"
+        self.prometheus_url = f"http://{HOST}:{ports['PROMETHEUS_PORT']}"
         self._compose = _compose_command(self._environment)
 
     @property
@@ -60,9 +75,28 @@ class Stack:
         """Bring everything up with so many replicas of the service; the others are left as they are."""
         self.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", f"{SERVICE}={replicas}")
 
+    def monitor(self) -> None:
+        """Bring Prometheus up, without Grafana, whose image is not needed to ask what its dashboard asks."""
+        self.compose("up", "--detach", "--no-recreate", "--no-deps", "prometheus")
+
+    def promtool(self, *arguments: str) -> str:
+        """Run Prometheus' own tool where its configuration is mounted."""
+        return self.compose("run", "--rm", "--no-deps", "-T", "--entrypoint", "promtool", "prometheus", *arguments)
+
+    def rebuild(self) -> Rebuilding:
+        """Rebuild in a container of the service, under its limits, while no replica runs."""
+        container = f"{_PROJECT}-rebuild"
+        self.compose("run", "--detach", "--no-deps", "--name", container, SERVICE, "rebuild")
+        memory, deadline = 0, time.monotonic() + _REBUILD_SECONDS
+        while (state := self.inspect([container])[0]["State"])["Running"] and time.monotonic() < deadline:
+            memory = max(memory, self.memory(container))
+        said = self._docker("logs", container).strip().rpartition("\n")[2]
+        self._docker("rm", "--force", "--volumes", container)
+        return Rebuilding(int(state["ExitCode"]), bool(state["OOMKilled"]), memory, said)
+
     def down(self) -> None:
         """Take everything down, volumes too."""
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
+        self.compose("--profile", "monitoring", "down", "--volumes", "--remove-orphans", "--timeout", "20")
 
     def compose(self, *arguments: str) -> str:
         """Run compose."""
@@ -86,14 +120,19 @@ class Stack:
 
     def inspect(self, identifiers: Sequence[str]) -> list[dict[str, Any]]:
         """What the engine knows of containers; of those that are gone, nothing."""
-        if not identifiers:
-            return []
-        known: list[dict[str, Any]] = json.loads(self._docker("inspect", *identifiers))
+        known: list[dict[str, Any]] = []
+        for identifier in identifiers:
+            try:
+                known += json.loads(self._docker("inspect", "--type", "container", identifier))
+            except ConfigurationError as error:
+                # It was there when it was listed.
+                if "No such container" not in str(error):
+                    raise
         return known
 
-    def inside(self, replica: Replica, *command: str) -> str:
-        """Run a command in a replica's container."""
-        return self._docker("exec", replica.container, *command)
+    def inside(self, container: str, *command: str) -> str:
+        """Run a command in a container."""
+        return self._docker("exec", container, *command)
 
     def kill(self, replica: Replica) -> None:
         """SIGKILL to the container's first process, as the kernel does when memory is short.
@@ -110,13 +149,13 @@ class Stack:
 
     def save_logs(self, log: Path) -> None:
         """Keep what the containers said."""
-        log.write_text(self.compose("logs", "--no-color"))
+        log.write_text(self.compose("--profile", "monitoring", "logs", "--no-color"))
 
-    def memory(self, replica: Replica) -> int:
-        """What a replica holds now, in bytes, without the page cache, which the kernel takes back when it must."""
+    def memory(self, container: str) -> int:
+        """What a container holds now, in bytes, without the page cache, which the kernel takes back when it must."""
         for path, name in (("memory.stat", "anon"), ("memory/memory.stat", "total_rss")):
             try:
-                lines = self.inside(replica, "cat", f"/sys/fs/cgroup/{path}").splitlines()
+                lines = self.inside(container, "cat", f"/sys/fs/cgroup/{path}").splitlines()
             except ConfigurationError:
                 continue
             return int(dict(line.split() for line in lines)[name])

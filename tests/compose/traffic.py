@@ -53,7 +53,10 @@ class Events:
 
     def append(self, name: str, cents: int) -> None:
         """One event; acknowledged when `flush` has returned."""
-        frame = self._serialize(name, Decimal(cents).scaleb(-2))
+        self.append_raw(name, self._serialize(name, Decimal(cents).scaleb(-2)))
+
+    def append_raw(self, name: str, frame: bytes) -> None:
+        """Any record, the same way."""
         while True:
             try:
                 self._producer.produce(TOPIC, frame, name.encode())

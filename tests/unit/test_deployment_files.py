@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,15 @@ def test_the_containers_user_is_that_of_the_image() -> None:
 
     assert f"USER {security['runAsUser']}:{security['runAsGroup']}" in dockerfile
     assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
+
+
+def test_what_the_wheel_is_made_of_is_sent_to_the_engine() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    made_of = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "deploy/image/trim.sh"}
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+
+    assert [part for part in made_of if not any(part == s or part.startswith(f"{s}/") for s in sent)] == []
 
 
 def test_every_image_of_the_compose_file_can_be_replaced() -> None:

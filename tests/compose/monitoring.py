@@ -1,0 +1,135 @@
+"""Prometheus, as the compose file starts it, asked what Grafana would ask it for the dashboard."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from tests.chaos.requests import Connection
+from tests.compose.stack import HOST
+from tests.compose.traffic import Events
+from tests.observed import panels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.compose.report import Report
+    from tests.compose.stack import Stack
+
+_PATIENCE_SECONDS = 120.0
+_ANSWER_SECONDS = 10.0
+_LOOK_SECONDS = 2.0
+# As Grafana fills in the dashboard's variables; the interval is four of the scrapes in prometheus.yml.
+_VARIABLES = {"$job": "balance-service", "$instance": ".*", "$__rate_interval": "20s"}
+# Nought would be data too; but these have happened by now.
+_HAPPENED = (
+    "balance_restored_records",
+    "balance_records_to_restore",
+    "balance_rebalances_total",
+    "balance_dead_letters_total",
+    "balance_proxied_requests_total",
+    "balance_events_applied_total",
+)
+
+
+class Prometheus:
+    """Up as soon as this is made; it watches from then on."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._url = stack.prometheus_url
+        stack.monitor()
+
+    def asked(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and values that an expression has now; without those that are no number."""
+        found = self._get("query", query=expression)["result"]
+        samples = [(sample["metric"], float(sample["value"][1])) for sample in found]
+        return [sample for sample in samples if not math.isnan(sample[1])]
+
+    def firing(self) -> set[str]:
+        """The alerts that fire now."""
+        return {a["labels"]["alertname"] for a in self._get("alerts")["alerts"] if a["state"] == "firing"}
+
+    def broken_rules(self) -> list[str]:
+        """The alert rules that cannot be evaluated."""
+        rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+        return [rule["name"] for rule in rules if rule["health"] != "ok"]
+
+    def _get(self, what: str, **parameters: str) -> Any:
+        with urllib.request.urlopen(
+            f"{self._url}/api/v1/{what}?{urlencode(parameters)}", timeout=_ANSWER_SECONDS
+        ) as got:
+            return json.load(got)["data"]
+
+
+def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) -> None:
+    """Under load: each query of the dashboard has data, and the alerts are as they should be.
+
+    Args:
+        folder: gets `dashboard.txt`, each query with what it found.
+    """
+    _spoil(stack)
+    queries = list(_queries())
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        _add_funds(stack)
+        try:
+            found = [prometheus.asked(expression) for _, expression in queries]
+            alerts, broken = prometheus.firing(), prometheus.broken_rules()
+        except urllib.error.URLError:
+            found, alerts, broken = [[] for _ in queries], set(), []
+        if (all(found) and "BalanceDeadLetters" in alerts) or time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_SECONDS)
+    lines = [
+        f"{title}\n    {expression}\n    {len(samples)} series, such as {samples[:1]}\n"
+        for (title, expression), samples in zip(queries, found, strict=True)
+    ]
+    (folder / "dashboard.txt").write_text("".join(lines))
+    without = [title for (title, _), samples in zip(queries, found, strict=True) if not samples]
+    report.expect(
+        "dashboard: data for every query",
+        not without,
+        f"{len(queries)} queries of {len(panels())} panels, {sum(map(len, found))} series; "
+        f"without: {', '.join(without) or 'none'}",
+    )
+    nothing = [name for name in _HAPPENED if not any(value for _, value in prometheus.asked(f"sum({name})"))]
+    report.expect(
+        "dashboard: what has happened is seen", not nothing, f"of {len(_HAPPENED)} nought: {nothing or 'none'}"
+    )
+    report.expect(
+        "alerts: dead letters, and rules that can be evaluated",
+        "BalanceDeadLetters" in alerts and not broken,
+        f"firing: {', '.join(sorted(alerts)) or 'none'}; not evaluated: {broken or 'none'}",
+    )
+    tried = stack.promtool("test", "rules", "/etc/prometheus/alerts_test.yml")
+    report.expect("alerts: on made-up series", "SUCCESS" in tried, " ".join(tried.split()))
+
+
+def _queries() -> Iterator[tuple[str, str]]:
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for variable, value in _VARIABLES.items():
+                expression = expression.replace(variable, value)
+            yield panel["title"], expression
+
+
+def _spoil(stack: Stack) -> None:
+    """Records that cannot be applied."""
+    events = Events(stack)
+    for number in range(100):
+        events.append_raw(f"spoilt-{number}", b"no frame")
+    events.flush()
+
+
+def _add_funds(stack: Stack) -> None:
+    for replica in stack.replicas():
+        connection = Connection(HOST, replica.port, _ANSWER_SECONDS)
+        connection.post("/api/balance.addFunds", {"customerId": "watched", "amount": "1.00"}, {})
+        connection.close()
