@@ -31,6 +31,7 @@ _OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 _USER_IN_URL = re.compile(r"//[^/\s]*@")
+_LEAST_HEAP_MB = 500
 _NEVER_TOLD = {
     "kafka_config",
     "peer_secret",
@@ -88,7 +89,11 @@ class Settings(HttpSecuritySettings):
     spark_jars: str | None = Field(
         None, description="Comma-separated connector jars; resolved into a cache when unset."
     )
-    spark_driver_memory: str = Field("512m", pattern=r"^\d+[mg]$", description="Heap of the Spark driver.")
+    spark_driver_memory: str = Field(
+        "512m",
+        pattern=r"^\d+[mg]$",
+        description="Heap of the Spark driver, at least 500m.",
+    )
     read_timeout_seconds: float = Field(
         5.0,
         gt=0,
@@ -157,6 +162,13 @@ class Settings(HttpSecuritySettings):
                         f"has {entry!r}, which is no host name, *.domain, IP address or network; "
                         "list such, separated by commas, without ports"
                     ) from None
+        return value
+
+    @field_validator("spark_driver_memory")
+    @classmethod
+    def _enough_for_spark(cls, value: str) -> str:
+        if value[-1] == "m" and int(value[:-1]) < _LEAST_HEAP_MB:
+            raise ValueError(f"Spark does not start with less than {_LEAST_HEAP_MB}m")
         return value
 
     @field_validator("application_server")
