@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _CUSTOMERS = 500
 _FEW, _EVENTS = 2_000, 100_000
 _REFUSED = 2
-# So small that a replay can be interrupted in its middle.
-_RECORDS_PER_BATCH = "10000"
+# So small that a replay can be interrupted in its middle, though up to eight are committed as one.
+_RECORDS_PER_BATCH = "2000"
 _FOLDED = 1_500
 
 
