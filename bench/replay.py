@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bench.sides import Side
 
 _MILLION = 1e6
+_TOGETHER_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,15 @@ class Replay:
     @property
     def rate_after_commit(self) -> float | None:
         """Events a second after the first commit; None if that was the last, too."""
-        return _rate(self.commits[0], self.commits[-1])
+        commits = _apart(self.commits)
+        return _rate(commits[0], commits[-1])
 
     @property
     def evenness(self) -> float | None:
         """Rate of the second half of the history by that of the first, split at the commit that is nearest to it."""
-        first, last = self.commits[0], self.commits[-1]
-        middle = min(self.commits, key=lambda commit: abs(commit[1] - (first[1] + last[1]) / 2))
+        commits = _apart(self.commits)
+        first, last = commits[0], commits[-1]
+        middle = min(commits, key=lambda commit: abs(commit[1] - (first[1] + last[1]) / 2))
         before, after = _rate(first, middle), _rate(middle, last)
         return after / before if before and after else None
 
@@ -132,6 +135,19 @@ def _note(commits: list[tuple[float, int]], committed: int, seen: Callable[[int]
     if committed and (not commits or committed > commits[-1][1]):
         commits.append((time.monotonic(), committed))
     seen(committed)
+
+
+def _apart(commits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Those of the partitions of one batch, milliseconds from one another, as one: no rate can be had from them."""
+    apart = [commits[0]]
+    began = commits[0][0]
+    for commit in commits[1:]:
+        if commit[0] - began < _TOGETHER_SECONDS:
+            apart[-1] = commit
+        else:
+            apart.append(commit)
+            began = commit[0]
+    return apart
 
 
 def _rate(start: tuple[float, int], end: tuple[float, int]) -> float | None:

@@ -14,10 +14,11 @@ from balance_service.local.stack import LocalStack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("people", deadline=None)
 # What lands must not depend on luck; new examples are found on people's machines.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "people")
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ _FULL = 0.9
 _MOST_BATCHES = 8
 # A transaction has to end within its time, and what is written is in memory more than once.
 _MOST_KEYS = 1_000_000
+# As Python objects they take far more than a key does.
+_MOST_DEAD_LETTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,18 @@ class Gathered:
     batches: int = 1
 
     def may_grow(self, most_records: int) -> bool:
-        """Whether the next micro-batch will be here soon, and there is room for it.
+        """Whether the next micro-batch will be here soon, and may be gathered with this one.
 
         Args:
             most_records: what a micro-batch is bounded to.
         """
         records = sum(end - self.starts[partition] for partition, end in self.ends.items())
-        keys = sum(part.keys for part in self.parts.values())
+        parts = self.parts.values()
+        has_room = sum(part.keys for part in parts) < _MOST_KEYS and self.batches < _MOST_BATCHES
+        is_plain = not self.waiting and not any(part.events for part in parts)
+        letters = sum(len(part.dead_letters) for part in parts)
         is_full = records >= self.batches * most_records * _FULL
-        return is_full and not self.waiting and self.batches < _MOST_BATCHES and keys < _MOST_KEYS
+        return is_full and is_plain and has_room and letters < _MOST_DEAD_LETTERS
 
     def and_then(self, later: Gathered, combine: Mapping[str, Combine] | None) -> Gathered | None:
         """Both as one; None if they have to be committed one after the other."""

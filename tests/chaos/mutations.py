@@ -140,7 +140,7 @@ MUTATIONS = (
         "the store is written before the transaction is committed",
         "balance_service/state/commit.py",
         "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
-        "    store.write((*folded.records, (POSITION_KEY, position)), store.changelog_offset)\n"
+        "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
         "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
         "kill-at-begun=3,kill-at-produced=3",
     ),

@@ -135,6 +135,17 @@ def test_only_a_full_batch_waits_for_the_next() -> None:
     assert not batch(0, 50).may_grow(100)
 
 
+def test_a_full_batch_that_could_not_be_gathered_does_not_wait() -> None:
+    assert not batch(0, 2, [event("1.00"), event("-1.00")]).may_grow(2)
+
+
+def test_a_topic_full_of_garbage_is_not_gathered() -> None:
+    dead = {"cause": "frame-missing", "timestamp": 5, "record_key": b"rk", "value": b"rv"}
+    part_of_garbage = by_partition(table([row(n, None, **dead) for n in range(10_000)]))[0].combined(SUM)
+
+    assert not batch(0, 10_000, parts={0: part_of_garbage}).may_grow(10_000)
+
+
 def test_so_many_batches_are_gathered_and_no_more() -> None:
     gathered = batch(0, 100)
     while gathered.may_grow(100):
