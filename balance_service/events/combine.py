@@ -64,7 +64,8 @@ class PartitionUpdates:
         tables = [part.combined for part in (self, later) if part.combined is not None]
         both = pa.concat_tables(tables) if tables else None
         if both is not None and len(tables) > 1:
-            if _may_overflow(both, combine) or _has_both_signs(both, combine):
+            sums = [both[name] for name, how in combine.items() if how is Combine.SUM]
+            if _may_overflow(both, combine) or any(map(_is_of_both_signs, sums)):
                 return None
             both = _aggregated(both, combine)
         return PartitionUpdates(
@@ -184,18 +185,17 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Ar
     """Keys with updates of both signs: their sum would hide that the state overflowed on the way to it."""
     keys = [pa.array([], rows.schema.field("key").type)]
     for name, how in combine.items():
-        bounds = pc.min_max(rows[name]).as_py()
-        if how is Combine.SUM and bounds["min"] is not None and bounds["min"] < 0 < bounds["max"]:
+        if how is Combine.SUM and _is_of_both_signs(rows[name]):
             signs = rows.group_by("key").aggregate([(name, "min"), (name, "max")])
             both = pc.equal(pc.multiply(pc.sign(signs[f"{name}_min"]), pc.sign(signs[f"{name}_max"])), -1)
             keys += signs.filter(both)["key"].chunks
     return keys
 
 
-def _has_both_signs(updates: pa.Table, combine: Mapping[str, Combine]) -> bool:
-    """Whether some sums are above zero and others below."""
-    bounds = [pc.min_max(updates[name]).as_py() for name, how in combine.items() if how is Combine.SUM]
-    return any(b["min"] is not None and b["min"] < 0 < b["max"] for b in bounds)
+def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:
+    """Whether some are above zero and others below."""
+    bounds = pc.min_max(summands).as_py()
+    return bounds["min"] is not None and bounds["min"] < 0 < bounds["max"]
 
 
 def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Table:

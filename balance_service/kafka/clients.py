@@ -30,9 +30,9 @@ _FENCED = {
 _MIB = 1 << 20
 # librdkafka queues what it produces.
 _QUEUE_MESSAGES = 2_000_000
+_QUEUE_KBYTES = 1 << 20
 # A task's writer waits where its queue is full; a small record takes some 300 bytes there.
 _WRITER_MESSAGES = 100_000
-_QUEUE_KBYTES = 1 << 20
 
 _NOT_AUTHORIZED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
