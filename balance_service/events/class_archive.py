@@ -32,6 +32,8 @@ _QUIET = (
     "-Xlog:cds+dynamic=off",
     "-Xlog:class+path=off",
 )
+# Mapped to another address each time, every page of it would be written to, and be this process' own.
+_IN_PLACE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
 _BATCH_SECONDS = 60
 # Loaded by opening clients, which needs no broker.
 _CLIENTS = {
@@ -61,7 +63,7 @@ def archive_of(java: Path, jars: Sequence[str]) -> Path:
 def jvm_options(java: Path, jars: Sequence[str]) -> list[str]:
     """Options by which the JVM uses the archive; none while there is none. It passes over a stale one."""
     archive = archive_of(java, jars)
-    return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if archive.is_file() else []
+    return [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE, *_QUIET] if archive.is_file() else []
 
 
 def make_archive() -> Path:

@@ -87,7 +87,7 @@ class PartitionRows:
     def __init__(self, rows: pa.Table) -> None:
         """Rows as `Decoder.updates` has them."""
         notes = rows[NOTE]
-        self.updates: pa.Table = rows.drop_columns([NOTE])
+        self.updates: pa.Table = _widest(rows.drop_columns([NOTE]))
         noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
         fields = pc.list_flatten(noted[NOTE]).combine_chunks()
         names = [field.name for field in rows.schema.field(NOTE).type.value_type]
@@ -179,6 +179,15 @@ def by_partition(table: pa.Table) -> dict[int, PartitionRows]:
             rows = batch if len(found) == 1 else batch.filter(pc.equal(partitions, partition))
             batches.setdefault(partition, []).append(rows.drop_columns(["partition"]))
     return {partition: PartitionRows(pa.Table.from_batches(batches[partition])) for partition in sorted(batches)}
+
+
+def _widest(rows: pa.Table) -> pa.Table:
+    """The same with decimals of all digits there are: how many come from Spark depends on what writers there are."""
+    fields = [
+        field.with_type(pa.decimal128(_DECIMAL_DIGITS, field.type.scale)) if pa.types.is_decimal(field.type) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))
 
 
 def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Array]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.codec import MAGIC
-from balance_service.events.shape import PROBLEM, any_of, decoded, in_shape_of, struct_type
+from balance_service.events.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.tracing import TRACEPARENT_HEADER
 
@@ -165,16 +165,21 @@ class Decoder:
                 for i, w in self._events.items()
             ),
         )
+        types = {
+            record: field_types(reader, [w.text for w in self._events.values() if w.record == record])
+            for record, reader in self._read_model.event_schemas.items()
+        }
         shaped = framed.select(
             *_ENVELOPE,
             *self._traceparent,
             "frame_cause",
             *(
                 F.coalesce(
-                    F.lit(None).cast(struct_type(reader)),
+                    F.lit(None).cast(struct_type(types[record])),
                     *(
                         F.when(
-                            F.col(f"writer_{i}").isNotNull(), in_shape_of(reader, framed, f"writer_{i}", writer.text)
+                            F.col(f"writer_{i}").isNotNull(),
+                            in_shape_of(reader, types[record], framed, f"writer_{i}", writer.text),
                         )
                         for i, writer in self._events.items()
                         if writer.record == record
@@ -205,7 +210,8 @@ class Decoder:
         empty = self._spark.createDataFrame([], "value binary")
         try:
             events = empty.select(decoded(F.col("value"), writer.text).alias("event"))
-            _ = events.select(in_shape_of(reader, events, "event", writer.text)).schema
+            types = field_types(reader, [writer.text])
+            _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
         except Exception:  # Spark raises whatever its converter and analyser trip over
             return False
         return True

@@ -20,18 +20,35 @@ if TYPE_CHECKING:
 
 PROBLEM = "_problem"
 _MAX_PRECISION = 38
+# Of so many digits, Spark keeps a decimal in a long, and of more, in a BigInteger, which takes several objects a row.
 _LONG_DIGITS = 18
 _LONG_BYTES = 8
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _EXACT_TYPES = ("decimal", "int", "bigint")
 
 
-def in_shape_of(reader: Schema, records: DataFrame, column: str, text: str) -> Column:
-    """A writer's struct with our fields in our types, and `PROBLEM`: null, or why a row cannot have that shape.
+def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
+    """The Spark types of our fields, for events of some writers.
 
-    Decimals keep the reader's scale and get all the precision there is; a row that would lose a digit is refused.
+    Decimals have the reader's scale, and 18 digits if no writer's need more, else 38.
 
     Args:
+        texts: the writers' schemas.
+    """
+    writers = [{field["name"]: field["type"] for field in json.loads(text)["fields"]} for text in texts]
+    return {
+        field["name"]: _spark_type(field["type"], [writer.get(field["name"]) for writer in writers])
+        for field in reader["fields"]
+    }
+
+
+def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, column: str, text: str) -> Column:
+    """A writer's struct with our fields in our types, and `PROBLEM`: null, or why a row cannot have that shape.
+
+    A row of which a decimal would lose a digit is refused.
+
+    Args:
+        types: of our fields, as `field_types` has them.
         records: with the writer's struct as `column`, as `decoded` makes it.
         text: the writer's schema.
 
@@ -45,7 +62,7 @@ def in_shape_of(reader: Schema, records: DataFrame, column: str, text: str) -> C
     missing: list[Column] = []
     lossy: list[Column] = []
     for field in reader["fields"]:
-        name, wanted = field["name"], _spark_type(field["type"])
+        name, wanted = field["name"], types[field["name"]]
         if name not in written:
             shaped.append(F.lit(field["default"]).cast(wanted).alias(name))
             continue
@@ -77,13 +94,18 @@ def decoded(body: Column, text: str) -> Column:
 
 
 def _decodable(text: str) -> str:
-    """A writer's schema under which Spark sees all of an amount.
+    """A writer's schema under which Spark sees all of an amount, and of a string its bytes.
 
-    Of a decimal of at most 18 digits it takes the last 64 bits, however many bytes there are, and says nothing.
+    Of a decimal of at most 18 digits it takes the last 64 bits, however many bytes there are, and says nothing. Strings
+    and bytes are encoded alike, but of a string Avro looks up its Java class each time, and what is no UTF-8 would be
+    replaced.
     """
     schema = json.loads(text)
     for _, kind in _narrow_decimals(schema):
         kind["precision"] = _LONG_DIGITS + 1
+    for field in schema["fields"]:
+        if field["type"] == "string":
+            field["type"] = "bytes"
     return json.dumps(schema)
 
 
@@ -114,10 +136,9 @@ def _holds(wanted: str, written: str) -> bool:
     return scale <= int(to[2]) and int(of[1]) - scale <= int(to[1]) - int(to[2])
 
 
-def struct_type(reader: Schema) -> str:
+def struct_type(types: Mapping[str, str]) -> str:
     """The Spark type of what `in_shape_of` makes."""
-    fields = ",".join(f"`{field['name']}`:{_spark_type(field['type'])}" for field in reader["fields"])
-    return f"struct<{fields},{PROBLEM}:string>"
+    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in types.items())},{PROBLEM}:string>"
 
 
 _SPARK_TYPES: Mapping[str, str] = {
@@ -130,9 +151,22 @@ _SPARK_TYPES: Mapping[str, str] = {
 }
 
 
-def _spark_type(avro: Any) -> str:
-    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet."""
+def _spark_type(avro: Any, written: Iterable[Any]) -> str:
+    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet.
+
+    Args:
+        written: the field's types in the writers' schemas; None where a writer lacks it.
+    """
     logical = str(avro.get("logicalType", avro["type"])) if isinstance(avro, dict) else avro
-    if logical == "decimal":
-        return f"decimal({_MAX_PRECISION},{avro.get('scale', 0)})"
-    return _SPARK_TYPES[logical]
+    if logical != "decimal":
+        return _SPARK_TYPES[logical]
+    scale = avro.get("scale", 0)
+    fits = all(_integer_digits(kind) + scale <= _LONG_DIGITS for kind in written)
+    return f"decimal({_LONG_DIGITS if fits else _MAX_PRECISION},{scale})"
+
+
+def _integer_digits(kind: Any) -> int:
+    """How many digits a plain decimal may have before its point; for another type, more than any."""
+    if isinstance(kind, dict) and kind.get("logicalType") == "decimal":
+        return int(kind["precision"]) - int(kind.get("scale", 0))
+    return _MAX_PRECISION

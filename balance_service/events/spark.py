@@ -61,7 +61,8 @@ def start_spark(settings: Settings, archive_options: Sequence[str] | None = None
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "2")
         .config("spark.sql.streaming.minBatchesToRetain", "2")
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+        # Each is copied a few times on its way: small ones while they are in the processor's cache.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "16384")
         # Spark's checkpoint is scratch here, but in its way: Hadoop's local file system sets permissions by a chmod
         # process for each file, and only Spark's older manager of checkpoint files lets another one be named.
         .config("spark.hadoop.fs.file.impl", "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem")
