@@ -19,7 +19,7 @@ def _decimal(precision: int, scale: int) -> dict[str, Any]:
 
 def _writer(kind: Any) -> str:
     others = [field for field in OURS["fields"] if field["name"] != "amount"]
-    return json.dumps({**OURS, "fields": others + [{"name": "amount", "type": kind}] if kind else others})
+    return json.dumps({**OURS, "fields": [*others, {"name": "amount", "type": kind}] if kind else others})
 
 
 @pytest.mark.parametrize(
