@@ -9,7 +9,10 @@ MEASURES = ("replay", "scaling", "restore", "freshness", "reads", "moves")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes of one run. `customers`: the first is replayed `repetitions` times, and is what scaling replays."""
+    """Sizes of one run. `customers`: the first is replayed `repetitions` times, and is what scaling replays.
+
+    As often is the changelog restored.
+    """
 
     measures: tuple[str, ...]
     events: int

@@ -99,9 +99,10 @@ class Run:
 
     def _restores(self) -> None:
         load = self._new_load(0, self._plan.keys, each_once=True)
-        for side in self.sides:
-            self._say(f"{side.name}: restore of {load.events:,} keys")
-            measure_restore(self._stack, side, load, self._figures)
+        for repetition in range(1, self._plan.repetitions + 1):
+            for side in self.sides if repetition % 2 else self.sides[::-1]:
+                self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{self._plan.repetitions}")
+                measure_restore(self._stack, side, load, self._figures)
 
     def _freshness(self) -> None:
         for side in self.sides:
