@@ -36,9 +36,19 @@ _PROBE_CENTS = 1
 
 
 def measure_freshness(
-    stack: LocalStack, side: Side, load: Load, rates: Sequence[int], probes: int, figures: Figures
+    stack: LocalStack,
+    side: Side,
+    load: Load,
+    rates: Sequence[int],
+    probes: int,
+    warm_seconds: float,
+    figures: Figures,
 ) -> None:
     """At each rate in turn, with one instance.
+
+    Args:
+        warm_seconds: for how long events arrive at the first rate before it is measured: how fresh an instance is that
+            runs, is asked here, and a JVM compiles for a while what runs a few times a second.
 
     Raises:
         BalanceServiceError: an event is not visible within a minute.
@@ -52,6 +62,8 @@ def measure_freshness(
             prober.take(probes // 10)
             time.sleep(_SETTLE_SECONDS)
             figures.add(side.name, "idle", "one instance", idle=_idle_percent(instance))
+            with Background(stack, load, rates[0]):
+                time.sleep(warm_seconds)
             for rate in rates:
                 with Background(stack, load, rate) as background:
                     prober.take(probes // 10)

@@ -21,6 +21,7 @@ class Plan:
     keys: int
     small_events: int
     rates: tuple[int, ...]
+    warm_seconds: float
     probes: int
     connections: tuple[int, ...]
     read_rates: tuple[int, ...]
@@ -36,6 +37,7 @@ FULL = Plan(
     keys=1_000_000,
     small_events=200_000,
     rates=(1_000, 10_000, 50_000),
+    warm_seconds=20.0,
     probes=200,
     connections=(16, 64),
     read_rates=(0, 20_000),
@@ -50,6 +52,7 @@ QUICK = Plan(
     keys=100_000,
     small_events=100_000,
     rates=(1_000,),
+    warm_seconds=5.0,
     probes=100,
     connections=(16,),
     read_rates=(0,),
@@ -64,6 +67,7 @@ SMOKE = Plan(
     keys=20_000,
     small_events=5_000,
     rates=(100, 500),
+    warm_seconds=0.0,
     probes=10,
     connections=(2,),
     read_rates=(0, 100),

@@ -109,7 +109,8 @@ class Run:
             load = self._new_load(self._plan.small_events, self._plan.customers[0])
             rates = ", ".join(f"{rate:,}" for rate in self._plan.rates)
             self._say(f"{side.name}: freshness, idle and at {rates} events/s")
-            measure_freshness(self._stack, side, load, self._plan.rates, self._plan.probes, self._figures)
+            plan = self._plan
+            measure_freshness(self._stack, side, load, plan.rates, plan.probes, plan.warm_seconds, self._figures)
 
     def _reads(self) -> None:
         plan = self._plan

@@ -28,6 +28,7 @@ _READY_SECONDS = 300.0
 _RATE = 200.0
 _LOADED_FOR_SECONDS = 20.0
 _STOLEN = 7
+_MORE_EVENTS_EACH = 3
 # What is promised.
 _FIRST_BALANCE_SECONDS = 60.0
 _GAP_SECONDS = 15.0
@@ -186,7 +187,15 @@ def _killed(stack: Stack) -> None:
 
 
 def _rebuilt(stack: Stack, report: Report, customers: int) -> None:
-    """The heaviest that a container does: everything from the topic's beginning, as fast as it goes."""
+    """The heaviest that a container does: everything from the topic's beginning, as fast as it goes.
+
+    With several events of each customer more is committed at a time than with one.
+    """
+    events = Events(stack)
+    for _ in range(_MORE_EVENTS_EACH):
+        for number in range(customers):
+            events.append(customer(number), 1)
+    events.flush()
     done = stack.rebuild()
     report.expect(
         "rebuilt in a container",
