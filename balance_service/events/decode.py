@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from balance_service.avro.codec import MAGIC
 from balance_service.events.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.state.records import RESERVED_PREFIX
 from balance_service.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class Decoder:
         updates = self._read_model.updates(typed)
         columns = [name for name in updates.columns if name not in {*typed.columns, "cause"}]
         # A projection of its own: inlined into every column below it would be computed as often.
-        judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause"))
+        is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
+        judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
         cause = F.col("cause")
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
@@ -128,7 +130,7 @@ class Decoder:
 
     def _typed(self, records: DataFrame) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
-        value, header = F.col("value"), F.col("header")
+        value, header, readers = F.col("value"), F.col("header"), self._read_model.event_schemas
         cause = (
             F.when(F.col("key").isNull(), "key-null")
             .when(_is_one_of(header, self._events), F.lit(None))
@@ -161,13 +163,15 @@ class Decoder:
             cause.alias("frame_cause"),
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
-                F.when(header == _frame_header(i), decoded(F.col("body"), w.text)).alias(f"writer_{i}")
+                F.when(header == _frame_header(i), decoded(F.col("body"), readers[w.record], w.text)).alias(
+                    f"writer_{i}"
+                )
                 for i, w in self._events.items()
             ),
         )
         types = {
             record: field_types(reader, [w.text for w in self._events.values() if w.record == record])
-            for record, reader in self._read_model.event_schemas.items()
+            for record, reader in readers.items()
         }
         shaped = framed.select(
             *_ENVELOPE,
@@ -185,10 +189,10 @@ class Decoder:
                         if writer.record == record
                     ),
                 ).alias(reader["name"])
-                for record, reader in self._read_model.event_schemas.items()
+                for record, reader in readers.items()
             ),
         )
-        names = {record: reader["name"] for record, reader in self._read_model.event_schemas.items()}
+        names = {record: reader["name"] for record, reader in readers.items()}
         problem = F.coalesce(
             "frame_cause",
             *(F.col(f"{name}.{PROBLEM}") for name in names.values()),
@@ -209,7 +213,7 @@ class Decoder:
         reader = self._read_model.event_schemas[writer.record]
         empty = self._spark.createDataFrame([], "value binary")
         try:
-            events = empty.select(decoded(F.col("value"), writer.text).alias("event"))
+            events = empty.select(decoded(F.col("value"), reader, writer.text).alias("event"))
             types = field_types(reader, [writer.text])
             _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
         except Exception:  # Spark raises whatever its converter and analyser trip over

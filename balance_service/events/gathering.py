@@ -50,13 +50,16 @@ class Gathered:
         Args:
             most_records: what a micro-batch is bounded to.
         """
-        records = sum(end - self.starts[partition] for partition, end in self.ends.items())
         parts = self.parts.values()
         has_room = sum(part.keys for part in parts) < _MOST_KEYS and self.batches < _MOST_BATCHES
         is_plain = not self.waiting and not any(part.events for part in parts)
         letters = sum(len(part.dead_letters) for part in parts)
-        is_full = records >= self.batches * most_records * _FULL
-        return is_full and is_plain and has_room and letters < _MOST_DEAD_LETTERS
+        return self.is_full(most_records) and is_plain and has_room and letters < _MOST_DEAD_LETTERS
+
+    def is_full(self, most_records: int) -> bool:
+        """Whether its micro-batches are as large as they may be, so that the end of the topic was not met."""
+        records = sum(end - self.starts[partition] for partition, end in self.ends.items())
+        return records >= self.batches * most_records * _FULL
 
     def and_then(self, later: Gathered, combine: Mapping[str, Combine] | None) -> Gathered | None:
         """Both as one; None if they have to be committed one after the other."""

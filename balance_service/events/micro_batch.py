@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from balance_service.state.tasks import Tasks
     from balance_service.tracing import Tracing
 
-    ReadUpdates = Callable[[int, int, int, PartitionRows | None, Sequence[bytes], Sequence[int]], Sequence[KeyedUpdate]]
+    ReadUpdates = Callable[[int, PartitionRows, Sequence[bytes]], Sequence[KeyedUpdate]]
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +48,10 @@ log = structlog.get_logger(__name__)
 _MOST_LINKS = 32
 # While there is more to read, what was read is not visible for so much longer, should the next batch take its time.
 _LINGER_SECONDS = 3.0
+
+
+class _NotTogetherError(BalanceServiceError):
+    """Only single events tell what the batch comes to, and those of gathered micro-batches are no longer in memory."""
 
 
 class BatchIncompleteError(BalanceServiceError):
@@ -67,12 +71,14 @@ class MicroBatches:
         pool: Executor,
         checkpoint: Path,
         most_records: int,
+        gathers: bool,
         read_updates: ReadUpdates,
         on_incomplete: Callable[[], None],
         tracing: Tracing = UNTRACED,
     ) -> None:
         """Args:
         most_records: what a batch is bounded to.
+        gathers: whether batches may be gathered from the beginning.
         read_updates: `read_again.read_updates`, from its partition on.
         on_incomplete: told that the query must end, if it has not ended yet.
         """
@@ -84,6 +90,8 @@ class MicroBatches:
         self._pool = pool
         self._offset_log = checkpoint / "offsets"
         self._most_records = most_records
+        self.gathers = gathers
+        """Not after a commit failed, until the end of the topic was met: it may have been too large."""
         self._read_updates = read_updates
         self.starts = {partition: task.position for partition, task in members.items()}
         self.incomplete = False
@@ -139,11 +147,14 @@ class MicroBatches:
         gathered: Gathered | None = None
         try:
             while not self._closed:
-                if gathered is None or gathered.may_grow(self._most_records):
+                if gathered is None or (self.gathers and gathered.may_grow(self._most_records)):
                     batch = self._take(None if gathered is None else _LINGER_SECONDS)
                     if batch is not None:
                         gathered = self._after(gathered, batch())
-                    if batch is not None or gathered is None or self._closed:
+                        # It holds the rows.
+                        del batch
+                        continue
+                    if gathered is None or self._closed:
                         continue
                 self._commit(gathered)
                 gathered = None
@@ -212,7 +223,7 @@ class MicroBatches:
                     part.applied,
                     part.ignored,
                     part.dead_letters,
-                    partial(self._singles, partition, gathered, part),
+                    partial(self._singles, partition, gathered),
                 )
                 traces = gathered.traceparents.get(partition, ())[:_MOST_LINKS]
                 commits.append(self._pool.submit(self._commit_part, self._members[partition], batch, traces))
@@ -222,32 +233,40 @@ class MicroBatches:
         self._metrics.batch_seconds.observe(time.monotonic() - gathered.began)
         if gathered.waiting or not all(taken):
             raise BatchIncompleteError("a task did not take its part of a batch")
+        if not gathered.is_full(self._most_records):
+            self.gathers = True
 
-    def _singles(
-        self, partition: int, gathered: Gathered, part: PartitionUpdates, keys: Sequence[bytes]
-    ) -> Sequence[KeyedUpdate]:
-        """The events of some keys, but for those that were dead letters when they were first read."""
-        letters = [letter.offset for letter in part.dead_letters]
-        start, end, rows = gathered.starts[partition], gathered.ends[partition], gathered.rows.get(partition)
-        return self._read_updates(partition, start, end, rows, keys, letters)
+    def _singles(self, partition: int, gathered: Gathered, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        """The events of some keys."""
+        rows = gathered.rows.get(partition)
+        if rows is None:
+            raise _NotTogetherError("single events of gathered micro-batches are asked for")
+        return self._read_updates(partition, rows, keys)
 
     def _commit_part(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> bool:
         reach("batch-read")
         try:
             done = self._traced(task, batch, traces) if traces else task.process(batch)
+        except _NotTogetherError:
+            # Nothing was written.
+            log.info("batches are committed one by one from here on", task=str(task.task_id))
+            self.gathers = False
         except TaskMigratedError as error:
             if task.state is TaskState.RUNNING:
-                self._tasks.failed(task, error)
-            return False
+                self._failed(task, error)
         except BalanceServiceError as error:
-            self._tasks.failed(task, error)
-            return False
+            self._failed(task, error)
         except Exception as error:
             log.exception("a commit failed", task=str(task.task_id))
-            self._tasks.failed(task, RetriableError(f"a commit failed: {error}"))
-            return False
-        self._metrics.committed(task.task_id, done)
-        return True
+            self._failed(task, RetriableError(f"a commit failed: {error}"))
+        else:
+            self._metrics.committed(task.task_id, done)
+            return True
+        return False
+
+    def _failed(self, task: Task, error: BalanceServiceError) -> None:
+        self.gathers = False
+        self._tasks.failed(task, error)
 
     def _traced(self, task: Task, batch: TaskBatch, traces: Sequence[str]) -> Committed:
         """Commit as part of the first event's trace, linked to the others': one event's trace ends in its commit."""

@@ -88,12 +88,12 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
     return F.struct(*shaped, problem.alias(PROBLEM))
 
 
-def decoded(body: Column, text: str) -> Column:
+def decoded(body: Column, reader: Schema, text: str) -> Column:
     """An Avro body as its writer's struct; all of it null where it does not decode."""
-    return from_avro(body, _decodable(text), {"mode": "PERMISSIVE"})
+    return from_avro(body, _decodable(reader, text), {"mode": "PERMISSIVE"})
 
 
-def _decodable(text: str) -> str:
+def _decodable(reader: Schema, text: str) -> str:
     """A writer's schema under which Spark sees all of an amount, and of a string its bytes.
 
     Of a decimal of at most 18 digits it takes the last 64 bits, however many bytes there are, and says nothing. Strings
@@ -101,10 +101,11 @@ def _decodable(text: str) -> str:
     replaced.
     """
     schema = json.loads(text)
+    wanted = {field["name"]: field["type"] for field in reader["fields"]}
     for _, kind in _narrow_decimals(schema):
         kind["precision"] = _LONG_DIGITS + 1
     for field in schema["fields"]:
-        if field["type"] == "string":
+        if field["type"] == "string" and wanted.get(field["name"], "string") == "string":
             field["type"] = "bytes"
     return json.dumps(schema)
 

@@ -75,6 +75,7 @@ class Stream:
         self._tasks = tasks
         self._metrics = metrics
         self._tracing = tracing
+        self._gathers = True
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._batch_lock = threading.Lock()
@@ -137,7 +138,8 @@ class Stream:
                 self._pool,
                 checkpoint,
                 self._settings.max_records_per_batch,
-                partial(read_updates, self._spark, self._settings, self._decoder),
+                self._gathers,
+                partial(read_updates, self._spark, self._settings),
                 self.changed,
                 self._tracing,
             )
@@ -146,10 +148,16 @@ class Stream:
             try:
                 self._watch(query, tasks, batches)
             finally:
-                query.stop()
-                # Spark's thread may still be in a batch. After this no position moves but by the next query.
-                with self._batch_lock:
-                    batches.close()
+                self._end(query, batches)
+
+    def _end(self, query: StreamingQuery, batches: MicroBatches) -> None:
+        try:
+            query.stop()
+        finally:
+            # Spark's thread may still be in a batch. After this no position moves but by the next query.
+            with self._batch_lock:
+                batches.close()
+            self._gathers = batches.gathers
 
     def _intact_tasks(self) -> dict[int, Task]:
         """The running tasks whose source is still the log they were folding."""

@@ -161,7 +161,7 @@ class _Peer:
             return self._addresses
 
     def look_up_again(self) -> None:
-        """They are of no use: the name may stand for others by now."""
+        """They may be of no use: the name may stand for others by now."""
         self._looked_up_at = float("-inf")
 
 
@@ -201,7 +201,11 @@ class PeerConnections:
                             raise
                     # Most likely it has closed them all.
                     _close(peer.idle)
-                return await self._ask(peer, await self._connect(peer, url, tls), request)
+                try:
+                    return await self._ask(peer, await self._connect(peer, url, tls), request)
+                except BaseException:
+                    peer.look_up_again()
+                    raise
         finally:
             peer.queries -= 1
 
@@ -225,13 +229,9 @@ class PeerConnections:
             raise ClosedError(is_unanswered=True)
         host, port = url.raw_host or "", url.port or 0
         addresses = await peer.addresses(host, port, self._loop)
-        try:
-            connected = await aiohappyeyeballs.start_connection(
-                addresses, loop=self._loop, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
-            )
-        except OSError:
-            peer.look_up_again()
-            raise
+        connected = await aiohappyeyeballs.start_connection(
+            addresses, loop=self._loop, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
+        )
         connection = PeerConnection(tls, self._open.discard, self._loop)
         try:
             await self._loop.create_connection(
@@ -241,6 +241,8 @@ class PeerConnections:
                 server_hostname=None if tls is None else host.rstrip("."),
             )
         except BaseException:
+            # Its transport first, if it has one by now: the loop must not watch a number that is another's.
+            connection.abort()
             connected.close()
             raise
         if self.is_closed or not connection.is_open:

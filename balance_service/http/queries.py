@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
+_LOOKED_UP = (200, 404)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
 _JSON = "application/json"
 _PROBLEM = f"{PROBLEM_JSON}; charset=utf-8"
@@ -36,6 +37,7 @@ _NO_SUCH_CUSTOMER = body_of(Problem(404, "no such customer")).encode()
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
+_DAMAGED = "the local store is damaged and is being restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Queries:
             if local is None or not local.is_owner:
                 return None
             answer = self._answer(partition, local)
-        except BalanceServiceError:
+        except (BalanceServiceError, Problem):
             return None
         self._observe("local", answer.status, began)
         return answer
@@ -171,7 +173,11 @@ class Queries:
             self._on_damage(partition, error)
             if query.takes_standbys:
                 return None
-            raise unavailable("the local store is damaged and is being restored") from error
+            raise unavailable(_DAMAGED) from error
+        except RetriableError as error:
+            if query.takes_standbys:
+                return None
+            raise unavailable(str(error)) from error
 
     async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> BalanceAnswer:
         """A peer's answer; asks all who may have one once more if that fails, for the owner may have changed.
@@ -195,6 +201,10 @@ class Queries:
                 except RetriableError as error:
                     self._metrics.proxied(address, "failed")
                     refusal = unavailable(str(error))
+                    continue
+                if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
+                    self._metrics.proxied(address, "failed")
+                    refusal = unavailable(f"what answers at {address} is not the instance that was asked")
                     continue
                 self._metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status == _MISDIRECTED:
@@ -225,7 +235,14 @@ class Queries:
             headers["Balance-Lag"] = str(local.lag)
         if local.frame is None:
             return BalanceAnswer(404, _NO_SUCH_CUSTOMER, _PROBLEM, headers)
-        return BalanceAnswer(200, exact_json(self._view(local.frame)).encode(), _JSON, headers)
+        try:
+            view = self._view(local.frame)
+        except StoreCorruptedError as error:
+            self._on_damage(partition, error)
+            raise unavailable(_DAMAGED) from error
+        except RetriableError as error:
+            raise unavailable(str(error)) from error
+        return BalanceAnswer(200, exact_json(view).encode(), _JSON, headers)
 
     def _observe(self, answered: str, status: int, began: float) -> None:
         elapsed = time.perf_counter() - began
@@ -256,6 +273,12 @@ def exact_json(view: Mapping[str, Any]) -> str:
 
 def _digits(value: Decimal) -> str:
     return format(value, "f")
+
+
+def _is_of(answer: PeerAnswer, address: str, query: BalanceQuery) -> bool:
+    """Whether an answer is of the instance that was asked, in a role that counts: addresses are given to others."""
+    is_its_own = answer.headers.get("Balance-Application-Server") == address
+    return is_its_own and (query.takes_standbys or answer.headers.get("Balance-Role") == "active")
 
 
 def _passed_on(answer: PeerAnswer) -> BalanceAnswer:

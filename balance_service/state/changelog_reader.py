@@ -64,15 +64,18 @@ class ChangelogReader:
         # At the end already, there is nothing to wait for.
         self._reached = start
         self._met_end = False
+        self._is_whole = True
         self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
         self._consumer = Consumer({**config, **_QUEUE})
         self._consumer.assign([TopicPartition(topic, partition, start)])
 
-    def replay(self, end: int, should_stop: Callable[[], bool], *, answers: bool = False) -> None:
-        """Read until the reader stands at `end`.
+    def replay(self, end: int, should_stop: Callable[[], bool], *, answers: bool = False, fenced: bool = True) -> None:
+        """Read until the reader stands at `end`, and what was handed over ends in a position record.
 
         Args:
-            end: the changelog's end, taken once no predecessor can write any more.
+            end: the changelog's end.
+            fenced: whether that was taken once no predecessor could write any more. Otherwise it may lie within a
+                transaction, of which the rest is read too.
             should_stop: asked between reads.
             answers: whether the store answers meanwhile, so that it must get what is whole.
 
@@ -82,21 +85,27 @@ class ChangelogReader:
             TaskMigratedError: asked to stop.
             RetriableError: the broker is silent.
         """
+        self._read_while(lambda: self._stands_at() < end, should_stop, answers=answers)
+        if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
+            self._hand_over()
+        if self._batch and not fenced:
+            self._is_whole = False
+            self._read_while(lambda: not self._is_whole, should_stop, answers=True)
+        elif self._batch:
+            raise TaskHaltedError(
+                f"the changelog {self._name} ends in states without a position, so it was not "
+                "written by this service alone; run `balance-service rebuild`"
+            )
+
+    def _read_while(self, goes_on: Callable[[], bool], should_stop: Callable[[], bool], *, answers: bool) -> None:
         heard = time.monotonic()
-        while self._stands_at() < end:
+        while goes_on():
             if should_stop():
                 raise TaskMigratedError("the task was closed while its store was restored")
             if self._read(answers=answers):
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_SECONDS:
                 raise RetriableError(f"the changelog {self._name} was not read to its end in time")
-        if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
-            self._hand_over()
-        if self._batch:
-            raise TaskHaltedError(
-                f"the changelog {self._name} ends in states without a position, so it was not "
-                "written by this service alone; run `balance-service rebuild`"
-            )
 
     def tail(self) -> bool:
         """Read what is there, or wait briefly for more; returns whether the reader came upon the end.
@@ -151,7 +160,8 @@ class ChangelogReader:
         last = self._last
         if last is not None:
             batch, self._batch = self._batch, StoreBatch()
-            self._apply(batch, offset_of(last) + 1, last.key() == POSITION_KEY)
+            self._is_whole = last.key() == POSITION_KEY
+            self._apply(batch, offset_of(last) + 1, self._is_whole)
 
     def _note(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:

@@ -237,7 +237,7 @@ class Task:
         if self._role is Role.ACTIVE:
             self._own()
         else:
-            self._catch_up()
+            self._catch_up(fenced=False)
             self._at_end = time.monotonic()
             self._to(TaskState.TAILING)
             self._reason = ""
@@ -259,7 +259,7 @@ class Task:
         self._writer.fence()
         reach("fenced")
         # (c) So the changelog's end, taken now, is the end.
-        self._catch_up()
+        self._catch_up(fenced=True)
         reach("restored")
         # (d) One higher than any holder before.
         position = starting_position(store.position, context, task_id.partition)
@@ -274,15 +274,15 @@ class Task:
             "task running", epoch=position.epoch, position=position.offset, restored=self.restoration.restored
         )
 
-    def _catch_up(self) -> None:
-        """Replay the changelog up to its present end."""
+    def _catch_up(self, *, fenced: bool) -> None:
+        """Replay the changelog up to its present end; not fenced, a writer may be within a transaction there."""
         store, reader = self._opened()
         changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
         start, end = store.changelog_offset, self._context.topics.offsets(changelog, [partition])[partition]
         if start > end:
             raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
-        reader.replay(end, self._closing.is_set, answers=self._state is TaskState.TAILING)
+        reader.replay(end, self._closing.is_set, answers=self._state is TaskState.TAILING, fenced=fenced)
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
+from balance_service.kafka.topics import Topics
 from tests.integration.engines import (
     Writer,
     balance,
@@ -34,6 +35,12 @@ def _wide(scale: int) -> dict[str, Any]:
     return {**schema, "fields": [*schema["fields"][:3], amount]}
 
 
+def _frame_of(writer: Writer, customer_id: bytes) -> bytes:
+    """A frame with a customer id that no text would be."""
+    stand_in = "x" * len(customer_id)
+    return writer.frame(stand_in, "1.00").replace(stand_in.encode(), customer_id)
+
+
 def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -56,6 +63,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
             "body-undecodable": (b"b", good[:7], {}),
             "key-is-not-customer-id": (b"other", good, {}),
             "customer-id-malformed": (long_id.encode(), writer.frame(long_id, "1"), {}),
+            "key-reserved": (b"\xffposition", _frame_of(writer, b"\xffposition"), {}),
             "decimal-loses-digits": (b"d", writer.frame("d", "0.123", _wide(3)), {}),
             "key-not-of-this-partition": (
                 b"misplaced",
@@ -90,6 +98,26 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
         assert int(headers["dead-letter-timestamp"]) == origin.timestamp()[1]
     assert by_cause.keys() == bad.keys()
     assert len(letters) == len(bad) + 5
+
+
+def test_bad_records_in_a_backlog_are_told_apart_though_its_batches_are_committed_together(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", max_records_per_batch=20)
+    Topics(settings).prepare()
+    with Writer(stack, settings.topic) as writer:
+        for n in range(600):
+            writer.add(f"c{n % 7}", "0.01")
+            if n in (150, 151, 400):
+                writer.send(b"a\x07", writer.frame("a\x07", "1"))
+    with running_engine(settings) as engine:
+        catch_up(engine)
+
+        counts = [len(range(c, 600, 7)) for c in range(7)]
+        assert [balance(engine, f"c{c}") for c in range(7)] == [Decimal(count) / 100 for count in counts]
+        assert counted(engine, "applied") == 600
+        letters = read_topic(stack, settings.dead_letters_topic)
+    assert [dict(letter.headers())["dead-letter-cause"] for letter in letters] == [b"customer-id-malformed"] * 3
 
 
 def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(

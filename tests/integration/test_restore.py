@@ -153,6 +153,24 @@ def test_a_store_that_answers_gets_each_transaction_whole(settings: Settings, ch
         assert restored.contents() == changelog.expected
 
 
+def test_an_end_within_a_transaction_is_left_for_the_transactions_own(
+    settings: Settings, changelog: Changelog, path: Path
+) -> None:
+    changelog.commit(states(0, 10, b"zero"))
+    changelog.commit(states(0, MANY, b"one"))
+    with restoring(settings, path) as restored:
+        restored.reader.replay(MANY // 2, lambda: False, fenced=False)
+
+        assert restored.contents() == changelog.expected
+        assert restored.parts[-1][1]
+
+        changelog.commit(states(0, MANY, b"two"))
+        while restored.contents() != changelog.expected:
+            restored.reader.tail()
+
+        assert restored.parts[-1][1]
+
+
 def test_a_restore_that_is_given_up_goes_on_where_it_was(settings: Settings, changelog: Changelog, path: Path) -> None:
     changelog.commit(states(0, MANY, b"one"))
     with restoring(settings, path) as given_up, pytest.raises(TaskMigratedError):

@@ -207,8 +207,12 @@ def ask_with_peers(
 def answering(
     status: int = 200, text: str = '{"amount": 12.34}', headers: Mapping[str, str] | None = None
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def handle(_request: web.Request) -> web.StreamResponse:
+    """What an instance answers that is asked as itself, and owns the partition unless headers say otherwise."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
         content_type = "application/json" if status == 200 else "application/problem+json"
-        return web.Response(status=status, text=text, headers=headers, content_type=content_type)
+        its_own = {"Balance-Application-Server": request.host, "Balance-Role": "active"} if status in (200, 404) else {}
+        its_own |= headers or {}
+        return web.Response(status=status, text=text, headers=its_own, content_type=content_type)
 
     return handle

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ACTIVE = {
-    "Balance-Application-Server": "owner:1",
-    "Balance-Role": "active",
     "Balance-Position": f"{PARTITION}:7",
     "Balance-Epoch": "3",
     "Balance-Lag": "0",
@@ -70,7 +68,9 @@ def exchange(
                 return await server.exchange(*segments, answers=answers), len(server.later)
             async with TestServer(peer.app()) as owner:
                 instance.hear_of_owner(f"127.0.0.1:{owner.port}", epoch=2 - is_plain)
-                return await server.exchange(*segments, answers=answers), len(server.later)
+                found = await server.exchange(*segments, answers=answers)
+                its_own = f"Balance-Application-Server: 127.0.0.1:{owner.port}".encode()
+                return [a.replace(its_own, b"Balance-Application-Server: owner:1") for a in found], len(server.later)
 
     return asyncio.run(run())
 

@@ -347,9 +347,45 @@ def test_an_oversized_answer_is_refused(instance: Instance) -> None:
     assert "more than 65536 bytes" in answer.detail
 
 
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"Balance-Application-Server": "staging:5051"},
+        {"Balance-Role": "standby"},
+        {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"},
+    ],
+)
+def test_an_answer_of_another_than_the_owner_does_not_count(
+    instance: Instance, status: int, others: dict[str, str]
+) -> None:
+    answer = ask_with_peers(instance, Peer(answering(status, text="{}", headers=others)))
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "is not the instance that was asked" in answer.detail
+
+
+def test_an_answer_of_another_does_not_count_though_a_standbys_would(instance: Instance) -> None:
+    others = {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"}
+
+    answer = ask_with_peers(instance, Peer(answering(headers=others)), maxLag="7")
+
+    assert answer.status == 503
+
+
+def test_an_answer_that_does_not_say_whose_it_is_does_not_count(instance: Instance) -> None:
+    async def framework(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    answer = ask_with_peers(instance, Peer(framework))
+
+    assert answer.status == 503
+    assert "is not the instance that was asked" in answer.detail
+
+
 def test_only_headers_of_the_contract_are_passed_on(instance: Instance) -> None:
     ours = {
-        "Balance-Application-Server": "peer:1",
         "Balance-Role": "active",
         "Balance-Position": "0:1",
         "Balance-Lag": "0",
