@@ -64,10 +64,6 @@ _JIT_OPTIONS = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-# Half of the heap for what a micro-batch leaves behind, in shares that stay: where they adapt, much of that is moved to
-# the old half, and all of the heap is taken before anything is freed there.
-_HEAP_OPTIONS = ("-XX:+UseParallelGC", "-XX:-UseAdaptiveSizePolicy", "-XX:SurvivorRatio=6")
-_HEAP_UNITS = {"m": 1, "g": 1_024}
 # A third of the share of a process at 0, where both want all there is.
 _NICENESS = 5
 _MIB = 1 << 20
@@ -100,11 +96,6 @@ def class_path(settings: Settings) -> list[str]:
     return [*connectors, *(str(jar) for jar in own if not any(fnmatch.fnmatch(jar.name, out) for out in left_out))]
 
 
-def _heap_sizes(heap: str) -> list[str]:
-    """Options for a heap of this size, e.g. `512m`. Shares that do not adapt do not grow with the heap either."""
-    return [f"-Xmx{heap}", f"-Xmn{int(heap[:-1]) * _HEAP_UNITS[heap[-1]] // 2}m"]
-
-
 def _give_way(process: int) -> None:
     """Where processors are short, let a query go before a batch: it takes far less time, and somebody waits for it."""
     # Its threads inherit this. Who may not lower it has a system that decides otherwise.
@@ -130,8 +121,8 @@ class SparkJvm:
         self._told = self._folder / "gateway"
         command = [
             str(java),
-            *_heap_sizes(settings.spark_driver_memory),
-            *_HEAP_OPTIONS,
+            f"-Xmx{settings.spark_driver_memory}",
+            "-XX:+UseParallelGC",
             *MODULE_OPTIONS,
             *_JIT_OPTIONS,
             *limits,

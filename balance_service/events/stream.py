@@ -185,6 +185,8 @@ class Stream:
                 # Without its cause: Spark takes the traceback apart with a pattern that overflows the JVM's stack on
                 # a long one, and then the query neither runs nor ends.
                 raise RetriableError(_in_short(error)) from None
+            finally:
+                _let_go(rows)
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
         updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
@@ -217,6 +219,12 @@ def _in_short(error: Exception) -> str:
     # py4j names the Java exception in the second line.
     lines = str(error).strip().splitlines()[:2]
     return " ".join(line.strip() for line in lines) if lines else type(error).__name__
+
+
+def _let_go(rows: DataFrame) -> None:
+    """Let the JVM forget a micro-batch and its plan, 0.2 MB: Python's collector may come for it a thousand later."""
+    frame: Any = rows
+    frame._jdf._detach()
 
 
 def _jvm_lives(spark: SparkSession) -> bool:
