@@ -7,6 +7,7 @@ told by any thread, as an event.
 
 from __future__ import annotations
 
+import gc
 import re
 import tempfile
 import threading
@@ -48,6 +49,8 @@ _SETTLE_SECONDS = 0.05
 _MOST_SETTLINGS = 4
 _CHECK_LOG_EVERY_SECONDS = 5.0
 _MAX_COMMITTERS = 32
+# Handles of the JVM's objects are parts of cycles, and of each micro-batch they hold plan and code there, 0.2 MB.
+_COLLECT_EVERY_BATCHES = 64
 # Deep in the causes, where one of Spark's tasks met it.
 _FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
 
@@ -186,7 +189,8 @@ class Stream:
                 # a long one, and then the query neither runs nor ends.
                 raise RetriableError(_in_short(error)) from None
             finally:
-                _let_go(rows)
+                if batch_id % _COLLECT_EVERY_BATCHES == 0:
+                    gc.collect()
 
         # Decoded in the query's own plan: a second one, made for each batch, would copy every row once more.
         updates = self._decoder.updates(read_source(self._spark, self._settings, batches.starts))
@@ -219,12 +223,6 @@ def _in_short(error: Exception) -> str:
     # py4j names the Java exception in the second line.
     lines = str(error).strip().splitlines()[:2]
     return " ".join(line.strip() for line in lines) if lines else type(error).__name__
-
-
-def _let_go(rows: DataFrame) -> None:
-    """Let the JVM forget a micro-batch and its plan, 0.2 MB: Python's collector may come for it a thousand later."""
-    frame: Any = rows
-    frame._jdf._detach()
 
 
 def _jvm_lives(spark: SparkSession) -> bool:

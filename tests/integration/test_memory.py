@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import re
+import gc
 from typing import TYPE_CHECKING, Any
 
+from balance_service.events.micro_batch import MicroBatches
 from tests.integration.engines import Writer, catch_up, running_engine, settings_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.engine import Engine
+    import pytest
+    from pyspark.sql import DataFrame
+
     from balance_service.local.stack import LocalStack
 
-_PLAN = "org.apache.spark.sql.classic.Dataset"
+BATCHES = 200
+# Those since Python's garbage was collected last, and what is under way.
+FEW = 80
 
 
-def _held(engine: Engine, java_class: str) -> int:
-    """How many instances of a class the JVM holds, once it has collected its garbage."""
-    gateway: Any = engine._spark.sparkContext._gateway
-    jvm = gateway.jvm
-    arguments = gateway.new_array(jvm.Object, 1)
-    arguments[0] = gateway.new_array(jvm.String, 0)
-    types = gateway.new_array(jvm.String, 1)
-    types[0] = "[Ljava.lang.String;"
-    commands = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
-    beans = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-    histogram = beans.invoke(commands, "gcClassHistogram", arguments, types)
-    found = re.search(rf"^ *\d+: +(\d+) +\d+ +{re.escape(java_class)}$", histogram, re.MULTILINE)
-    return 0 if found is None else int(found[1])
-
-
-def test_plans_of_micro_batches_are_let_go_of(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+def test_plans_of_micro_batches_are_let_go_of(
+    stack: LocalStack,
+    names: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
     settings = settings_for(stack, names, tmp_path / "state", max_records_per_batch=10)
+    plans: list[Any] = []
+    process = MicroBatches.process
+
+    def watched(batches: MicroBatches, rows: DataFrame, batch_id: int) -> None:
+        frame: Any = rows
+        plans.append(frame.sparkSession.sparkContext._jvm.java.lang.ref.WeakReference(frame._jdf))
+        process(batches, rows, batch_id)
+
+    monkeypatch.setattr(MicroBatches, "process", watched)
+    # A serving process has it look for cycles only now and then.
+    gc.disable()
+    request.addfinalizer(gc.enable)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        writer.add("first", "1.00")
-        catch_up(engine)
-        before = _held(engine, _PLAN)
-        for _ in range(60):
+        for _ in range(BATCHES):
             writer.add("many", *["0.01"] * 10)
         catch_up(engine)
+        jvm: Any = engine._spark.sparkContext._jvm
+        jvm.java.lang.System.gc()
 
-        assert _held(engine, _PLAN) < before + 20
+        assert len(plans) > 2 * FEW
+        assert sum(plan.get() is not None for plan in plans) < FEW
