@@ -128,7 +128,7 @@ class Settings(HttpSecuritySettings):
         (), description="Comma-separated hosts, *.domains and networks that may be peers; empty for any."
     )
     max_concurrent_requests: int = Field(
-        1_000, ge=1, le=100_000, description="HTTP requests under way; more are answered 503, but for plain queries."
+        1_000, ge=1, le=100_000, description="HTTP requests under way; more get 503. Plain ones answered here never do."
     )
     tracing_endpoint: str | None = Field(
         None,

@@ -20,7 +20,7 @@ from bench.restore import measure_restore
 from bench.sides import OurSide, TheirSide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from balance_service.local.stack import LocalStack
     from bench.figures import Figures
@@ -76,9 +76,12 @@ class Run:
             repetitions = self._plan.repetitions if customers == self._plan.customers[0] else 1
             self._first_replays(customers, case, repetitions)
             for repetition in range(2, repetitions + 1):
-                # Whoever comes first may find the machine in another state than whoever comes second.
-                for side in self.sides if repetition % 2 else self.sides[::-1]:
+                for side in self._in_turn(repetition):
                     record(self._figures, side.name, case, self._replay(side, customers, f"{repetition}/{repetitions}"))
+
+    def _in_turn(self, repetition: int) -> Sequence[Side]:
+        """Both sides, each first every other time: it may find the machine in another state than the second does."""
+        return self.sides if repetition % 2 else self.sides[::-1]
 
     def _first_replays(self, customers: int, case: str, repetitions: int) -> None:
         record(self._figures, self._ours.name, case, self._replay(self._ours, customers, f"1/{repetitions}"))
@@ -100,16 +103,16 @@ class Run:
     def _restores(self) -> None:
         load = self._new_load(0, self._plan.keys, each_once=True)
         for repetition in range(1, self._plan.repetitions + 1):
-            for side in self.sides if repetition % 2 else self.sides[::-1]:
+            for side in self._in_turn(repetition):
                 self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{self._plan.repetitions}")
                 measure_restore(self._stack, side, load, self._figures)
 
     def _freshness(self) -> None:
+        plan = self._plan
         for side in self.sides:
-            load = self._new_load(self._plan.small_events, self._plan.customers[0])
-            rates = ", ".join(f"{rate:,}" for rate in self._plan.rates)
+            load = self._new_load(plan.small_events, plan.customers[0])
+            rates = ", ".join(f"{rate:,}" for rate in plan.rates)
             self._say(f"{side.name}: freshness, idle and at {rates} events/s")
-            plan = self._plan
             measure_freshness(self._stack, side, load, plan.rates, plan.probes, plan.warm_seconds, self._figures)
 
     def _reads(self) -> None:

@@ -37,7 +37,6 @@ _NO_SUCH_CUSTOMER = body_of(Problem(404, "no such customer")).encode()
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
-_DAMAGED = "the local store is damaged and is being restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +168,18 @@ class Queries:
     def _read(self, partition: int, query: BalanceQuery) -> LocalAnswer | None:
         try:
             return self._routing.read(partition, query.key)
-        except StoreCorruptedError as error:
-            self._on_damage(partition, error)
+        except (StoreCorruptedError, RetriableError) as error:
+            refusal = self._refusal(partition, error)
             if query.takes_standbys:
                 return None
-            raise unavailable(_DAMAGED) from error
-        except RetriableError as error:
-            if query.takes_standbys:
-                return None
-            raise unavailable(str(error)) from error
+            raise refusal from error
+
+    def _refusal(self, partition: int, error: StoreCorruptedError | RetriableError) -> Problem:
+        """What is answered where the local store, or a state in it, cannot be read."""
+        if isinstance(error, RetriableError):
+            return unavailable(str(error))
+        self._on_damage(partition, error)
+        return unavailable("the local store is damaged and is being restored")
 
     async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> BalanceAnswer:
         """A peer's answer; asks all who may have one once more if that fails, for the owner may have changed.
@@ -237,11 +239,8 @@ class Queries:
             return BalanceAnswer(404, _NO_SUCH_CUSTOMER, _PROBLEM, headers)
         try:
             view = self._view(local.frame)
-        except StoreCorruptedError as error:
-            self._on_damage(partition, error)
-            raise unavailable(_DAMAGED) from error
-        except RetriableError as error:
-            raise unavailable(str(error)) from error
+        except (StoreCorruptedError, RetriableError) as error:
+            raise self._refusal(partition, error) from error
         return BalanceAnswer(200, exact_json(view).encode(), _JSON, headers)
 
     def _observe(self, answered: str, status: int, began: float) -> None:

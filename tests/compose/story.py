@@ -86,12 +86,17 @@ def _processor_times() -> list[int]:
     return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1 : _STOLEN + 2]]
 
 
-def _loaded(stack: Stack, report: Report, customers: int) -> None:
-    began = time.monotonic()
+def _append_to_each(stack: Stack, customers: int, cents: Callable[[int], int]) -> None:
+    """One event for every customer; its amount by the customer's number."""
     events = Events(stack)
     for number in range(customers):
-        events.append(customer(number), 100 + number % 1_000)
+        events.append(customer(number), cents(number))
     events.flush()
+
+
+def _loaded(stack: Stack, report: Report, customers: int) -> None:
+    began = time.monotonic()
+    _append_to_each(stack, customers, lambda number: 100 + number % 1_000)
     report.note("loaded", f"{customers} customers in {time.monotonic() - began:.0f} s")
     recounted(stack, report, "after the load", customers)
 
@@ -191,11 +196,8 @@ def _rebuilt(stack: Stack, report: Report, customers: int) -> None:
 
     With several events of each customer more is committed at a time than with one.
     """
-    events = Events(stack)
     for _ in range(_MORE_EVENTS_EACH):
-        for number in range(customers):
-            events.append(customer(number), 1)
-    events.flush()
+        _append_to_each(stack, customers, lambda _: 1)
     done = stack.rebuild()
     report.expect(
         "rebuilt in a container",
