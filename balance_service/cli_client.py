@@ -39,8 +39,10 @@ def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, st
     if settings.token is not None:
         headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
     verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
+    # An instance's own address is behind no proxy; where a URL says where to ask, one may be on the way.
+    uses_proxy = url is not None
     try:
-        with httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS) as client:
+        with httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy) as client:
             answer = client.get(base.join(path), params=parameters)
     except httpx.HTTPError as error:
         raise RetriableError(

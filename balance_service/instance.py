@@ -72,7 +72,7 @@ class Instance:
         self._handlers = Handlers(
             Operations(self, authorises=settings.authorises_clients, limits_rate=settings.rate_limit is not None)
         )
-        self._front = Front(settings, self._handlers, tracing=self._tracing)
+        self._front = Front(settings, self._handlers, tracing=self._tracing, on_refused=self._metrics.refused.inc)
         self._engine: Engine | None = None
         self._directory: Directory | None = None
         self._publisher: FundsAddedPublisher | None = None

@@ -41,6 +41,9 @@ class Metrics:
         )
         self._peers: set[str] = set()
         self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
+        for kind in ("assigned", "revoked", "lost"):
+            # From nothing to one is no increase to Prometheus.
+            self.rebalances.labels(kind)
         self.batch_seconds = Histogram(
             "balance_batch_duration_seconds",
             "From the start of a micro-batch to its last commit.",
@@ -59,6 +62,12 @@ class Metrics:
             "Time to append an event and have it acknowledged.",
             ("status",),
             buckets=_COMMAND_BUCKETS,
+            registry=self.registry,
+        )
+
+        self.refused = Counter(
+            "balance_requests_refused",
+            "Requests answered 503 because too many were under way.",
             registry=self.registry,
         )
 

@@ -9,6 +9,7 @@ import ssl
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -30,7 +31,8 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^\s:/@\[\]?#]+|\[[0-9A-Fa-f:.]+\]):(?P<p
 _OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
-_USER_IN_URL = re.compile(r"//[^/\s]*@")
+# Also of a URL without its scheme, as one who forgot it writes it, and of a password that has a slash in it.
+_USER_IN_URL = re.compile(r"(//|(?:^|(?<=['\"]))(?!\S*//))\S*@")
 _LEAST_HEAP_MB = 500
 _NEVER_TOLD = {
     "kafka_config",
@@ -212,7 +214,7 @@ class Settings(HttpSecuritySettings):
         ways = {
             f"{PREFIX}SCHEMA_REGISTRY_USER": self.schema_registry_user is not None,
             f"{PREFIX}SCHEMA_REGISTRY_TOKEN": self.schema_registry_token is not None,
-            f"a user in {PREFIX}SCHEMA_REGISTRY_URL": _USER_IN_URL.search(url) is not None,
+            f"a user in {PREFIX}SCHEMA_REGISTRY_URL": "@" in urlsplit(url).netloc,
         }
         if len(given := [way for way, is_given in ways.items() if is_given]) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other; keep one")
@@ -315,4 +317,4 @@ def _sentence(error: ErrorDetails) -> str:
 
 def without_user(text: str) -> str:
     """The text, user and password of every URL in it hidden."""
-    return _USER_IN_URL.sub(f"//{HIDDEN}@", text)
+    return _USER_IN_URL.sub(rf"\1{HIDDEN}@", text)

@@ -31,8 +31,8 @@ _MATCHED = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 _RANGE = re.compile(r"\[[^]]*]")
 _WORD = re.compile(r"(?<![\w.])[a-zA-Z_]\w*")
 _OF_PROMQL = {
-    *("and", "or", "unless", "bool"),
-    *("sum", "count", "max", "min", "rate", "increase", "delta", "deriv", "vector", "histogram_quantile"),
+    *("and", "or", "unless", "bool", "offset"),
+    *("absent", "sum", "count", "max", "min", "rate", "increase", "delta", "deriv", "vector", "histogram_quantile"),
 }
 
 

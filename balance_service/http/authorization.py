@@ -152,13 +152,16 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> No
 
 def _whereabouts(request: web.Request) -> str:
     """The address a client asks from; of IPv6 the network, within which one site has as many as it likes."""
-    address = request.remote or ""
-    if ":" not in address:
-        return f"address:{address}"
     try:
-        return f"address:{ipaddress.ip_network((address, _IPV6_SITE_BITS), strict=False)}"
+        address = ipaddress.ip_address(request.remote or "")
     except ValueError:
+        return f"address:{request.remote}"
+    if isinstance(address, ipaddress.IPv4Address):
         return f"address:{address}"
+    # On a socket of both families, IPv4 comes as IPv6.
+    if address.ipv4_mapped is not None:
+        return f"address:{address.ipv4_mapped}"
+    return f"address:{ipaddress.ip_network((int(address), _IPV6_SITE_BITS), strict=False)}"
 
 
 def _authenticator(settings: HttpSecuritySettings) -> Authenticator:

@@ -21,6 +21,7 @@ from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from balance_service.http.app import Handlers
     from balance_service.http.tls import Tls
@@ -43,11 +44,13 @@ class Front:
         handlers: Handlers,
         look_seconds: float = LOOK_SECONDS,
         tracing: Tracing = UNTRACED,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         """Read the files that security rests on, and take the ports.
 
         Args:
             look_seconds: how often those files are looked at.
+            on_refused: told of each request that is not begun because too many are under way.
 
         Raises:
             ConfigurationError: a port is in use, or a file cannot be used.
@@ -55,6 +58,7 @@ class Front:
         self._handlers = handlers
         self._look_seconds = look_seconds
         self._tracing = tracing
+        self._on_refused = on_refused
         self._tls = tls_of(settings)
         self._access = access_of(settings)
         self._limits = Limits(
@@ -84,7 +88,7 @@ class Front:
         """Begin to answer; returns what asks peers."""
         self._warn_if_open_to_all()
         tls = self._tls
-        under_way = UnderWay(self._limits)
+        under_way = UnderWay(self._limits, self._on_refused)
         app = make_app(self._handlers, self._limits, self._trust, self._access, self._tracing, under_way)
         # Whoever is to be asked for a token, counted or traced goes through the application.
         is_plain = self._access.is_free and not self._tracing.is_on

@@ -75,7 +75,11 @@ class Limits:
 class UnderWay:
     """The requests that are being answered: how many at once, and for how long at most. Belongs to the event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, on_refused: Callable[[], None] = lambda: None) -> None:
+        """Args:
+        on_refused: told of each request that is not begun, which is in no other figure.
+        """
+        self._on_refused = on_refused
         self._most = limits.max_concurrent_requests
         self._seconds = limits.request_seconds
         self._count = 0
@@ -87,6 +91,7 @@ class UnderWay:
             Problem: 503, too many are under way, or it took too long.
         """
         if self._count >= self._most:
+            self._on_refused()
             raise unavailable(f"{self._most} requests are under way here; this one was certainly not begun")
         self._count += 1
         try:

@@ -38,7 +38,7 @@ def play() -> None:
         say("1. A real Kafka broker and schema registry, and two instances of the service.")
         stack = cleanup.enter_context(LocalStack(folder))
         first, second = start_instances(cleanup, stack, 2)
-        client = cleanup.enter_context(httpx.Client(timeout=30.0))
+        client = cleanup.enter_context(httpx.Client(timeout=30.0, trust_env=False))
         say(f"2. Funds added over HTTP: {' + '.join(_AMOUNTS)} for each of {len(_CUSTOMERS)} customers.")
         positions = {customer: _add(client, first, customer) for customer in _CUSTOMERS}
         say("3. Every customer asked of both instances; the headers say who answered.")

@@ -57,7 +57,7 @@ class LocalInstance(Server):
         """Whether it wants queries now."""
         port = self.environment.get("BALANCE_HEALTH_PORT", self.port)
         try:
-            answer = httpx.get(f"http://{HOST}:{port}/health/ready", timeout=_ANSWER_SECONDS)
+            answer = httpx.get(f"http://{HOST}:{port}/health/ready", timeout=_ANSWER_SECONDS, trust_env=False)
         except httpx.HTTPError:
             return False
         return answer.status_code == _HTTP_OK

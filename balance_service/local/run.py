@@ -84,7 +84,7 @@ def start_instances(cleanup: ExitStack, stack: LocalStack, count: int, http_port
 def add_samples(instances: Sequence[LocalInstance]) -> None:
     """Add some funds, wait until every instance answers with them, and say what to try."""
     say("adding sample funds …")
-    with httpx.Client(timeout=30.0) as client:
+    with httpx.Client(timeout=30.0, trust_env=False) as client:
         for customer, amount in _SAMPLES:
             answer = client.post(
                 f"{instances[0].url}/api/balance.addFunds", json={"customerId": customer, "amount": amount}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _LOCK = ".lock"
 _MARKER = "state-directory.json"
 _NEW_MARKER = _MARKER + ".new"
+# What ext4 has in the root of every new volume.
+_LOST_AND_FOUND = "lost+found"
 
 
 class StateDirectory:
@@ -51,7 +53,7 @@ class StateDirectory:
         if not self.path.is_dir():
             return
         names = {p.name for p in self.path.iterdir()}
-        strangers = sorted(names - {_LOCK, _NEW_MARKER})
+        strangers = sorted(names - {_LOCK, _NEW_MARKER, _LOST_AND_FOUND})
         if strangers and _MARKER not in names:
             raise ConfigurationError(
                 f"BALANCE_STATE_DIR {self.path} holds files that are not ours ({strangers[0]}, …); "

@@ -1,32 +1,23 @@
-"""Who is let in: tokens of the file, JWTs of the provider, and all that only looks like them."""
+"""Who is let in where: tokens of the file, scopes of the routes, limits of the clients."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
-import hmac
 import json
-import time
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import jwt
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from jwt.algorithms import RSAAlgorithm
 
 from balance_service.errors import ConfigurationError
 from balance_service.http import commands, queries
 from balance_service.http.app import Handlers, make_app
 from balance_service.http.authorization import SCOPES, Access, Authenticator
-from balance_service.http.clients import InvalidTokenError, Scope
-from balance_service.http.jwts import LEEWAY_SECONDS, Jwts, load_jwts
+from balance_service.http.jwts import load_jwts
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers import PeerTrust
@@ -35,227 +26,15 @@ from balance_service.http.rate_limit import RateLimit
 from balance_service.http.reloaded import Reloaded
 from balance_service.http.tokens import load_tokens
 from tests.unit.fakes import Nobody
-from tests.unit.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
+from tests.unit.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
 SECRET = "a secret of all instances"
 QUESTION = f"{queries.PATH}?customerId=c1"
 READER, WRITER, OPERATOR = "reader-token", "writer-token", "operator-token"
-
-
-@pytest.fixture
-def jwts(tmp_path: Path) -> Jwts:
-    return load_jwts(write_jwks(tmp_path / "jwks.json"), ISSUER, AUDIENCE)
-
-
-def refusal(jwts: Jwts, text: str) -> str:
-    with pytest.raises(InvalidTokenError) as caught:
-        jwts.client_of(text)
-    return str(caught.value)
-
-
-# --- JWTs
-
-
-@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
-def test_a_token_of_the_provider_is_its_subjects(jwts: Jwts, algorithm: str) -> None:
-    for _ in range(2):  # the second time from memory
-        client = jwts.client_of(token(algorithm))
-
-        assert (client.name, client.scopes) == ("jwt:billing", frozenset({Scope.READ}))
-
-
-@pytest.mark.parametrize(
-    ("changed", "scopes"),
-    [
-        ({"scope": "balance:read balance:add"}, {Scope.READ, Scope.ADD}),
-        ({"scope": None, "scp": ["balance:operations", "x"]}, {Scope.OPERATIONS}),
-        ({"scope": None, "scp": "balance:add"}, {Scope.ADD}),
-        ({"scope": None}, set()),
-        ({"scope": "balance:readx xbalance:read BALANCE:READ"}, set()),
-        ({"scope": 7}, set()),
-        ({"scope": {"balance:read": 1}}, set()),
-    ],
-)
-def test_the_scopes_are_those_that_the_token_names(jwts: Jwts, changed: dict[str, Any], scopes: set[Scope]) -> None:
-    assert jwts.client_of(token(**changed)).scopes == scopes
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"exp": -timedelta(seconds=LEEWAY_SECONDS + 5)}, "expired"),
-        ({"exp": None}, "lacks"),
-        ({"exp": "tomorrow"}, "cannot be verified|can be verified"),
-        ({"nbf": timedelta(seconds=LEEWAY_SECONDS + 300)}, "not valid yet"),
-        ({"aud": "others"}, "another audience"),
-        ({"aud": ["others", "more"]}, "another audience"),
-        ({"aud": None}, "lacks|another audience"),
-        ({"iss": "https://evil.example.org/"}, "another issuer"),
-        ({"iss": ISSUER.rstrip("/")}, "another issuer"),
-        ({"iss": None}, "lacks|another issuer"),
-        ({"sub": None}, "lacks"),
-        ({"sub": ""}, "subject"),
-        ({"sub": "x" * 257}, "subject"),
-    ],
-)
-def test_a_token_for_another_time_place_or_of_nobody_is_refused(
-    jwts: Jwts, changed: dict[str, Any], reason: str
-) -> None:
-    said = refusal(jwts, token(**changed))
-
-    assert any(part in said for part in reason.split("|")), said
-
-
-def test_clocks_may_differ_a_little(jwts: Jwts) -> None:
-    jwts.client_of(token(exp=-timedelta(seconds=LEEWAY_SECONDS // 2)))
-    jwts.client_of(token(nbf=timedelta(seconds=LEEWAY_SECONDS // 2)))
-
-
-def test_a_token_is_good_for_one_of_several_audiences(jwts: Jwts) -> None:
-    jwts.client_of(token(aud=["others", AUDIENCE]))
-
-
-@pytest.mark.parametrize("algorithm", ["none", "None", "NONE", ""])
-def test_a_token_that_nobody_signed_is_refused(jwts: Jwts, algorithm: str) -> None:
-    _, payload, signature = token().split(".")
-    head = encoded({"alg": algorithm, "typ": "JWT", "kid": "RS256"})
-
-    for text in (f"{head}.{payload}.", f"{head}.{payload}.{signature}"):
-        refusal(jwts, text)
-
-
-@pytest.mark.parametrize("form", [PublicFormat.SubjectPublicKeyInfo, PublicFormat.PKCS1])
-@pytest.mark.parametrize("algorithm", ["HS256", "HS512"])
-def test_a_public_key_is_not_taken_for_the_secret_of_an_hmac(jwts: Jwts, form: PublicFormat, algorithm: str) -> None:
-    key = RSA_KEY.public_key().public_bytes(Encoding.PEM, form)
-    signed = encoded({"alg": algorithm, "kid": "RS256"}) + "." + token().split(".")[1]
-    digest = hmac.new(key, signed.encode(), hashlib.sha256 if algorithm == "HS256" else hashlib.sha512).digest()
-
-    assert "algorithm" in refusal(jwts, signed + "." + base64.urlsafe_b64encode(digest).rstrip(b"=").decode())
-
-
-@pytest.mark.parametrize("kid", [None, "", "unknown", "../../etc/passwd", "RS256\x00", "' OR 1=1", "https://evil/jwks"])
-def test_a_token_whose_key_is_not_one_of_the_files_is_refused(jwts: Jwts, kid: str | None) -> None:
-    assert "key that is known" in refusal(jwts, token(header={"kid": kid}))
-
-
-@pytest.mark.parametrize("kid", [7, ["RS256"], {"RS256": 1}, True])
-def test_a_kid_that_is_no_text_is_refused(jwts: Jwts, kid: Any) -> None:
-    head = encoded({"alg": "RS256", "kid": kid})
-
-    refusal(jwts, ".".join([head, *token().split(".")[1:]]))
-
-
-def test_where_there_is_one_key_a_token_need_not_name_it(tmp_path: Path) -> None:
-    jwts = load_jwts(write_jwks(tmp_path / "jwks.json", public_keys()[:1]), ISSUER, AUDIENCE)
-
-    jwts.client_of(token(header={"kid": None}))
-    refusal(jwts, token("ES256", header={"kid": None}))
-
-
-def test_a_key_that_a_token_brings_along_counts_for_nothing(jwts: Jwts) -> None:
-    own = rsa.generate_private_key(65537, 2048)
-    jwk = RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
-    for header in ({"jwk": jwk}, {"jku": "https://evil.example.org/jwks"}, {"x5u": "file:///etc/passwd"}):
-        text = jwt.encode({"sub": "x"}, own, algorithm="RS256", headers={"kid": "RS256", **header})
-
-        assert "signature" in refusal(jwts, text)
-
-
-def test_a_key_of_another_algorithm_is_refused(jwts: Jwts) -> None:
-    text = jwt.encode({"sub": "x"}, ED_KEY, algorithm="EdDSA", headers={"kid": "RS256"})
-
-    assert "algorithm" in refusal(jwts, text)
-
-
-def test_critical_headers_are_not_passed_over(jwts: Jwts) -> None:
-    refusal(jwts, token(header={"crit": ["exp"]}))
-
-
-def test_a_token_that_was_changed_is_refused(jwts: Jwts) -> None:
-    head, payload, signature = token().split(".")
-    changed = json.loads(base64.urlsafe_b64decode(payload + "==")) | {"scope": "balance:operations"}
-
-    assert "signature" in refusal(jwts, f"{head}.{encoded(changed)}.{signature}")
-    refusal(jwts, f"{head}.{payload}.")
-
-
-@pytest.mark.parametrize(
-    "text", ["", ".", "..", "a.b.c", "...", "x" * 8000, "eyJ9.eyJ9.eyJ9", f"{'A' * 4000}.{'A' * 4000}.", "\u00e9.b.c"]
-)
-def test_what_is_no_token_is_refused(jwts: Jwts, text: str) -> None:
-    refusal(jwts, text)
-
-
-@pytest.mark.parametrize("payload", [b"[" * 5000, b"null", b"[]", b"7", b'"x"', b'{"exp": 1e999}', b'{"exp": NaN}'])
-def test_a_signed_token_with_senseless_claims_is_refused(jwts: Jwts, payload: bytes) -> None:
-    signed = encoded({"alg": "EdDSA", "kid": "EdDSA"}) + "." + base64.urlsafe_b64encode(payload).rstrip(b"=").decode()
-    signature = base64.urlsafe_b64encode(ED_KEY.sign(signed.encode())).rstrip(b"=").decode()
-
-    refusal(jwts, f"{signed}.{signature}")
-
-
-def test_a_token_is_not_remembered_beyond_its_time(tmp_path: Path) -> None:
-    jwts = load_jwts(write_jwks(tmp_path / "jwks.json"), ISSUER, AUDIENCE)
-    text = token(exp=timedelta(seconds=1 - LEEWAY_SECONDS))
-    jwts.client_of(text)
-
-    time.sleep(1.5)
-
-    assert "expired" in refusal(jwts, text)
-
-
-def encoded(value: Any) -> str:
-    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
-
-
-# --- files
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("junk", "is no JWKS"),
-        ("[]", "is no JWKS"),
-        ('{"keys": {}}', "is no JWKS"),
-        ('{"keys": []}', "no public key"),
-        ('{"keys": [7]}', "key 1 is not an object"),
-        ('{"keys": [{"kty": "oct", "k": "aHVudGVyMg"}]}', "no public key"),
-        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "x"}]}', "key 1 "),
-        ('{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}', "key 1 is not a public key for ES256"),
-    ],
-)
-def test_a_jwks_file_that_cannot_be_used_is_named(tmp_path: Path, content: str, said: str) -> None:
-    file = tmp_path / "jwks.json"
-    file.write_text(content)
-
-    with pytest.raises(ConfigurationError, match=f"^BALANCE_JWKS_FILE: {file}.*{said}"):
-        load_jwts(file, ISSUER, AUDIENCE)
-
-
-def test_private_and_short_and_ambiguous_keys_are_refused(tmp_path: Path) -> None:
-    short = rsa.generate_private_key(65537, 1024)
-    key = public_keys()[0]
-    for keys, said in (
-        ([RSAAlgorithm.to_jwk(RSA_KEY, as_dict=True)], "private key"),
-        ([RSAAlgorithm.to_jwk(short.public_key(), as_dict=True)], "1024 bits"),
-        ([key, key], "same kid"),
-        ([key, {**public_keys()[1], "kid": None}], "without kid|not a public key"),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            load_jwts(write_jwks(tmp_path / "jwks.json", keys), ISSUER, AUDIENCE)
-
-
-def test_keys_for_other_purposes_are_passed_over(tmp_path: Path) -> None:
-    others = [{**public_keys()[0], "kid": "enc", "use": "enc"}, {**public_keys()[0], "kid": "ps", "alg": "PS256"}]
-    jwts = load_jwts(write_jwks(tmp_path / "jwks.json", [*others, public_keys()[1]]), ISSUER, AUDIENCE)
-
-    jwts.client_of(token("ES256"))
-    refusal(jwts, token(header={"kid": "enc"}))
 
 
 def write_tokens(file: Path, **scopes: Sequence[str]) -> Path:
@@ -296,9 +75,6 @@ def test_a_file_of_tokens_that_cannot_be_used_is_named_and_no_hash_is_told(tmp_p
 
     assert "0" * 64 not in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-# --- routes
 
 
 class Answering(Handlers):
@@ -469,7 +245,34 @@ def test_without_authorisation_clients_are_told_apart_by_their_addresses(tmp_pat
     assert asyncio.run(run()) == [200, 200, 429]
 
 
-# --- the document
+@pytest.mark.parametrize(
+    ("one", "other", "are_the_same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+    ],
+)
+def test_an_address_is_one_client_and_so_is_a_network_of_ipv6(one: str, other: str, *, are_the_same: bool) -> None:
+    @web.middleware
+    async def seem_to_come_from(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        return await handler(request.clone(remote=request.headers["From"]))
+
+    async def run() -> list[int]:
+        app = make_app(Answering(Operations(Nobody())), access=Access(None, RateLimit(0.1, burst=1)))
+        app.middlewares.insert(0, seem_to_come_from)
+        found = []
+        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
+            for address in (one, other):
+                async with client.get(QUESTION, headers={"From": address}) as answer:
+                    found.append(answer.status)
+        return found
+
+    assert asyncio.run(run()) == [200, 429 if are_the_same else 200]
 
 
 def test_the_document_says_which_scopes_are_needed_and_what_is_answered_without() -> None:

@@ -31,7 +31,7 @@ def kustomization() -> dict[str, Any]:
 
 
 def rendered() -> list[dict[str, Any]]:
-    """What kustomize makes of the base: its labels in metadata, selectors and templates."""
+    """What kustomize makes of the base: its labels in metadata, templates and selectors, but for those of budgets."""
     (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
     made = documents()
     for document in made:
@@ -39,9 +39,8 @@ def rendered() -> list[dict[str, Any]]:
         spec = document.get("spec", {})
         if document["kind"] == "Service":
             spec["selector"] = pairs
-        if document["kind"] in ("StatefulSet", "PodDisruptionBudget"):
-            spec["selector"] = {"matchLabels": pairs}
         if document["kind"] == "StatefulSet":
+            spec["selector"] = {"matchLabels": pairs}
             spec["template"].setdefault("metadata", {})["labels"] = pairs
     return made
 

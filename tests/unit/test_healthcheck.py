@@ -55,6 +55,11 @@ def test_it_says_whether_the_instance_answers(status: int, code: int) -> None:
         assert check(BALANCE_HTTP_PORT=str(port)) == code
 
 
+def test_a_proxy_of_the_environment_is_not_asked() -> None:
+    with answering(200) as port:
+        assert check(BALANCE_HTTP_PORT=str(port), http_proxy=f"http://127.0.0.1:{free_port()}", no_proxy="") == 0
+
+
 def test_nobody_there_is_unhealthy() -> None:
     assert check(BALANCE_HTTP_PORT=str(free_port())) == 1
 

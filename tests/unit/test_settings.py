@@ -207,8 +207,22 @@ def test_every_bad_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert "BALANCE_HTTP_PORT: " in message
 
 
-def test_a_registry_url_with_credentials_is_not_told_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "hunter2" not in refusal(monkeypatch, BALANCE_SCHEMA_REGISTRY_URL="ftp://me:hunter2@registry")
+@pytest.mark.parametrize("variable", ["BALANCE_SCHEMA_REGISTRY_URL", "BALANCE_TRACING_ENDPOINT"])
+@pytest.mark.parametrize("url", ["ftp://me:hunter2@there", "me:hunter2@there:8081", "ftp://me:a/hunter2@there"])
+def test_a_url_with_credentials_is_not_told_when_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, url: str
+) -> None:
+    message = refusal(monkeypatch, **{variable: url})
+
+    assert "hunter2" not in message
+    assert "@there" in message
+
+
+@pytest.mark.parametrize("password", ["hunter2", "a/hunter2", "a@hunter2"])
+def test_a_url_with_credentials_is_printed_without_them(password: str) -> None:
+    shown = load_settings(schema_registry_url=f"https://me:{password}@there:8081/v7").printable()
+
+    assert shown["BALANCE_SCHEMA_REGISTRY_URL"] == "https://********@there:8081/v7"
 
 
 @pytest.mark.parametrize("address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535"])

@@ -137,6 +137,14 @@ def test_a_directory_full_of_a_strangers_files_is_refused_and_left_alone(path: P
     assert [p.name for p in path.iterdir()] == ["thesis.doc"]
 
 
+def test_the_root_of_a_new_volume_is_as_good_as_empty(path: Path) -> None:
+    (path / "lost+found").mkdir(parents=True)
+
+    StateDirectory(path, "app").close()
+
+    assert (path / MARKER).exists()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '"x"', "null"])
 def test_a_marker_that_cannot_be_read_is_refused_with_the_way_out(path: Path, content: str) -> None:
     path.mkdir()

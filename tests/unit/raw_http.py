@@ -1,0 +1,134 @@
+"""Clients that write bytes to a server's socket as they like, and the server they write to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from balance_service.http import commands, queries
+from balance_service.http.app import Handlers, bind, make_app, serve
+from balance_service.http.limits import Limits
+from balance_service.http.operations import Operations
+from tests.unit.fakes import Nobody
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
+QUESTION = b"GET " + queries.PATH.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+COMMAND = b"POST " + commands.PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+class Answering(Handlers):
+    """Answers both routes of the API as it is told."""
+
+    def __init__(self, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
+        super().__init__(Operations(Nobody({"filler": "x" * 100_000})))
+        self._answer = answer
+
+    async def get_balance(self, request: web.Request) -> web.Response:
+        return await self._answer(request)
+
+    async def add_funds(self, request: web.Request) -> web.Response:
+        return await self._answer(request)
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.json_response({"bytes": len(await request.read())})
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def detail(self) -> str:
+        assert self.headers["content-type"].startswith("application/problem+json"), self
+        problem = json.loads(self.body)
+        assert problem["status"] == self.status
+        return str(problem["detail"])
+
+
+@dataclass
+class Client:
+    """One connection, byte by byte."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    began: float = field(default_factory=time.monotonic)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> Answer:
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)).decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return Answer(int(head[0].split()[1]), headers, body)
+
+    async def ask(self, data: bytes) -> Answer:
+        await self.send(data)
+        return await self.answer()
+
+    async def is_closed_within(self, seconds: float) -> bool:
+        """Whether the server closes it, whatever it has sent before."""
+        try:
+            async with asyncio.timeout(seconds):
+                while await self.reader.read(65536):
+                    pass
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass
+class Server:
+    port: int
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(
+    limits: Limits = QUICK, answer: Callable[[web.Request], Awaitable[web.Response]] = echo
+) -> AsyncIterator[Server]:
+    listener = bind("127.0.0.1", 0)
+    server = await serve(make_app(Answering(answer), limits), listener, limits)
+    try:
+        yield Server(listener.getsockname()[1])
+    finally:
+        await server.cleanup()
+
+
+def ask(data: bytes, limits: Limits = QUICK) -> Answer:
+    """The answer to some bytes."""
+
+    async def run() -> Answer:
+        async with serving(limits) as server, server.client() as client:
+            return await client.ask(data)
+
+    return asyncio.run(run())
+
+
+def question(url_bytes: int = 0, headers: Sequence[tuple[str, str]] = ()) -> bytes:
+    url = (queries.PATH + "?customerId=c1&x=").ljust(url_bytes, "x")
+    head = "".join(f"{name}: {value}\r\n" for name, value in (("Host", "x"), *headers))
+    return f"GET {url} HTTP/1.1\r\n{head}\r\n".encode()

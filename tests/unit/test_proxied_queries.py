@@ -1,0 +1,236 @@
+"""Balance queries that a peer answers, one hop away; real HTTP, no Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from balance_service.http.proxy import FORWARDED_HEADER
+from tests.unit.querying import (
+    CUSTOMER,
+    PARTITION,
+    TIMEOUT_SECONDS,
+    Instance,
+    Peer,
+    answering,
+    ask,
+    ask_with_peers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "store")
+
+
+def test_a_query_is_answered_by_the_owner_through_one_hop(instance: Instance) -> None:
+    peer = Peer(answering(text='{"amount": 9007199254740993.01}'))
+
+    answer = ask_with_peers(instance, peer, minPosition=f"{PARTITION}:7")
+
+    assert (answer.status, answer.text) == (200, '{"amount": 9007199254740993.01}')
+    (request,) = peer.asked
+    assert request.headers[FORWARDED_HEADER] == instance.address
+    assert dict(request.query) == {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:7"}
+
+
+def test_a_forwarded_query_is_never_proxied_again(instance: Instance) -> None:
+    instance.owns = False
+    instance.hear_of_owner("peer:1")
+
+    answer = ask(instance, headers={FORWARDED_HEADER: "peer:2"})
+
+    assert answer.status == 421
+    assert f"does not own partition {PARTITION}" in answer.detail
+
+
+def test_an_owner_that_says_unknown_is_believed(instance: Instance) -> None:
+    peer = Peer(answering(404, '{"detail": "no such customer"}'))
+
+    assert ask_with_peers(instance, peer).status == 404
+    assert len(peer.asked) == 1
+
+
+def test_an_owner_that_is_unavailable_says_when_to_come_back(instance: Instance) -> None:
+    answer = ask_with_peers(instance, Peer(answering(503, "{}", {"Retry-After": "7"})))
+
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+
+
+def test_a_changed_owner_is_asked_once_more(instance: Instance) -> None:
+    new = Peer(answering())
+    addresses: list[str] = []
+
+    async def no_longer(_request: web.Request) -> web.StreamResponse:
+        instance.hear_of_owner(addresses[1], epoch=2)
+        return web.Response(status=421, text="{}", content_type="application/problem+json")
+
+    old = Peer(no_longer)
+
+    def only_the_old_one(known: list[str]) -> None:
+        addresses.extend(known)
+        instance.hear_of_owner(known[0], epoch=1)
+
+    answer = ask_with_peers(instance, old, new, before=only_the_old_one)
+
+    assert answer.text == '{"amount": 12.34}'
+    assert (len(old.asked), len(new.asked)) == (1, 1)
+
+
+def test_a_partition_that_became_ours_meanwhile_is_answered_here(instance: Instance) -> None:
+    instance.put("5.00")
+
+    async def handed_over(_request: web.Request) -> web.StreamResponse:
+        instance.owns = True
+        return web.Response(status=421, text="{}", content_type="application/problem+json")
+
+    answer = ask_with_peers(instance, Peer(handed_over))
+
+    assert answer.text == '{"amount": 5.00}'
+
+
+def test_nobody_is_asked_a_third_time(instance: Instance) -> None:
+    peer = Peer(answering(421, "{}"))
+
+    answer = ask_with_peers(instance, peer)
+
+    assert answer.status == 503
+    assert "no longer owns" in answer.detail
+    assert len(peer.asked) == 2
+
+
+def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance) -> None:
+    async def slowly(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3)
+        return web.json_response({})
+
+    answer = ask_with_peers(instance, Peer(slowly))
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert answer.seconds < TIMEOUT_SECONDS + 0.5
+
+
+def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance) -> None:
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+        return response
+
+    answer = ask_with_peers(instance, Peer(trickle))
+
+    assert answer.status == 503
+    assert answer.seconds < TIMEOUT_SECONDS + 0.5
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no such host:1", "[::1:1", "", "a@b:c"])
+def test_a_peer_that_cannot_be_reached_is_unavailable(instance: Instance, address: str) -> None:
+    instance.owns = False
+    instance.hear_of_owner(address)
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_neither_followed_nor_passed_on(instance: Instance, status: int) -> None:
+    peer = Peer(answering(status, "{}", {"Location": "/elsewhere"}))
+
+    answer = ask_with_peers(instance, peer)
+
+    assert answer.status == 503
+    assert peer.elsewhere == 0
+    assert "Location" not in answer.headers
+
+
+def test_an_answer_that_is_not_ours_is_not_passed_on(instance: Instance) -> None:
+    async def page(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<script>", content_type="text/html")
+
+    answer = ask_with_peers(instance, Peer(page))
+
+    assert answer.status == 503
+    assert "<script>" not in answer.text
+
+
+def test_an_oversized_answer_is_refused(instance: Instance) -> None:
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "102400"})
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b" " * 1024)
+        return response
+
+    answer = ask_with_peers(instance, Peer(flood))
+
+    assert answer.status == 503
+    assert "more than 65536 bytes" in answer.detail
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"Balance-Application-Server": "staging:5051"},
+        {"Balance-Role": "standby"},
+        {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"},
+    ],
+)
+def test_an_answer_of_another_than_the_owner_does_not_count(
+    instance: Instance, status: int, others: dict[str, str]
+) -> None:
+    answer = ask_with_peers(instance, Peer(answering(status, text="{}", headers=others)))
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "is not the instance that was asked" in answer.detail
+
+
+def test_an_answer_of_another_does_not_count_though_a_standbys_would(instance: Instance) -> None:
+    others = {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"}
+
+    answer = ask_with_peers(instance, Peer(answering(headers=others)), maxLag="7")
+
+    assert answer.status == 503
+
+
+def test_an_answer_that_does_not_say_whose_it_is_does_not_count(instance: Instance) -> None:
+    async def framework(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    answer = ask_with_peers(instance, Peer(framework))
+
+    assert answer.status == 503
+    assert "is not the instance that was asked" in answer.detail
+
+
+def test_only_headers_of_the_contract_are_passed_on(instance: Instance) -> None:
+    ours = {
+        "Balance-Role": "active",
+        "Balance-Position": "0:1",
+        "Balance-Lag": "0",
+        "Balance-Epoch": "3",
+    }
+    others = {"Set-Cookie": "a=b", "X-Internal": "secret", "Access-Control-Allow-Origin": "*"}
+
+    headers = ask_with_peers(instance, Peer(answering(headers={**ours, **others}))).headers
+
+    assert ours.items() <= dict(headers).items()
+    assert not headers.keys() & others.keys()
+
+
+def test_a_compressed_answer_is_refused_not_unpacked(instance: Instance) -> None:
+    bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
+
+    assert ask_with_peers(instance, bomb).status == 503
