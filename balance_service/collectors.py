@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import ProcessCollector
@@ -10,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from balance_service import __version__
+from balance_service.clock import elapsed
 from balance_service.state.records import Role
 from balance_service.state.store import block_cache_bytes, room_bytes
 
@@ -118,7 +118,7 @@ class EngineCollector(Collector):
         return [position, lag, epoch, answers, size, keys, restored, to_restore, state, memory]
 
     def _cluster(self) -> Iterable[Metric]:
-        engine, now = self._engine, time.monotonic()
+        engine, now = self._engine, elapsed()
         yield _gauge("balance_partitions", "Partitions of the source.", engine.source.partitions)
         lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
         # There is nothing by which the lease of one that owns nothing would be renewed.

@@ -32,7 +32,7 @@ _OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 # Also of a URL without its scheme, as one who forgot it writes it, and of a password that has a slash in it.
-_USER_IN_URL = re.compile(r"(//|(?:^|(?<=['\"]))(?!\S*//))\S*@")
+_USER_IN_URL = re.compile(r"(//)\S*@|(?<![^\s'\"])(?!\S*//)[^\s'\"@]*:\S*@")
 _LEAST_HEAP_MB = 500
 _NEVER_TOLD = {
     "kafka_config",

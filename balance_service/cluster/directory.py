@@ -7,7 +7,6 @@ an immutable mapping, replaced whole.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from balance_service.clock import elapsed
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
 
@@ -50,7 +50,7 @@ class PublishedTask:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationServer:
-    """One instance, as it was last heard of. `heard_at` is our own monotonic clock, -inf for never."""
+    """One instance, as it was last heard of. `heard_at` is of our own clock, -inf for never."""
 
     address: str
     incarnation: str
@@ -65,7 +65,7 @@ class ApplicationServer:
 class ServerTable:
     """Who said what, when. Pure but for its clock; the directory's thread writes, any thread reads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
         self._servers: Mapping[str, ApplicationServer] = {}
 
@@ -176,7 +176,7 @@ class Directory:
 
     def status(self) -> list[dict[str, Any]]:
         """All instances, as far as they are known here, for people."""
-        now = time.monotonic()
+        now = elapsed()
         return [
             {
                 "applicationServer": server.address,
@@ -204,10 +204,10 @@ class Directory:
 
     def _run(self) -> None:
         try:
-            self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+            self._read_from_the_beginning()
             live, next_publish = False, 0.0
             while not self._stopping.is_set():
-                now = time.monotonic()
+                now = elapsed()
                 if now >= next_publish or self._publish_now.is_set():
                     self._publish_now.clear()
                     self._publish(self._codec.encode(self._record()))
@@ -233,7 +233,11 @@ class Directory:
                 return True
             log.warning("following the directory failed", error=error.str())
             self._note("Read", error)
-            return live
+            if error.code() != KafkaError._AUTO_OFFSET_RESET:
+                return live
+            # The topic was made anew, or lost its end. The consumer would not go on by itself.
+            self._read_from_the_beginning()
+            return False
         self._note("Read", None)
         key, value = message.key(), message.value()
         address = (key or b"").decode(errors="replace")
@@ -244,6 +248,9 @@ class Directory:
             return live
         self.table.hear(address, record, live=live)
         return live
+
+    def _read_from_the_beginning(self) -> None:
+        self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
 
     def _publish(self, value: bytes | None) -> None:
         try:

@@ -7,12 +7,12 @@ partitions only: it is paused on all of them, and Spark does the reading.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from balance_service.clock import elapsed
 from balance_service.kafka.clients import not_authorized
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Lease:
     "Leases" (1989).
     """
 
-    def __init__(self, session_timeout_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, session_timeout_ms: int, clock: Callable[[], float] = elapsed) -> None:
         self._length = session_timeout_ms / 1000 - _MARGIN_SECONDS
         self._clock = clock
         self._expires = float("-inf")
@@ -157,7 +157,7 @@ class Membership:
         """Commit positions, not waiting: the answer arrives in a later poll."""
         positions = self._positions()
         mine = {p: o for p, o in positions.items() if p in self.partitions}
-        now = time.monotonic()
+        now = elapsed()
         # One that has just begun to answer should not wait for the next turn.
         is_due = now >= self._next_renewal or not self._renewed_for >= mine.keys()
         if not mine or not is_due or self._sent_at is not None:
@@ -178,7 +178,7 @@ class Membership:
             self.lease.renew(sent_at)
             self.problem = ""
         elif failure is not None:
-            self._next_renewal = time.monotonic() + _POLL_SECONDS
+            self._next_renewal = elapsed() + _POLL_SECONDS
             log.debug("the group did not confirm the lease", error=str(failure))
             self._note(failure)
 

@@ -6,8 +6,9 @@ Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (19
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import TYPE_CHECKING
+
+from balance_service.clock import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ class StandbyChooser:
         partitions: int,
         address: str,
         replicas: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = elapsed,
     ) -> None:
         self._table = table
         self._read_model = read_model

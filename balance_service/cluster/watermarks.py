@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from balance_service.clock import elapsed
 from balance_service.errors import BalanceServiceError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _EVERY_SECONDS = 1.0
 class Watermarks:
     """The end of each source partition, and how old that knowledge is."""
 
-    def __init__(self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, read: Callable[[], Mapping[int, int]], clock: Callable[[], float] = elapsed) -> None:
         """Args:
         read: asks the broker; raises BalanceServiceError if it does not answer.
         """

@@ -48,6 +48,7 @@ _BACK_OFF_SECONDS = 1.0
 _SETTLE_SECONDS = 0.05
 _MOST_SETTLINGS = 4
 _CHECK_LOG_EVERY_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
 _MAX_COMMITTERS = 32
 # Handles of the JVM's objects are parts of cycles, and of each micro-batch they hold plan and code there, 0.2 MB.
 _COLLECT_EVERY_BATCHES = 64
@@ -173,11 +174,15 @@ class Stream:
         """Halt the tasks whose source was cut short, made anew or repartitioned."""
         name = self._settings.topic
         topic = self._topics.find(name)
+        if topic is None and not self._stopping.wait(_LOOK_AGAIN_SECONDS):
+            # A broker that has just started may not have heard of it yet.
+            topic = self._topics.find(name)
         exists = topic is not None and topic.partitions > max(tasks)
         start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
+        positions = {partition: task.position for partition, task in tasks.items()}
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
-            task.check_log(topic, start.get(partition, 0), end.get(partition, 0))
+            task.check_log(topic, start.get(partition, 0), positions[partition], end.get(partition, 0))
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:

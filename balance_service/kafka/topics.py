@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.kafka import topic_policies
 from balance_service.kafka.clients import by_remedy, common_config, refused
 from balance_service.kafka.connection import Connection
 
@@ -41,17 +42,6 @@ _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
 _RECOMMENDED_REPLICAS = 3
-_DEAD_LETTER_HEADROOM_BYTES = 64 << 10
-_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-# What is copied keeps its timestamp, however old or new it is.
-_TIMESTAMPS_AS_GIVEN = {
-    "message.timestamp.type": "CreateTime",
-    "message.timestamp.before.max.ms": str((1 << 63) - 1),
-    "message.timestamp.after.max.ms": str((1 << 63) - 1),
-}
-_BATCH_BYTES = 1 << 20
-_CHANGELOG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(60 * 60 * 1000)}
-_DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +103,18 @@ class Topics:
                     f"topic '{settings.topic}' does not exist and BALANCE_CREATE_TOPICS is off; "
                     "create it with `balance-service topics create`, or correct BALANCE_TOPIC"
                 )
-            source = self._create(settings.topic, settings.partitions, _FOR_EVER)
+            source = self._create(settings.topic, settings.partitions, topic_policies.FOR_EVER)
         config = self._config(source.name)
         self._check_source(source.name, config)
-        dead_letter_bytes = int(config["max.message.bytes"]) + _DEAD_LETTER_HEADROOM_BYTES
-        self._ensure(
-            settings.dead_letters_topic,
-            source.partitions,
-            {**_FOR_EVER, "max.message.bytes": str(dead_letter_bytes)},
+        changelog = self.prepare_changelog(source)
+        dead_letters = settings.dead_letters_topic
+        found = self._ensure(dead_letters, source.partitions, topic_policies.dead_letters(config))
+        # Where the source has more partitions than the changelog, that is what is wrong, and each task says so.
+        partitions = min(source.partitions, changelog.partitions)
+        topic_policies.check_dead_letters(
+            dead_letters, found.partitions, self._config(dead_letters), partitions, config
         )
-        self.prepare_changelog(source)
-        self._ensure(settings.application_servers_topic, 1, _DIRECTORY)
+        self._ensure(settings.application_servers_topic, 1, topic_policies.DIRECTORY)
         self._warn_of_few_replicas()
         return source
 
@@ -133,13 +124,13 @@ class Topics:
         Raises:
             ConfigurationError: it is not compacted, so that a restore might miss states.
         """
-        changelog = self._ensure(self._settings.changelog_topic, source.partitions, _CHANGELOG)
-        if self._config(changelog.name)["cleanup.policy"] != "compact":
-            raise ConfigurationError(
-                f"the changelog '{changelog.name}' has a cleanup.policy other than 'compact', so states "
-                "may be missing from it; set the policy and run `balance-service rebuild`"
-            )
+        changelog = self._ensure(self._settings.changelog_topic, source.partitions, topic_policies.CHANGELOG)
+        topic_policies.check_changelog(changelog.name, self._config(changelog.name))
         return changelog
+
+    def dead_letter_bytes(self) -> int:
+        """What a batch of dead letters may come to, in bytes."""
+        return int(self._config(self._settings.dead_letters_topic)[topic_policies.MAX_MESSAGE_BYTES])
 
     def prepare_copy(self, source: Topic, name: str, partitions: int | None) -> Topic:
         """A topic that takes every record of `source` as it is and keeps it for ever, created if missing.
@@ -153,12 +144,9 @@ class Topics:
             ConfigurationError: it is there and has another partition count, or its policies are not such.
         """
         source_config = self._config(source.name)
-        largest = max(int(source_config["max.message.bytes"]), _BATCH_BYTES)
         copy = self.find(name)
         if copy is None:
-            as_given = {key: value for key, value in _TIMESTAMPS_AS_GIVEN.items() if key in source_config}
-            wanted = {**_FOR_EVER, **as_given, "max.message.bytes": str(largest)}
-            copy = self._create(name, partitions or source.partitions, wanted)
+            copy = self._create(name, partitions or source.partitions, topic_policies.copy_of(source_config))
         if partitions not in (None, copy.partitions):
             raise ConfigurationError(
                 f"topic '{name}' has {copy.partitions} partitions, not {partitions}; "
@@ -166,15 +154,7 @@ class Topics:
             )
         config = self._config(name)
         self._check_source(name, config)
-        if config["message.timestamp.type"] != "CreateTime":
-            raise ConfigurationError(
-                f"topic '{name}' puts its own timestamps on records; set its message.timestamp.type=CreateTime"
-            )
-        if int(config["max.message.bytes"]) < largest:
-            raise ConfigurationError(
-                f"topic '{name}' may refuse records of '{source.name}' as too large; "
-                f"set its max.message.bytes={largest} or more"
-            )
+        topic_policies.check_copy(name, config, source.name, source_config)
         return copy
 
     def delete(self, name: str) -> None:
@@ -235,6 +215,8 @@ class Topics:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return 0
             raise self._by_remedy(error, f"describing group {group}", f"Describe on group '{group}'") from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"group {group}") from error
         return len(described.members)
 
     def _by_remedy(self, error: KafkaException, doing: str, grant: str = "") -> BalanceServiceError:
@@ -295,23 +277,12 @@ class Topics:
             raise self._by_remedy(
                 error, f"reading the configuration of topic {name}", f"DescribeConfigs on topic '{name}'"
             ) from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"the configuration of topic {name}") from error
         return {key: str(entry.value) for key, entry in entries.items()}
 
     def _check_source(self, name: str, config: Mapping[str, str]) -> None:
-        if self._settings.allow_finite_retention:
-            return
-        way_out = "set BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
-        if "compact" in config["cleanup.policy"]:
-            raise ConfigurationError(
-                f"the source topic '{name}' is compacted, so the model cannot be rebuilt from it; "
-                f"use a topic with cleanup.policy=delete, or {way_out}"
-            )
-        finite = [key for key in ("retention.ms", "retention.bytes") if int(config[key]) >= 0]
-        if finite:
-            raise ConfigurationError(
-                f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be "
-                f"rebuilt from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
-            )
+        topic_policies.check_source(name, config, allow_finite_retention=self._settings.allow_finite_retention)
 
     def _warn_of_few_replicas(self) -> None:
         try:

@@ -9,25 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from balance_service.errors import BalanceServiceError, NotAuthorizedError, RetriableError, TaskMigratedError
+from balance_service.errors import (
+    BalanceServiceError,
+    NotAuthorizedError,
+    RetriableError,
+    StoreCorruptedError,
+    TaskMigratedError,
+)
 from balance_service.failpoints import reach
 from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from confluent_kafka import Message
 
     from balance_service.kafka.clients import ClientConfig
     from balance_service.state.records import DeadLetter, Record, TaskId
 
+    Headers = list[tuple[str, str | bytes | None]]
+
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
 _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
+# Of a dead letter in a batch of its own, besides key and value: headers, of which names of topics are the longest.
+_ENVELOPE_BYTES = 2 << 10
 
 
 class ChangelogWriter:
@@ -43,28 +53,38 @@ class ChangelogWriter:
         task_id: TaskId,
         changelog: str,
         dead_letters: str,
+        dead_letter_bytes: int,
         source: str,
         application_id: str,
     ) -> None:
+        """Args:
+        dead_letter_bytes: what the topic of dead letters takes at most. What does not fit lies there without its value.
+        """
+        self._dead_letter_bytes = dead_letter_bytes
         self._producer: Producer | None = Producer(config)
         self._transactional_id = str(config["transactional.id"])
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
-        self._origin: list[tuple[str, str | bytes | None]] = [
+        self._origin: Headers = [
             ("dead-letter-topic", source.encode()),
             ("dead-letter-application-id", application_id.encode()),
         ]
 
-    def fence(self) -> None:
+    def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """End what a predecessor left pending and fence it for ever.
+
+        Args:
+            should_stop: asked before each attempt: who has lost the partition must not fence its successor.
 
         Raises:
             RetriableError: the transaction coordinator does not answer in time.
-            TaskMigratedError: a successor fenced us meanwhile.
+            TaskMigratedError: a successor fenced us meanwhile, or asked to stop.
         """
         self._connect(self._open_producer())
         for attempt in range(_FENCE_ATTEMPTS):
+            if should_stop():
+                raise TaskMigratedError("the task was closed before it fenced its predecessor")
             try:
                 self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
             except KafkaException as error:
@@ -73,19 +93,25 @@ class ChangelogWriter:
             else:
                 return
 
-    def commit(self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+    def commit(
+        self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes, holds_up_to: int
+    ) -> int:
         """Write states, dead letters and last the position, in one transaction.
+
+        Args:
+            holds_up_to: the changelog offset up to which the store holds its content.
 
         Returns:
             The changelog offset after the position record.
 
         Raises:
+            StoreCorruptedError: the changelog ends below that, so it was made anew, or lost its end; not committed.
             TaskMigratedError: fenced; certainly not committed.
             NotAuthorizedError: the brokers do not allow it; not committed.
             RetriableError: not committed, or nobody knows; the changelog will say.
         """
         try:
-            return self._transact(self._open_producer(), states, dead_letters, position)
+            return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to)
         except KafkaException as error:
             # A large batch meets what became of its transaction while it still produces.
             if error.args[0].code() == KafkaError._STATE:
@@ -116,28 +142,32 @@ class ChangelogWriter:
         states: Iterable[Record],
         dead_letters: Iterable[DeadLetter],
         position: bytes,
+        holds_up_to: int,
     ) -> int:
         delivery = _Delivery()
+        count = 0
         producer.begin_transaction()
         reach("begun")
         # A report for each would cost as much as the records. They go before the position to the same partition, and
         # librdkafka commits no transaction of which it could not deliver all.
-        for key, value in states:
-            self._produce(producer, self._changelog, value, key)
+        for state_key, state in states:
+            self._produce(producer, self._changelog, state, state_key)
+            count += 1
         for letter in dead_letters:
-            self._produce(
-                producer,
-                self._dead_letters,
-                letter.value,
-                letter.key,
-                on_delivery=delivery.report,
-                headers=self._headers(letter),
-            )
+            key, value, headers = self._fitting(letter)
+            self._produce(producer, self._dead_letters, value, key, on_delivery=delivery.report, headers=headers)
         self._produce(producer, self._changelog, position, POSITION_KEY, on_delivery=delivery.report_position)
         unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
         if delivery.failed or unsent:
             self._check_allowed(producer)
         delivery.check(unsent)
+        # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
+        # would be believed, and all that the changelog had before be lost.
+        if (began := delivery.position_offset - count) < holds_up_to:
+            raise StoreCorruptedError(
+                f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
+                f"{holds_up_to}: it was made anew, or has lost its end"
+            )
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
         reach("committed")
@@ -174,7 +204,19 @@ class ChangelogWriter:
     def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
         return by_remedy(error, doing, f"Write on transactional id '{self._transactional_id}'")
 
-    def _headers(self, letter: DeadLetter) -> list[tuple[str, str | bytes | None]]:
+    def _fitting(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
+        """Key, value and headers; without the value, or both, where the brokers would refuse them for ever."""
+        key, value, headers = letter.key, letter.value, self._headers(letter)
+        room = self._dead_letter_bytes - _ENVELOPE_BYTES
+        if value is not None and len(key or b"") + len(value) > room:
+            headers.append(("dead-letter-value-bytes", str(len(value)).encode()))
+            value = None
+        if key is not None and len(key) > room:
+            headers.append(("dead-letter-key-bytes", str(len(key)).encode()))
+            key = None
+        return key, value, headers
+
+    def _headers(self, letter: DeadLetter) -> Headers:
         return [
             ("dead-letter-cause", letter.cause.encode()),
             *self._origin,

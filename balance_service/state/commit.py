@@ -52,7 +52,7 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
         TaskMigratedError: the part does not start at the store's position, or the task was fenced.
         RetriableError: the outcome of step 3 is unknown, or step 4 failed: the task must be opened again.
         StoreFullError: the disk has no room; if only step 4 finds that, the changelog is ahead of the store.
-        StoreCorruptedError: the store gave back what was never written.
+        StoreCorruptedError: the store gave back what was never written, or holds more than the changelog does.
     """
     stands_at = store.position
     if stands_at is None or batch.start != stands_at.offset:
@@ -63,7 +63,7 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     moved = replace(stands_at, offset=batch.end, stream_time_ms=folded.stream_time_ms)
     position = folding.position_codec.encode(moved.record())
     reach("folded")
-    changelog_offset = writer.commit(folded.records(), letters, position)
+    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)
     store.write(itertools.chain(folded.records(), [(POSITION_KEY, position)]), changelog_offset)
     reach("stored")
     applied = batch.applied - len(folded.dead_letters) - folded.duplicates
@@ -74,4 +74,4 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
 def write_position(position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter) -> None:
     """Record a position alone, as a task does when it is opened. Raises as `commit` does."""
     record = codec.encode(position.record())
-    store.write([(POSITION_KEY, record)], writer.commit([], [], record))
+    store.write([(POSITION_KEY, record)], writer.commit([], [], record, store.changelog_offset))

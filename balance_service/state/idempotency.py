@@ -2,8 +2,9 @@
 
 What was applied is remembered by markers, which lie in the store and the changelog beside the states and are written
 with them. Two records each: one by name, to find it, and one by time, to find what has expired. Time is the
-partition's stream time: the greatest timestamp of an event with an idempotency key up to the one at hand. So what is
-decided depends on the order of the records alone, not on where batches begin or when expired markers are removed.
+partition's stream time: the greatest timestamp of an event with an idempotency key up to the one at hand, those aside
+that are of no year with four digits. So what is decided depends on the order of the records alone, not on where batches
+begin or when expired markers are removed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _BY_NAME = RESERVED_PREFIX + b"once-by-name"
 _BY_TIME = RESERVED_PREFIX + b"once-by-time"
 _NAME_BYTES = 16
 _FINGERPRINT_BYTES = 16
+# The end of the year 9999. What is beyond was counted in another unit, and as stream time would make every key expire.
+_LATEST_MS = 253_402_300_799_999
 # More than a batch adds, so that what has expired does not pile up; not all, so that no commit takes long.
 _REMOVED_AT_LEAST = 1_000
 
@@ -64,7 +67,9 @@ class Retries:
         times: dict[int, int] = {}
         now = stream_time_ms
         for offset, timestamp_ms, _ in once:
-            times[offset] = now = max(now, timestamp_ms)
+            if timestamp_ms <= _LATEST_MS:
+                now = max(now, timestamp_ms)
+            times[offset] = now
         names = list({name for _, _, name in once})
         frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
         known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
@@ -90,9 +95,10 @@ class Retries:
         """An event was applied; one without an idempotency key leaves nothing."""
         if update.record is None or not _is_once(update):
             return
-        timestamp_ms = update.record.timestamp_ms
+        now = self.times[update.record.offset]
+        timestamp_ms = update.record.timestamp_ms if update.record.timestamp_ms <= _LATEST_MS else now
         # Where it has expired already, it would never be found.
-        if timestamp_ms + self.window_ms > self.times[update.record.offset]:
+        if timestamp_ms + self.window_ms > now:
             self.fresh[_name(update)] = Marker(timestamp_ms, _fingerprint(update))
 
     def forget(self, updates: Iterable[KeyedUpdate]) -> None:

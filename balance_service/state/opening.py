@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import TaskHaltedError
+from balance_service.errors import StoreCorruptedError, TaskHaltedError
+from balance_service.kafka.clients import transactional_config
+from balance_service.state.changelog import ChangelogWriter
 from balance_service.state.records import Position
 from balance_service.state.store import FORMAT, StateStore, StoreIdentity
 
@@ -104,7 +106,23 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
     return store
 
 
-def starting_position(stored: Position | None, context: TaskContext, partition: int) -> Position:
+def open_writer(task_id: TaskId, context: TaskContext) -> ChangelogWriter:
+    """The writer of the task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
+    settings = context.settings
+    return ChangelogWriter(
+        transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"),
+        task_id,
+        settings.changelog_topic,
+        settings.dead_letters_topic,
+        context.topics.dead_letter_bytes(),
+        context.source.name,
+        settings.application_id,
+    )
+
+
+def starting_position(
+    stored: Position | None, context: TaskContext, partition: int, changelog_topic_id: str
+) -> Position:
     """Where a task begins to fold, with an epoch higher than any before.
 
     Raises:
@@ -119,11 +137,21 @@ def starting_position(stored: Position | None, context: TaskContext, partition: 
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
                 "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
             )
-        return Position(start, 1, source.topic_id)
+        return Position(start, 1, source.topic_id, changelog_topic_id=changelog_topic_id)
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
     check_still_there(source.name, partition, stored.offset, start, end)
-    return replace(stored, epoch=stored.epoch + 1)
+    return replace(stored, epoch=stored.epoch + 1, changelog_topic_id=changelog_topic_id)
+
+
+def check_same_changelog(stored: Position | None, changelog_topic_id: str) -> None:
+    """Check that a position was read from the changelog that the store is a copy of.
+
+    Raises:
+        StoreCorruptedError: another topic has taken the changelog's name, and some of it may have been passed over.
+    """
+    if stored is not None and stored.changelog_topic_id not in ("", changelog_topic_id):
+        raise StoreCorruptedError("the changelog was made anew: the store is restored from it")
 
 
 def _made_anew(source: str) -> str:

@@ -43,14 +43,16 @@ class Role(Enum):
 class Position:
     """Everything below `offset` of the source partition is in the store; `epoch` fences the task.
 
-    `source_topic_id` tells the source from another topic that took its name later. `stream_time_ms` is the greatest
-    timestamp of an event with an idempotency key below `offset`, -1 if there is none: what makes such keys expire.
+    `source_topic_id` tells the source from another topic that took its name later, `changelog_topic_id` the changelog;
+    that is empty in what was written before it was recorded. `stream_time_ms` is the greatest timestamp of an event
+    with an idempotency key below `offset`, -1 if there is none: what makes such keys expire.
     """
 
     offset: int
     epoch: int
     source_topic_id: str
     stream_time_ms: int = -1
+    changelog_topic_id: str = ""
 
     def record(self) -> dict[str, int | str]:
         """The Avro record `Position`."""
@@ -59,7 +61,19 @@ class Position:
             "epoch": self.epoch,
             "sourceTopicId": self.source_topic_id,
             "streamTime": self.stream_time_ms,
+            "changelogTopicId": self.changelog_topic_id,
         }
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Position:
+        """Of the Avro record `Position`."""
+        return Position(
+            record["position"],
+            record["epoch"],
+            record["sourceTopicId"],
+            record["streamTime"],
+            record["changelogTopicId"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,8 +239,7 @@ class StateStore:
         stored = self._get(POSITION_KEY)
         if stored is None:
             return StoreView(self._db, None)
-        f = self._position_codec.decode(stored)
-        return StoreView(self._db, Position(f["position"], f["epoch"], f["sourceTopicId"], f["streamTime"]))
+        return StoreView(self._db, Position.of(self._position_codec.decode(stored)))
 
     def _get(self, key: bytes) -> bytes | None:
         try:

@@ -7,19 +7,25 @@ a view. The lock is held while the task is opened, tails, processes or is freed;
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
 
+from balance_service.clock import elapsed
 from balance_service.errors import FatalError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.failpoints import reach
-from balance_service.kafka.clients import reader_config, transactional_config
-from balance_service.state.changelog import ChangelogWriter
+from balance_service.kafka.clients import reader_config
 from balance_service.state.changelog_reader import ChangelogReader
 from balance_service.state.commit import Committed, commit, write_position
-from balance_service.state.opening import check_same_log, check_still_there, open_store, starting_position
+from balance_service.state.opening import (
+    check_same_changelog,
+    check_same_log,
+    check_still_there,
+    open_store,
+    open_writer,
+    starting_position,
+)
 from balance_service.state.records import Role, StoreSizes, TaskSnapshot
 from balance_service.state.restoration import Restoration
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from balance_service.kafka.topics import Topic
+    from balance_service.state.changelog import ChangelogWriter
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskBatch, TaskId
     from balance_service.state.store import StateStore, StoreView
@@ -60,6 +67,7 @@ class Task:
         self._store: StateStore | None = None
         self._writer: ChangelogWriter | None = None
         self._reader: ChangelogReader | None = None
+        self._changelog_topic_id = ""
         self._epoch = 0
         self._at_end = float("-inf")
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
@@ -121,7 +129,7 @@ class Task:
         with self._held():
             _, reader = self._opened()
             if reader.tail():
-                self._at_end = time.monotonic()
+                self._at_end = elapsed()
                 if self._state is TaskState.RESTORING:
                     self._to(TaskState.TAILING)
 
@@ -146,17 +154,19 @@ class Task:
                 raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
             return commit(batch, self.task_id.partition, self._context.folding, self._store, self._writer)
 
-    def check_log(self, topic: Topic | None, start: int, end: int) -> None:
+    def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halt if the source is no longer the log this task was folding.
 
         Args:
             topic: the source as it is now; None if it is gone.
             start: its first offset that is still there.
+            position: of this task, read after `start` and before `end` were asked for: else a commit meanwhile would
+                seem to be beyond the end.
             end: its high watermark.
         """
         try:
             check_same_log(self._context.source, topic)
-            check_still_there(self._context.source.name, self.task_id.partition, self.position, start, end)
+            check_still_there(self._context.source.name, self.task_id.partition, position, start, end)
         except TaskHaltedError as problem:
             self.halt(str(problem))
 
@@ -225,6 +235,7 @@ class Task:
         topics, source = context.topics, context.source
         changelog = topics.prepare_changelog(source)
         check_same_log(source, topics.find(source.name), changelog)
+        self._changelog_topic_id = changelog.topic_id
         # (a) A store that is no copy of this changelog is worth nothing.
         self._store = open_store(self.task_id, context, changelog)
         config = reader_config(context.settings)
@@ -238,31 +249,25 @@ class Task:
             self._own()
         else:
             self._catch_up(fenced=False)
-            self._at_end = time.monotonic()
+            self._at_end = elapsed()
             self._to(TaskState.TAILING)
             self._reason = ""
             self._log.info("task tailing", position=self.position, restored=self.restoration.restored)
 
     def _own(self) -> None:
         context, task_id = self._context, self.task_id
-        settings, source = context.settings, context.source
         store, reader = self._opened()
         # (b) From here on no predecessor can commit.
-        self._writer = ChangelogWriter(
-            transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"),
-            task_id,
-            settings.changelog_topic,
-            settings.dead_letters_topic,
-            source.name,
-            settings.application_id,
-        )
-        self._writer.fence()
+        self._writer = open_writer(task_id, context)
+        self._writer.fence(self._closing.is_set)
         reach("fenced")
         # (c) So the changelog's end, taken now, is the end.
         self._catch_up(fenced=True)
         reach("restored")
         # (d) One higher than any holder before.
-        position = starting_position(store.position, context, task_id.partition)
+        position = starting_position(store.position, context, task_id.partition, self._changelog_topic_id)
+        if self._closing.is_set():
+            raise TaskMigratedError("the task was closed while it was opened")
         write_position(position, context.folding.position_codec, store, self._writer)
         reach("position-written")
         reader.close()
@@ -286,12 +291,14 @@ class Task:
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()
-        is_whole = is_whole and time.monotonic() - self._at_end < _WHOLE_FOR_SECONDS
+        is_whole = is_whole and elapsed() - self._at_end < _WHOLE_FOR_SECONDS
         if self._state is TaskState.TAILING and not is_whole:
             self._to(TaskState.RESTORING)
         store.require_room()
         records = len(batch)
         store.apply(batch, changelog_offset)
+        if is_whole:
+            check_same_changelog(store.position, self._changelog_topic_id)
         self.restoration.advance(records, changelog_offset)
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:

@@ -22,9 +22,9 @@ MUTATIONS = (
     Mutation(
         "position committed in a transaction of its own, before the states",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
-        "    writer.commit([], [], position)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
+        "    writer.commit([], [], position, store.changelog_offset)\n"
+        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
         "kill-at-begun=3,kill-at-committed=3",
     ),
     Mutation(
@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation(
         "a new task starts at the source's end",
         "balance_service/state/opening.py",
-        "        return Position(start, 1, source.topic_id)\n",
+        "        return Position(start, 1, source.topic_id, changelog_topic_id=changelog_topic_id)\n",
         "        return Position(end, 1, source.topic_id)\n",
         QUIET,
     ),
@@ -139,9 +139,9 @@ MUTATIONS = (
     Mutation(
         "the store is written before the transaction is committed",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
         "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
         "kill-at-begun=3,kill-at-produced=3",
     ),
     Mutation(

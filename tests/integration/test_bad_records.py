@@ -6,9 +6,13 @@ import struct
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
+from balance_service.errors import ConfigurationError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import (
     Writer,
@@ -177,3 +181,45 @@ def test_the_registry_tells_of_all_schemas_of_a_topic_and_of_no_other(stack: Loc
 def _other(fields: str) -> dict[str, Any]:
     nullable = [{"name": name, "type": ["null", "string"], "default": None} for name in fields]
     return {"type": "record", "name": "Other", "namespace": "n", "fields": nullable}
+
+
+def test_a_dead_letter_that_does_not_fit_lies_there_without_its_value(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+    for topic, largest in ((settings.topic, 2 << 20), (settings.dead_letters_topic, 1 << 20)):
+        config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
+        admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(10)
+    value, key = b"x" * (1 << 20), b"k" * (1 << 20)
+    with (
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic, **{"message.max.bytes": 4 << 20}) as writer,
+    ):
+        writer.send("c1", value)
+        writer.send(key, b"y")
+        writer.add("c1", "1.00")
+        catch_up(engine)
+
+        assert balance(engine, "c1") == Decimal("1.00")
+        by_value, by_key = read_topic(stack, settings.dead_letters_topic)
+    assert (by_value.key(), by_value.value()) == (b"c1", None)
+    assert dict(by_value.headers())["dead-letter-value-bytes"] == str(len(value)).encode()
+    assert (by_key.key(), by_key.value()) == (None, None)
+    assert dict(by_key.headers())["dead-letter-key-bytes"] == str(len(key)).encode()
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config", "said"),
+    [(1, {}, "has 1 partitions and the source 2"), (2, {"max.message.bytes": "1000"}, "set its max.message.bytes=")],
+)
+def test_a_topic_that_could_not_take_dead_letters_is_refused_at_start(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, partitions: int, config: dict[str, str], said: str
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+    topic = settings.dead_letters_topic
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(10)
+
+    with pytest.raises(ConfigurationError, match=said):
+        Topics(settings).prepare()

@@ -94,13 +94,14 @@ def commit(settings: Settings, dead_letters: int = 0) -> None:
         TaskId("balance", 0),
         settings.changelog_topic,
         settings.dead_letters_topic,
+        1 << 20,
         settings.topic,
         settings.application_id,
     )
     try:
         writer.fence()
         letters = [DeadLetter(0, 0, b"k", b"v", "key-null")] * dead_letters
-        writer.commit([(POSITION_KEY, b"p")], letters, b"p")
+        writer.commit([(POSITION_KEY, b"p")], letters, b"p", 0)
     finally:
         writer.close()
 
@@ -157,6 +158,7 @@ _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
     ("<topic>", "DescribeConfigs"): prepare,
     ("<topic>", "Write"): add_funds,
     ("<topic>-dead-letters", "Write"): partial(commit, dead_letters=1),
+    ("<topic>-dead-letters", "DescribeConfigs"): prepare,
     (f"{_APPLICATION}-balance-changelog", "Read"): read_changelog,
     (f"{_APPLICATION}-balance-changelog", "Write"): commit,
     (f"{_APPLICATION}-balance-changelog", "DescribeConfigs"): prepare,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from tests.integration.engines import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from balance_service.engine import Engine
@@ -110,6 +112,29 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
     with running_engine(settings) as engine:
         catch_up(engine)
         assert balance(engine, IN_0) == Decimal("32.00")
+
+
+def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        ask, checked = engine.topics.offsets, []
+
+        def late(name: str, partitions: Iterable[int], **which: bool) -> dict[int, int]:
+            found = ask(name, partitions, **which)
+            task = engine.tasks.task(0)
+            if threading.current_thread().name == "stream" and not which and task is not None:
+                writer.add(IN_0, "1.00")
+                eventually(lambda: task.position > found[0], "it is committed meanwhile")
+                checked.append(found)
+            return found
+
+        monkeypatch.setattr(engine.topics, "offsets", late)
+        eventually(lambda: len(checked) > 1, "the source was looked at")
+        assert [task.state for task in engine.tasks.snapshots()] == ["RUNNING"]
 
 
 def test_more_partitions_halt_all_and_the_way_out_is_named(

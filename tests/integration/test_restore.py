@@ -50,6 +50,7 @@ class Changelog:
             TaskId("balance", 0),
             self.topic,
             settings.dead_letters_topic,
+            1 << 20,
             source.name,
             settings.application_id,
         )
@@ -64,7 +65,7 @@ class Changelog:
         """One transaction of the owner's."""
         self._position += 1
         position = CODEC.encode({"position": self._position, "epoch": 1, "sourceTopicId": "t"})
-        self._writer.commit(records, [], position)
+        self._writer.commit(records, [], position, 0)
         for key, value in [*records, (POSITION_KEY, position)]:
             if value is None:
                 self.expected.pop(key, None)

@@ -81,7 +81,9 @@ class FakeWriter(ChangelogWriter):
         self.commits: list[tuple[list[Record], list[DeadLetter], bytes]] = []
         self.end = 0
 
-    def commit(self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes) -> int:
+    def commit(
+        self, states: Iterable[Record], dead_letters: Iterable[DeadLetter], position: bytes, holds_up_to: int
+    ) -> int:
         """All or, if told to fail, nothing."""
         if self.fails_with is not None:
             raise self.fails_with

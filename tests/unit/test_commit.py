@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of, partitions_of
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
 from balance_service.state.addition import Addition
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.fold import MISPLACED, Folding, fold
+from balance_service.state.opening import check_same_changelog
 from balance_service.state.records import (
     POSITION_KEY,
     DeadLetter,
@@ -352,3 +353,12 @@ def test_where_batches_begin_and_end_does_not_change_what_overflows(
         store.close()
 
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_position_counts_only_in_the_changelog_that_it_was_written_to() -> None:
+    of_mine, of_another = (Position(7, EPOCH, "t", changelog_topic_id=topic) for topic in ("mine", "another"))
+
+    for position in (None, Position(7, EPOCH, "t"), of_mine):
+        check_same_changelog(position, "mine")
+    with pytest.raises(StoreCorruptedError, match="made anew"):
+        check_same_changelog(of_another, "mine")

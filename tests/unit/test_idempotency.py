@@ -144,6 +144,17 @@ def test_time_is_that_of_the_latest_event_so_far_not_that_of_the_late_one(partit
     assert (done.applied, done.duplicates) == (1, 0)
 
 
+@pytest.mark.parametrize("at_ms", [1_780_000_000_000_000, 1_780_000_000_000_000_000])
+def test_a_time_in_another_unit_makes_nothing_expire(partition: Partition, at_ms: int) -> None:
+    partition.fold(Event("1.00", b"a"), Event("2.00", b"b", at_ms))
+
+    done = partition.fold(Event("1.00", b"a"), Event("2.00", b"b", at_ms), Event("4.00", b"c"))
+
+    assert (done.applied, done.duplicates) == (1, 2)
+    assert partition.fold(Event("4.00", b"c")).duplicates == 1
+    assert partition.balance() == Decimal("7.00")
+
+
 def test_an_event_that_could_not_be_applied_leaves_its_idempotency_key_free(partition: Partition) -> None:
     partition.fold(Event(str(LARGEST), None))
     partition.fold(Event("1.00", b"a"))

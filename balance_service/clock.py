@@ -1,0 +1,13 @@
+"""The clock that tells how long something has been, whatever this machine did meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+# The clock of `time.monotonic` stands still on Linux while the machine sleeps; the rest of the cluster does not.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def elapsed() -> float:
+    """Seconds since some moment of the past, never fewer than before; those of a suspended machine count too."""
+    return time.clock_gettime(_CLOCK)

@@ -1,0 +1,114 @@
+"""How topics have to be configured for the service to keep its promises: as made here, and as found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from balance_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = structlog.get_logger(__name__)
+
+FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+CHANGELOG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(60 * 60 * 1000)}
+DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
+MAX_MESSAGE_BYTES = "max.message.bytes"
+BATCH_BYTES = 1 << 20
+"""What a batch of small records may come to on its way to the broker."""
+_TIMESTAMP_TYPE, _BEFORE, _AFTER = (
+    "message.timestamp.type",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+)
+_UNBOUNDED = str((1 << 63) - 1)
+# What is copied keeps its timestamp, however old or new it is.
+_TIMESTAMPS_AS_GIVEN = {_TIMESTAMP_TYPE: "CreateTime", _BEFORE: _UNBOUNDED, _AFTER: _UNBOUNDED}
+_DAY_MS = 24 * 60 * 60 * 1000
+_DEAD_LETTER_HEADROOM_BYTES = 64 << 10
+
+
+def dead_letters(source: Mapping[str, str]) -> dict[str, str]:
+    """Of the topic that takes every record of a source of this configuration, with headers of our own."""
+    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(int(source[MAX_MESSAGE_BYTES]) + _DEAD_LETTER_HEADROOM_BYTES)}
+
+
+def copy_of(source: Mapping[str, str]) -> dict[str, str]:
+    """Of a topic that takes every record of a source of this configuration as it is."""
+    as_given = {name: value for name, value in _TIMESTAMPS_AS_GIVEN.items() if name in source}
+    return {**FOR_EVER, **as_given, MAX_MESSAGE_BYTES: str(_largest(source))}
+
+
+def check_source(name: str, config: Mapping[str, str], *, allow_finite_retention: bool) -> None:
+    """Raises ConfigurationError if the read model cannot be rebuilt from a topic of this configuration for ever."""
+    if config[_TIMESTAMP_TYPE] == "CreateTime" and int(config.get(_AFTER, 0)) > _DAY_MS:
+        log.warning(
+            "the source takes timestamps of any future: one that Spark cannot count in microseconds stops it; "
+            "set message.timestamp.after.max.ms=3600000",
+            topic=name,
+        )
+    if allow_finite_retention:
+        return
+    way_out = "set BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
+    if "compact" in config["cleanup.policy"]:
+        raise ConfigurationError(
+            f"the source topic '{name}' is compacted, so the model cannot be rebuilt from it; "
+            f"use a topic with cleanup.policy=delete, or {way_out}"
+        )
+    finite = [key for key in ("retention.ms", "retention.bytes") if int(config[key]) >= 0]
+    if finite:
+        raise ConfigurationError(
+            f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be "
+            f"rebuilt from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
+        )
+
+
+def check_changelog(name: str, config: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a restore from a topic of this configuration might miss states."""
+    if config["cleanup.policy"] != "compact":
+        raise ConfigurationError(
+            f"the changelog '{name}' has a cleanup.policy other than 'compact', so states "
+            "may be missing from it; set the policy and run `balance-service rebuild`"
+        )
+
+
+def check_dead_letters(
+    name: str, partitions: int, config: Mapping[str, str], source_partitions: int, source: Mapping[str, str]
+) -> None:
+    """Raises ConfigurationError if a topic could not take what comes from the source, and so would stop its fold."""
+    if partitions < source_partitions:
+        raise ConfigurationError(
+            f"topic '{name}' has {partitions} partitions and the source {source_partitions}, and each takes the dead "
+            f"letters of its own; give it {source_partitions}"
+        )
+    largest, wanted = int(config[MAX_MESSAGE_BYTES]), dead_letters(source)[MAX_MESSAGE_BYTES]
+    if largest < BATCH_BYTES:
+        raise ConfigurationError(
+            f"topic '{name}' takes batches of {largest} bytes at most, and several dead letters make up to "
+            f"{BATCH_BYTES}; set its max.message.bytes={wanted}"
+        )
+    if largest < int(wanted):
+        log.warning(
+            f"dead letters that do not fit will lie there without their values; set max.message.bytes={wanted}",
+            topic=name,
+        )
+
+
+def check_copy(name: str, config: Mapping[str, str], source_name: str, source: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a topic would not take the records of another as they are."""
+    if config[_TIMESTAMP_TYPE] != "CreateTime":
+        raise ConfigurationError(
+            f"topic '{name}' puts its own timestamps on records; set its message.timestamp.type=CreateTime"
+        )
+    if int(config[MAX_MESSAGE_BYTES]) < (largest := _largest(source)):
+        raise ConfigurationError(
+            f"topic '{name}' may refuse records of '{source_name}' as too large; "
+            f"set its max.message.bytes={largest} or more"
+        )
+
+
+def _largest(source: Mapping[str, str]) -> int:
+    return max(int(source[MAX_MESSAGE_BYTES]), BATCH_BYTES)

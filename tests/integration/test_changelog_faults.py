@@ -1,0 +1,136 @@
+"""What happens when the changelog is not the one it was: balances are folded anew, and none is lost in silence."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.state.opening import open_writer
+from balance_service.state.records import Role, TaskId
+from balance_service.state.state_directory import StateDirectory
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
+from tests.integration.engines import Writer, balance, catch_up, eventually, read_topic, running_engine, settings_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.engine import Engine
+    from balance_service.local.stack import LocalStack
+    from balance_service.settings import Settings
+
+CUSTOMERS = [k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == 0]
+
+_TAILS = 200
+
+
+def make_anew(engine: Engine, settings: Settings) -> None:
+    """The changelog is deleted, and another takes its name, while its owner is at work."""
+    engine.topics.delete(settings.changelog_topic)
+    engine.topics.prepare_changelog(engine.source)
+
+
+def end_of(engine: Engine, topic: str) -> int:
+    while True:
+        # A topic that was made a moment ago has no leader yet.
+        with suppress(RetriableError):
+            return engine.topics.offsets(topic, [0])[0]
+
+
+def tail(standby: Task) -> None:
+    for _ in range(_TAILS):
+        standby.tail()
+
+
+def balances(engine: Engine) -> dict[str, Decimal | None]:
+    return {customer: balance(engine, customer) for customer in CUSTOMERS}
+
+
+def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer:
+        with running_engine(settings) as engine:
+            for customer in CUSTOMERS:
+                writer.add(customer, "1.00")
+            catch_up(engine)
+            make_anew(engine, settings)
+
+            writer.add(CUSTOMERS[0], "0.50")
+            catch_up(engine)
+
+            eventually(lambda: None not in balances(engine).values(), "all are there")
+            expected = dict.fromkeys(CUSTOMERS, Decimal("1.00")) | {CUSTOMERS[0]: Decimal("1.50")}
+            assert balances(engine) == expected
+        with running_engine(settings_for(stack, names, tmp_path / "another")) as engine:
+            catch_up(engine)
+            assert balances(engine) == expected
+
+
+def test_what_would_stand_alone_in_a_new_changelog_is_never_committed_there(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        for customer in CUSTOMERS:
+            writer.add(customer, "1.00")
+        catch_up(engine)
+        make_anew(engine, settings)
+        for _ in range(3):
+            writer.add(CUSTOMERS[0], "0.50")
+        catch_up(engine)
+        eventually(lambda: balance(engine, CUSTOMERS[0]) == Decimal("2.50"), "it is folded")
+
+        keys = {bytes(m.key() or b"") for m in read_topic(stack, settings.changelog_topic) if m.partition() == 0}
+        assert {customer.encode() for customer in CUSTOMERS} <= keys
+
+
+def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        for customer in CUSTOMERS:
+            writer.add(customer, "1.00")
+        catch_up(engine)
+        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
+            context = replace(engine.tasks._context, state_directory=directory)
+            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
+            standby.open()
+            assert standby.state is TaskState.TAILING
+            stands_at = end_of(engine, settings.changelog_topic)
+            make_anew(engine, settings)
+            while end_of(engine, settings.changelog_topic) <= stands_at + len(CUSTOMERS):
+                writer.add(CUSTOMERS[0], "0.50")
+                catch_up(engine)
+
+            with pytest.raises(StoreCorruptedError, match="changelog"):
+                tail(standby)
+
+            standby.close(5)
+
+
+def test_who_has_lost_the_partition_does_not_fence_its_successor(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        writer.add(CUSTOMERS[0], "1.00")
+        catch_up(engine)
+        late = open_writer(TaskId("balance", 0), engine.tasks._context)
+
+        with pytest.raises(TaskMigratedError):
+            late.fence(lambda: True)
+
+        late.close()
+        writer.add(CUSTOMERS[0], "2.00")
+        catch_up(engine)
+        (task,) = engine.tasks.snapshots()
+        assert (task.epoch, balance(engine, CUSTOMERS[0])) == (1, Decimal("3.00"))

@@ -1,0 +1,63 @@
+"""The directory of instances on a real topic."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, Directory, PublishedTask
+from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.kafka.topics import Topics
+from tests.integration.engines import eventually, settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from balance_service.local.stack import LocalStack
+    from balance_service.settings import Settings
+
+# So that the new topic is shorter than what was read of the old one.
+_MORE = 100
+
+
+@contextmanager
+def following(settings: Settings, address: str) -> Iterator[Directory]:
+    registry = SchemaRegistry.from_settings(settings)
+    topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
+    codec = AvroCodec(registry, f"{topic}-parts.code.balance.cluster.ApplicationServer", schema)
+    task = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7)
+    directory = Directory(reader_config(settings), producer_config(settings), topic, address, codec, lambda: [task])
+    directory.start()
+    yield directory
+    directory.stop(10)
+    registry.close()
+
+
+def heard_of(directory: Directory) -> set[str]:
+    """The instances that it would route to."""
+    return {server["applicationServer"] for server in directory.status() if not server["suspect"]}
+
+
+def test_a_directory_whose_topic_was_made_anew_is_followed_on(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    topics = Topics(settings)
+    topics.prepare()
+    with following(settings, "a:1") as one, following(settings, "b:1") as other:
+        eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
+        for _ in range(_MORE):
+            one.publish_soon()
+            time.sleep(0.05)
+
+        topics.delete(settings.application_servers_topic)
+        topics.prepare()
+
+        # Long enough for what was heard before to count no more.
+        time.sleep(2 * SUSPECT_AFTER_SECONDS)
+        eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both again")
