@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from balance_service import __version__
 from balance_service.clock import elapsed
 from balance_service.state.records import Role
-from balance_service.state.store import block_cache_bytes, room_bytes
+from balance_service.state.rocksdb import block_cache_bytes
+from balance_service.state.store import room_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@
  2. The part is taken only if its start is the store's position. Touched states are read and folded.
  3. One Kafka transaction: the new states, markers of idempotency keys, and last the position to the changelog; the
     dead letters beside them.
- 4. One RocksDB write: the same records, and the changelog offset after the position record.
+ 4. The same records to RocksDB, last the position and with it the changelog offset after its record. Many go in parts.
  5. The store's new view is what queries read from now on.
 
 A crash before 3 ends leaves nothing; after it, the changelog has all of it and the store fetches it on

@@ -5,22 +5,14 @@ The task's thread writes; any thread may take a `StoreView` and read from it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from rocksdict import (
-    AccessType,
-    BlockBasedOptions,
-    Cache,
-    DbClosedError,
-    DBCompressionType,
-    Options,
-    Rdict,
-    WriteBufferManager,
-)
+from rocksdict import AccessType, DbClosedError, Rdict
 
 from balance_service.errors import (
     BalanceServiceError,
@@ -30,6 +22,7 @@ from balance_service.errors import (
     StoreFullError,
 )
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, StoreSizes
+from balance_service.state.rocksdb import rocksdb_options
 from balance_service.state.store_batch import StoreBatch
 
 if TYPE_CHECKING:
@@ -44,6 +37,7 @@ log = structlog.get_logger(__name__)
 FORMAT = 1
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
+_REACHES_KEY = RESERVED_PREFIX + b"reaches"
 
 _FILES = "rocksdb.live-sst-files-size"
 _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
@@ -54,13 +48,9 @@ _NOT_FOUND = "key not found"
 _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
 
-_CACHE_BYTES = 64 << 20
-_WRITE_BUFFERS_BYTES = 64 << 20
-_BLOOM_BITS_PER_KEY = 10
+# A batch is in memory as a whole, and once more in the memtable.
+_PART = 20_000
 _ROOM_BYTES = 32 << 20
-# One cache and one budget for all stores of the process, so that memory does not grow with partitions.
-_CACHE = Cache(_CACHE_BYTES)
-_WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +96,7 @@ class StateStore:
         self._position_codec = position_codec
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._db = Rdict(str(path), options=_options(), access_type=AccessType.read_write())
+            self._db = Rdict(str(path), options=rocksdb_options(), access_type=AccessType.read_write())
         except Exception as error:
             raise _translated(error) from error
         self._view: StoreView | None = None
@@ -151,6 +141,12 @@ class StateStore:
         """Next changelog offset to apply; 0 while the store is new."""
         stored = self._get(_CHANGELOG_OFFSET_KEY)
         return 0 if stored is None else int.from_bytes(stored, "big")
+
+    @property
+    def reaches(self) -> int:
+        """The changelog offset below which all that it holds lies: beyond `changelog_offset` if a write was cut off."""
+        stored = self._get(_REACHES_KEY)
+        return max(self.changelog_offset, 0 if stored is None else int.from_bytes(stored, "big"))
 
     @property
     def position(self) -> Position | None:
@@ -208,9 +204,18 @@ class StateStore:
             )
 
     def write(self, records: Iterable[Record], changelog_offset: int) -> None:
-        """Apply changelog records and their end, at once. Raises as `apply`."""
-        batch = StoreBatch()
-        batch.extend(records)
+        """Apply changelog records and their end, for queries at once. Raises as `apply`.
+
+        Many go to the disk in parts, the end with the last: a crash in between leaves a store that has more than it
+        says, of which the changelog has all. Whatever opens it reads that first.
+        """
+        batch, rest = StoreBatch(), iter(records)
+        while part := list(itertools.islice(rest, _PART)):
+            if len(batch):
+                batch.put(_REACHES_KEY, changelog_offset.to_bytes(8, "big"))
+                self._put(batch)
+                batch = StoreBatch()
+            batch.extend(part)
         self.apply(batch, changelog_offset)
 
     def apply(self, batch: StoreBatch, changelog_offset: int) -> None:
@@ -249,30 +254,15 @@ class StateStore:
         return value
 
     def _write(self, batch: StoreBatch) -> None:
+        self._put(batch)
+        self._view = self._take_view()
+
+    def _put(self, batch: StoreBatch) -> None:
+        """Write it; what queries see stays as it was."""
         try:
             self._db.write(batch.writes)
         except Exception as error:
             raise _translated(error) from error
-        self._view = self._take_view()
-
-
-def _options() -> Options:
-    table = BlockBasedOptions()
-    table.set_block_cache(_CACHE)
-    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, block_based=False)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_block_based_table_factory(table)
-    options.set_write_buffer_manager(_WRITE_BUFFERS)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_open_files(512)
-    options.set_keep_log_file_num(2)
-    return options
-
-
-def block_cache_bytes() -> int:
-    """What the block cache of all stores of this process holds now."""
-    return int(_CACHE.get_usage())
 
 
 def room_bytes(path: Path) -> int:

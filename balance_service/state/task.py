@@ -284,8 +284,8 @@ class Task:
         store, reader = self._opened()
         changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
         start, end = store.changelog_offset, self._context.topics.offsets(changelog, [partition])[partition]
-        if start > end:
-            raise StoreCorruptedError(f"the store stands at {start}, beyond the changelog's end {end}")
+        if store.reaches > end:
+            raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
         reader.replay(end, self._closing.is_set, answers=self._state is TaskState.TAILING, fenced=fenced)
 

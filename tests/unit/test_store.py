@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.state.records import Record
     from balance_service.state.store import StoreView
 
 CODEC = position_codec()
@@ -82,6 +83,30 @@ def test_a_write_without_a_position_record_keeps_the_position(store: StateStore)
 
     assert store.position == Position(10, 1, "t")
     assert store.changelog_offset == 3
+
+
+def test_a_large_write_that_is_cut_off_shows_nothing_and_says_how_far_it_may_reach(path: Path) -> None:
+    store = StateStore(path, CODEC)
+    store.write([(b"c00000", b"before"), position_record(1)], 2)
+
+    def cut_off() -> Iterator[Record]:
+        for n in range(50_000):
+            yield f"c{n:05}".encode(), b"after"
+        raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        store.write(cut_off(), 60_000)
+
+    assert view_of(store).get(b"c00000") == b"before"
+    store.close()
+    reopened = StateStore(path, CODEC)
+    assert reopened.get_many([b"c00000"]) == [b"after"]
+    assert (reopened.changelog_offset, reopened.reaches) == (2, 60_000)
+    states = [(f"c{n:05}".encode(), b"after") for n in range(50_000)]
+    reopened.write([*states, position_record(2)], 70_000)
+    assert (reopened.changelog_offset, reopened.reaches) == (70_000, 70_000)
+    assert view_of(reopened).position == Position(2, 1, "t")
+    reopened.close()
 
 
 def test_a_view_is_immutable_under_later_writes(store: StateStore) -> None:
