@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-CHANGELOG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(60 * 60 * 1000)}
+_COMPACTION_LAG = "min.compaction.lag.ms"
+CHANGELOG = {"cleanup.policy": "compact", _COMPACTION_LAG: str(60 * 60 * 1000)}
 DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 MAX_MESSAGE_BYTES = "max.message.bytes"
 BATCH_BYTES = 1 << 20
@@ -72,6 +73,12 @@ def check_changelog(name: str, config: Mapping[str, str]) -> None:
         raise ConfigurationError(
             f"the changelog '{name}' has a cleanup.policy other than 'compact', so states "
             "may be missing from it; set the policy and run `balance-service rebuild`"
+        )
+    if int(config[_COMPACTION_LAG]) < int(CHANGELOG[_COMPACTION_LAG]):
+        log.warning(
+            "the changelog may be compacted while a standby reads it, which then may see half of a transaction; "
+            f"set {_COMPACTION_LAG}={CHANGELOG[_COMPACTION_LAG]}",
+            topic=name,
         )
 
 

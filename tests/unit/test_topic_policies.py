@@ -1,0 +1,91 @@
+"""Which topics are refused, which are only warned of, and how those are made that are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from balance_service.errors import ConfigurationError
+from balance_service.kafka.topic_policies import (
+    CHANGELOG,
+    FOR_EVER,
+    check_changelog,
+    check_copy,
+    check_dead_letters,
+    check_source,
+    copy_of,
+    dead_letters,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# As Kafka has them by default.
+DEFAULTS = {
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": "9223372036854775807",
+    "message.timestamp.after.max.ms": "3600000",
+    "max.message.bytes": "1048588",
+    "min.compaction.lag.ms": "0",
+}
+SOURCE = {**DEFAULTS, **FOR_EVER}
+
+
+def warnings(check: Callable[[], None]) -> list[str]:
+    with capture_logs() as logs:
+        check()
+    return [line["event"] for line in logs]
+
+
+def test_what_is_made_here_is_accepted_without_a_word() -> None:
+    assert warnings(lambda: check_source("t", SOURCE, allow_finite_retention=False)) == []
+    assert warnings(lambda: check_changelog("c", {**DEFAULTS, **CHANGELOG})) == []
+    assert warnings(lambda: check_dead_letters("d", 2, {**DEFAULTS, **dead_letters(SOURCE)}, 2, SOURCE)) == []
+    assert warnings(lambda: check_copy("n", {**DEFAULTS, **copy_of(SOURCE)}, "t", SOURCE)) == []
+
+
+@pytest.mark.parametrize("bound", ["9223372036854775807", "86400001"])
+def test_of_a_source_that_takes_any_timestamp_it_is_warned(bound: str) -> None:
+    unbounded = {**SOURCE, "message.timestamp.after.max.ms": bound}
+
+    (said,) = warnings(lambda: check_source("t", unbounded, allow_finite_retention=False))
+
+    assert "set message.timestamp.after.max.ms=3600000" in said
+    stamped_by_the_broker = {**unbounded, "message.timestamp.type": "LogAppendTime"}
+    assert warnings(lambda: check_source("t", stamped_by_the_broker, allow_finite_retention=False)) == []
+
+
+def test_a_broker_that_knows_no_such_bound_is_not_asked_for_one() -> None:
+    old = {name: value for name, value in SOURCE.items() if not name.startswith("message.timestamp.")}
+    old["message.timestamp.type"] = "CreateTime"
+
+    assert warnings(lambda: check_source("t", old, allow_finite_retention=False)) == []
+    assert "message.timestamp.after.max.ms" not in copy_of(old)
+
+
+def test_dead_letters_that_do_not_all_fit_are_warned_of_and_too_few_partitions_refused() -> None:
+    (said,) = warnings(lambda: check_dead_letters("d", 2, DEFAULTS, 2, SOURCE))
+
+    assert f"max.message.bytes={1048588 + 65536}" in said
+    with pytest.raises(ConfigurationError, match="has 1 partitions and the source 2"):
+        check_dead_letters("d", 1, DEFAULTS, 2, SOURCE)
+    with pytest.raises(ConfigurationError, match="takes batches of 100 bytes at most"):
+        check_dead_letters("d", 2, {**DEFAULTS, "max.message.bytes": "100"}, 2, SOURCE)
+
+
+def test_a_changelog_that_may_be_compacted_at_once_is_warned_of() -> None:
+    (said,) = warnings(lambda: check_changelog("c", {**DEFAULTS, "cleanup.policy": "compact"}))
+
+    assert "set min.compaction.lag.ms=3600000" in said
+
+
+def test_a_copy_takes_what_the_source_takes() -> None:
+    large = {**SOURCE, "max.message.bytes": "5000000"}
+
+    assert copy_of(large)["max.message.bytes"] == "5000000"
+    with pytest.raises(ConfigurationError, match="max.message.bytes=5000000 or more"):
+        check_copy("n", DEFAULTS, "t", large)
+    with pytest.raises(ConfigurationError, match=r"message\.timestamp\.type=CreateTime"):
+        check_copy("n", {**DEFAULTS, "message.timestamp.type": "LogAppendTime"}, "t", SOURCE)
