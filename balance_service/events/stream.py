@@ -174,8 +174,10 @@ class Stream:
         """Halt the tasks whose source was cut short, made anew or repartitioned."""
         name = self._settings.topic
         topic = self._topics.find(name)
-        if topic is None and not self._stopping.wait(_LOOK_AGAIN_SECONDS):
+        if topic is None:
             # A broker that has just started may not have heard of it yet.
+            if self._stopping.wait(_LOOK_AGAIN_SECONDS):
+                return
             topic = self._topics.find(name)
         exists = topic is not None and topic.partitions > max(tasks)
         start = self._topics.offsets(name, tasks, earliest=True) if exists else {}

@@ -34,7 +34,7 @@ _DEAD_LETTER_HEADROOM_BYTES = 64 << 10
 
 def dead_letters(source: Mapping[str, str]) -> dict[str, str]:
     """Of the topic that takes every record of a source of this configuration, with headers of our own."""
-    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(int(source[MAX_MESSAGE_BYTES]) + _DEAD_LETTER_HEADROOM_BYTES)}
+    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(_largest(source) + _DEAD_LETTER_HEADROOM_BYTES)}
 
 
 def copy_of(source: Mapping[str, str]) -> dict[str, str]:
@@ -45,12 +45,6 @@ def copy_of(source: Mapping[str, str]) -> dict[str, str]:
 
 def check_source(name: str, config: Mapping[str, str], *, allow_finite_retention: bool) -> None:
     """Raises ConfigurationError if the read model cannot be rebuilt from a topic of this configuration for ever."""
-    if config[_TIMESTAMP_TYPE] == "CreateTime" and int(config.get(_AFTER, 0)) > _DAY_MS:
-        log.warning(
-            "the source takes timestamps of any future: one that Spark cannot count in microseconds stops it; "
-            "set message.timestamp.after.max.ms=3600000",
-            topic=name,
-        )
     if allow_finite_retention:
         return
     way_out = "set BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
@@ -64,6 +58,16 @@ def check_source(name: str, config: Mapping[str, str], *, allow_finite_retention
         raise ConfigurationError(
             f"the source topic '{name}' has a finite {' and '.join(finite)}, so the model cannot be "
             f"rebuilt from it for ever; set {' and '.join(f'{key}=-1' for key in finite)}, or {way_out}"
+        )
+
+
+def warn_of_timestamps(name: str, config: Mapping[str, str]) -> None:
+    """Say so where a source takes timestamps that Spark, or idempotency keys, cannot do with."""
+    if config[_TIMESTAMP_TYPE] == "CreateTime" and int(config.get(_AFTER, 0)) > _DAY_MS:
+        log.warning(
+            "the source takes timestamps of any future: one that Spark cannot count in microseconds stops it; "
+            f"set {_AFTER}=3600000",
+            topic=name,
         )
 
 

@@ -106,6 +106,7 @@ class Topics:
             source = self._create(settings.topic, settings.partitions, topic_policies.FOR_EVER)
         config = self._config(source.name)
         self._check_source(source.name, config)
+        topic_policies.warn_of_timestamps(source.name, config)
         changelog = self.prepare_changelog(source)
         dead_letters = settings.dead_letters_topic
         found = self._ensure(dead_letters, source.partitions, topic_policies.dead_letters(config))

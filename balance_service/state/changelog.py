@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.kafka.clients import ClientConfig
+    from balance_service.state.dead_letters import Envelope
     from balance_service.state.records import DeadLetter, Record, TaskId
-
-    Headers = list[tuple[str, str | bytes | None]]
 
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
 _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
-# Of a dead letter in a batch of its own, besides key and value: headers, of which names of topics are the longest.
-_ENVELOPE_BYTES = 2 << 10
 
 
 class ChangelogWriter:
@@ -53,23 +50,17 @@ class ChangelogWriter:
         task_id: TaskId,
         changelog: str,
         dead_letters: str,
-        dead_letter_bytes: int,
-        source: str,
-        application_id: str,
+        envelope: Envelope,
     ) -> None:
         """Args:
-        dead_letter_bytes: what the topic of dead letters takes at most. What does not fit lies there without its value.
+        envelope: in what dead letters are written.
         """
-        self._dead_letter_bytes = dead_letter_bytes
+        self._envelope = envelope
         self._producer: Producer | None = Producer(config)
         self._transactional_id = str(config["transactional.id"])
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
-        self._origin: Headers = [
-            ("dead-letter-topic", source.encode()),
-            ("dead-letter-application-id", application_id.encode()),
-        ]
 
     def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """End what a predecessor left pending and fence it for ever.
@@ -154,7 +145,7 @@ class ChangelogWriter:
             self._produce(producer, self._changelog, state, state_key)
             count += 1
         for letter in dead_letters:
-            key, value, headers = self._fitting(letter)
+            key, value, headers = self._envelope.of(letter)
             self._produce(producer, self._dead_letters, value, key, on_delivery=delivery.report, headers=headers)
         self._produce(producer, self._changelog, position, POSITION_KEY, on_delivery=delivery.report_position)
         unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
@@ -203,27 +194,6 @@ class ChangelogWriter:
 
     def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
         return by_remedy(error, doing, f"Write on transactional id '{self._transactional_id}'")
-
-    def _fitting(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
-        """Key, value and headers; without the value, or both, where the brokers would refuse them for ever."""
-        key, value, headers = letter.key, letter.value, self._headers(letter)
-        room = self._dead_letter_bytes - _ENVELOPE_BYTES
-        if value is not None and len(key or b"") + len(value) > room:
-            headers.append(("dead-letter-value-bytes", str(len(value)).encode()))
-            value = None
-        if key is not None and len(key) > room:
-            headers.append(("dead-letter-key-bytes", str(len(key)).encode()))
-            key = None
-        return key, value, headers
-
-    def _headers(self, letter: DeadLetter) -> Headers:
-        return [
-            ("dead-letter-cause", letter.cause.encode()),
-            *self._origin,
-            ("dead-letter-partition", str(self._partition).encode()),
-            ("dead-letter-offset", str(letter.offset).encode()),
-            ("dead-letter-timestamp", str(letter.timestamp_ms).encode()),
-        ]
 
 
 class _Delivery:

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.errors import TaskMigratedError
+from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.failpoints import reach
 from balance_service.state.fold import fold
 from balance_service.state.records import POSITION_KEY
@@ -50,13 +50,16 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
 
     Raises:
         TaskMigratedError: the part does not start at the store's position, or the task was fenced.
-        RetriableError: the outcome of step 3 is unknown, or step 4 failed: the task must be opened again.
+        RetriableError: the outcome of step 3 is unknown, or step 4 failed, now or before: open the task again.
         StoreFullError: the disk has no room; if only step 4 finds that, the changelog is ahead of the store.
         StoreCorruptedError: the store gave back what was never written, or holds more than the changelog does.
     """
     stands_at = store.position
     if stands_at is None or batch.start != stands_at.offset:
         raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
+    if store.reaches > store.changelog_offset:
+        # Some of it is folded in there, and would be once more.
+        raise RetriableError("the store holds part of a commit, which the changelog has in full")
     store.require_room()
     folded = fold(batch, partition, folding, store)
     letters = sorted((*batch.dead_letters, *folded.dead_letters), key=lambda letter: letter.offset)

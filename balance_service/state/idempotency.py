@@ -65,7 +65,7 @@ class Retries:
         """
         once = sorted((u.record.offset, u.record.timestamp_ms, _name(u)) for u in updates if u.record and _is_once(u))
         times: dict[int, int] = {}
-        now = stream_time_ms
+        now = stream_time_ms if stream_time_ms <= _LATEST_MS else -1
         for offset, timestamp_ms, _ in once:
             if timestamp_ms <= _LATEST_MS:
                 now = max(now, timestamp_ms)

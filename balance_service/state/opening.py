@@ -10,6 +10,7 @@ import structlog
 from balance_service.errors import StoreCorruptedError, TaskHaltedError
 from balance_service.kafka.clients import transactional_config
 from balance_service.state.changelog import ChangelogWriter
+from balance_service.state.dead_letters import Envelope
 from balance_service.state.records import Position
 from balance_service.state.store import FORMAT, StateStore, StoreIdentity
 
@@ -109,24 +110,23 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
 def open_writer(task_id: TaskId, context: TaskContext) -> ChangelogWriter:
     """The writer of the task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
     settings = context.settings
-    return ChangelogWriter(
-        transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"),
-        task_id,
-        settings.changelog_topic,
-        settings.dead_letters_topic,
-        context.topics.dead_letter_bytes(),
-        context.source.name,
-        settings.application_id,
-    )
+    config = transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}")
+    largest = min(context.topics.dead_letter_bytes(), int(str(config["message.max.bytes"])))
+    envelope = Envelope(context.source.name, task_id.partition, settings.application_id, largest)
+    return ChangelogWriter(config, task_id, settings.changelog_topic, settings.dead_letters_topic, envelope)
 
 
 def starting_position(
-    stored: Position | None, context: TaskContext, partition: int, changelog_topic_id: str
+    stored: Position | None, context: TaskContext, partition: int, changelog_topic_id: str, least_epoch: int
 ) -> Position:
     """Where a task begins to fold, with an epoch higher than any before.
 
+    Args:
+        least_epoch: one higher than what this instance was in before, which a changelog made anew does not say.
+
     Raises:
         TaskHaltedError: the source is another, or no longer holds what comes next.
+        StoreCorruptedError: the position was read from another changelog.
     """
     source = context.source
     start = context.topics.offsets(source.name, [partition], earliest=True)[partition]
@@ -137,20 +137,25 @@ def starting_position(
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
                 "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
             )
-        return Position(start, 1, source.topic_id, changelog_topic_id=changelog_topic_id)
+        return Position(start, least_epoch, source.topic_id, changelog_topic_id=changelog_topic_id)
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
     check_still_there(source.name, partition, stored.offset, start, end)
-    return replace(stored, epoch=stored.epoch + 1, changelog_topic_id=changelog_topic_id)
+    check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
+    return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
 
 
-def check_same_changelog(stored: Position | None, changelog_topic_id: str) -> None:
-    """Check that a position was read from the changelog that the store is a copy of.
+def check_same_changelog(ours: str, topic_id: str | None) -> None:
+    """Check that the changelog is the one that the store is a copy of.
+
+    Args:
+        ours: the id of that one.
+        topic_id: of the one there is, None if there is none; or what a position names, empty where it names none.
 
     Raises:
-        StoreCorruptedError: another topic has taken the changelog's name, and some of it may have been passed over.
+        StoreCorruptedError: another topic has taken its name, and some of that may have been passed over.
     """
-    if stored is not None and stored.changelog_topic_id not in ("", changelog_topic_id):
+    if topic_id not in ("", ours):
         raise StoreCorruptedError("the changelog was made anew: the store is restored from it")
 
 

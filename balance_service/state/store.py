@@ -1,4 +1,4 @@
-"""The state store: states, position and changelog offset of one task in one RocksDB, written together.
+"""The state store: states, position and changelog offset of one task in one RocksDB, seen together.
 
 The task's thread writes; any thread may take a `StoreView` and read from it.
 """
@@ -89,7 +89,10 @@ class StoreView:
 
 
 class StateStore:
-    """RocksDB under one task. Invariant: it holds the changelog's content below `changelog_offset`."""
+    """RocksDB under one task.
+
+    Invariant: it holds the changelog's content below `changelog_offset`, and nothing from `reaches` on.
+    """
 
     def __init__(self, path: Path, position_codec: AvroCodec) -> None:
         self.path = path

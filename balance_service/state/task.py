@@ -53,10 +53,19 @@ class Task:
     A standby applies what the owner commits, and may be promoted once; then it is the owner.
     """
 
-    def __init__(self, task_id: TaskId, context: TaskContext, role: Role = Role.ACTIVE, reason: str = "") -> None:
+    def __init__(
+        self,
+        task_id: TaskId,
+        context: TaskContext,
+        role: Role = Role.ACTIVE,
+        reason: str = "",
+        least_epoch: int = 1,
+    ) -> None:
         """Args:
         reason: why the one before had to be closed; shown until this one runs.
+        least_epoch: to take as an owner.
         """
+        self._least_epoch = least_epoch
         self.task_id = task_id
         self._context = context
         self._lock = threading.RLock()
@@ -82,6 +91,11 @@ class Task:
     def role(self) -> Role:
         """Whether it owns its partition. Ask before `view`: a view taken later is at least as new as the role."""
         return self._role
+
+    @property
+    def next_epoch(self) -> int:
+        """One higher than the task has had, or was told to take."""
+        return max(self._least_epoch, self._epoch + 1)
 
     @property
     def position(self) -> int:
@@ -138,6 +152,8 @@ class Task:
         with self._held():
             topics, source = self._context.topics, self._context.source
             check_same_log(source, topics.find(source.name))
+            changelog = topics.find(self._context.settings.changelog_topic)
+            check_same_changelog(self._changelog_topic_id, None if changelog is None else changelog.topic_id)
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
@@ -265,7 +281,9 @@ class Task:
         self._catch_up(fenced=True)
         reach("restored")
         # (d) One higher than any holder before.
-        position = starting_position(store.position, context, task_id.partition, self._changelog_topic_id)
+        position = starting_position(
+            store.position, context, task_id.partition, self._changelog_topic_id, self._least_epoch
+        )
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
         write_position(position, context.folding.position_codec, store, self._writer)
@@ -291,14 +309,14 @@ class Task:
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()
-        is_whole = is_whole and elapsed() - self._at_end < _WHOLE_FOR_SECONDS
-        if self._state is TaskState.TAILING and not is_whole:
+        may_be_shown = is_whole and elapsed() - self._at_end < _WHOLE_FOR_SECONDS
+        if self._state is TaskState.TAILING and not may_be_shown:
             self._to(TaskState.RESTORING)
         store.require_room()
         records = len(batch)
         store.apply(batch, changelog_offset)
-        if is_whole:
-            check_same_changelog(store.position, self._changelog_topic_id)
+        if is_whole and store.position is not None:
+            check_same_changelog(self._changelog_topic_id, store.position.changelog_topic_id)
         self.restoration.advance(records, changelog_offset)
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:

@@ -234,4 +234,4 @@ class _Supervisor:
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
-            self.task = Task(self._task_id, self._context, self.role, str(error))
+            self.task = Task(self._task_id, self._context, self.role, str(error), self.task.next_epoch)

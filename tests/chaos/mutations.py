@@ -37,15 +37,15 @@ MUTATIONS = (
     Mutation(
         "a new task starts at the source's end",
         "balance_service/state/opening.py",
-        "        return Position(start, 1, source.topic_id, changelog_topic_id=changelog_topic_id)\n",
+        "        return Position(start, least_epoch, source.topic_id, changelog_topic_id=changelog_topic_id)\n",
         "        return Position(end, 1, source.topic_id)\n",
         QUIET,
     ),
     Mutation(
         "predecessors are not fenced: every task has a transactional id of its own",
-        "balance_service/state/task.py",
+        "balance_service/state/opening.py",
         'f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"',
-        'f"{settings.application_id}-{task_id.read_model}-{task_id.partition}-{time.monotonic_ns()}"',
+        "f\"{settings.application_id}-{task_id.read_model}-{task_id.partition}-{__import__('time').monotonic_ns()}\"",
         "pause-at-begun=4",
     ),
     Mutation(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RESERVED = b"\xff"
 POSITION_KEY = RESERVED + b"position"
 _CHANGELOG_OFFSET_KEY = RESERVED + b"changelog-offset"
-_LOCAL_KEYS = (RESERVED + b"identity", _CHANGELOG_OFFSET_KEY)
+_LOCAL_KEYS = (RESERVED + b"identity", RESERVED + b"reaches", _CHANGELOG_OFFSET_KEY)
 _READ_SECONDS = 60.0
 _EXACT = Context(prec=80)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
 from tests.chaos.commands import Promise
+from tests.chaos.mutations import MUTATIONS
 from tests.chaos.plan import FAULTS, POINTS, plan_from_environment
 from tests.chaos.readers import Answer
 from tests.chaos.recount import History, Recount
@@ -16,6 +18,9 @@ from tests.chaos.recount import History, Recount
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.chaos.mutations import Mutation
+
+_ROOT = Path(__file__).parents[2]
 _RIGHT = Answer(
     sent=1.0,
     received=1.1,
@@ -143,3 +148,11 @@ def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CHAOS_FAULTS", "kill,flood")
     with pytest.raises(ValueError, match="flood"):
         plan_from_environment()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
+    text = (_ROOT / mutation.file).read_text(encoding="utf-8")
+
+    assert text.count(mutation.old) == 1
+    compile(text.replace(mutation.old, mutation.new), mutation.file, "exec")

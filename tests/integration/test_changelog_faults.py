@@ -12,8 +12,9 @@ import pytest
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.state.opening import open_writer
-from balance_service.state.records import Role, TaskId
+from balance_service.state.records import POSITION_KEY, Position, Role, TaskId
 from balance_service.state.state_directory import StateDirectory
+from balance_service.state.store_batch import StoreBatch
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import Writer, balance, catch_up, eventually, read_topic, running_engine, settings_for
@@ -67,6 +68,8 @@ def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
             catch_up(engine)
 
             eventually(lambda: None not in balances(engine).values(), "all are there")
+            (epoch,) = {task.epoch for task in engine.tasks.snapshots() if task.task_id.partition == 0}
+            assert epoch > 1, "who remembers the epoch before would not believe that it is the owner"
             expected = dict.fromkeys(CUSTOMERS, Decimal("1.00")) | {CUSTOMERS[0]: Decimal("1.50")}
             assert balances(engine) == expected
         with running_engine(settings_for(stack, names, tmp_path / "another")) as engine:
@@ -111,8 +114,49 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
                 writer.add(CUSTOMERS[0], "0.50")
                 catch_up(engine)
 
+            # By the offset, where librdkafka has met the new topic's end while it was short; else by its id.
             with pytest.raises(StoreCorruptedError, match="changelog"):
                 tail(standby)
+
+            standby.close(5)
+
+
+@pytest.mark.parametrize("slept_seconds", [0, 3_600])
+def test_a_standby_gives_up_at_a_position_of_another_changelog(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, slept_seconds: int
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
+            context = replace(engine.tasks._context, state_directory=directory)
+            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
+            standby.open()
+            standby._at_end -= slept_seconds
+            stranger = Position(1, 1, engine.source.topic_id, changelog_topic_id="another")
+            batch = StoreBatch()
+            batch.put(POSITION_KEY, engine.tasks._context.folding.position_codec.encode(stranger.record()))
+
+            with pytest.raises(StoreCorruptedError, match="made anew"):
+                standby._apply(batch, 100, is_whole=True)
+
+            standby.close(5)
+
+
+def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
+            context = replace(engine.tasks._context, state_directory=directory)
+            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
+            standby.open()
+            make_anew(engine, settings)
+
+            with pytest.raises(StoreCorruptedError, match="made anew"):
+                standby.promote()
 
             standby.close(5)
 

@@ -22,6 +22,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.changelog import ChangelogWriter
 from balance_service.state.changelog_reader import ChangelogReader
+from balance_service.state.dead_letters import Envelope
 from balance_service.state.records import POSITION_KEY, DeadLetter, TaskId
 from balance_service.topic_copy.comparison import compare
 from balance_service.topic_copy.copy import copy_topic
@@ -94,9 +95,7 @@ def commit(settings: Settings, dead_letters: int = 0) -> None:
         TaskId("balance", 0),
         settings.changelog_topic,
         settings.dead_letters_topic,
-        1 << 20,
-        settings.topic,
-        settings.application_id,
+        Envelope(settings.topic, 0, settings.application_id, 1 << 20),
     )
     try:
         writer.fence()

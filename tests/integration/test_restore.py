@@ -17,6 +17,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.changelog import ChangelogWriter
 from balance_service.state.changelog_reader import ChangelogReader
+from balance_service.state.dead_letters import Envelope
 from balance_service.state.records import POSITION_KEY, TaskId
 from balance_service.state.store import StateStore
 from tests.integration.engines import settings_for
@@ -50,9 +51,7 @@ class Changelog:
             TaskId("balance", 0),
             self.topic,
             settings.dead_letters_topic,
-            1 << 20,
-            source.name,
-            settings.application_id,
+            Envelope(source.name, 0, settings.application_id, 1 << 20),
         )
         self._writer.fence()
         self.expected: dict[bytes, bytes] = {}

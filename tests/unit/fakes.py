@@ -79,6 +79,7 @@ class FakeWriter(ChangelogWriter):
     def __init__(self, fails_with: BalanceServiceError | None = None) -> None:
         self.fails_with = fails_with
         self.commits: list[tuple[list[Record], list[DeadLetter], bytes]] = []
+        self.held: list[int] = []
         self.end = 0
 
     def commit(
@@ -87,6 +88,7 @@ class FakeWriter(ChangelogWriter):
         """All or, if told to fail, nothing."""
         if self.fails_with is not None:
             raise self.fails_with
+        self.held.append(holds_up_to)
         records = list(states)
         self.commits.append((records, list(dead_letters), position))
         after_position = self.end + len(records) + 1

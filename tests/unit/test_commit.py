@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from balance_service.state.store_batch import StoreBatch
+
 REGISTRY = FakeRegistry()
 STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
@@ -355,10 +357,46 @@ def test_where_batches_begin_and_end_does_not_change_what_overflows(
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_position_counts_only_in_the_changelog_that_it_was_written_to() -> None:
-    of_mine, of_another = (Position(7, EPOCH, "t", changelog_topic_id=topic) for topic in ("mine", "another"))
+@pytest.mark.parametrize("named", ["", "mine"])
+def test_a_position_of_this_changelog_or_of_none_counts(named: str) -> None:
+    check_same_changelog("mine", named)
 
-    for position in (None, Position(7, EPOCH, "t"), of_mine):
-        check_same_changelog(position, "mine")
+
+@pytest.mark.parametrize("named", ["another", None])
+def test_a_position_of_another_changelog_does_not_count(named: str | None) -> None:
     with pytest.raises(StoreCorruptedError, match="made anew"):
-        check_same_changelog(of_another, "mine")
+        check_same_changelog("mine", named)
+
+
+def test_a_commit_says_how_much_of_the_changelog_the_store_holds(store: StateStore, writer: FakeWriter) -> None:
+    source = Source(events("1.00", "2.00", "4.00"))
+    holds = [store.changelog_offset]
+    for start in range(3):
+        commit(source.batch(start, start + 1), PARTITION, FOLDING, store, writer)
+        holds.append(store.changelog_offset)
+
+    assert writer.held == holds[:-1]
+
+
+def test_what_was_written_in_part_is_not_folded_once_more(
+    store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source([(key, Decimal("1.00")) for key in MINE])
+    monkeypatch.setattr("balance_service.state.store._PART", 10)
+    put, puts = StateStore._put, []
+
+    def fail_at_the_second(store: StateStore, batch: StoreBatch) -> None:
+        puts.append(batch)
+        if len(puts) == 2:
+            raise RetriableError("the disk refuses")
+        put(store, batch)
+
+    monkeypatch.setattr(StateStore, "_put", fail_at_the_second)
+    with pytest.raises(RetriableError, match="refuses"):
+        commit(source.batch(), PARTITION, FOLDING, store, writer)
+    monkeypatch.setattr(StateStore, "_put", put)
+
+    with pytest.raises(RetriableError, match="part of a commit"):
+        commit(source.batch(), PARTITION, FOLDING, store, writer)
+
+    assert len(writer.commits) == 1

@@ -155,6 +155,14 @@ def test_a_time_in_another_unit_makes_nothing_expire(partition: Partition, at_ms
     assert partition.balance() == Decimal("7.00")
 
 
+def test_a_stream_time_in_another_unit_is_not_gone_by(partition: Partition) -> None:
+    write_position(Position(0, 1, "t", 1_780_000_000_000_000), POSITIONS, partition.store, FakeWriter())
+
+    partition.fold(Event("1.00", b"a"))
+
+    assert partition.fold(Event("1.00", b"a")).duplicates == 1
+
+
 def test_an_event_that_could_not_be_applied_leaves_its_idempotency_key_free(partition: Partition) -> None:
     partition.fold(Event(str(LARGEST), None))
     partition.fold(Event("1.00", b"a"))

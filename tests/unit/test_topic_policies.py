@@ -17,6 +17,7 @@ from balance_service.kafka.topic_policies import (
     check_source,
     copy_of,
     dead_letters,
+    warn_of_timestamps,
 )
 
 if TYPE_CHECKING:
@@ -39,29 +40,33 @@ def warnings(check: Callable[[], None]) -> list[str]:
     return [line["event"] for line in logs]
 
 
-def test_what_is_made_here_is_accepted_without_a_word() -> None:
-    assert warnings(lambda: check_source("t", SOURCE, allow_finite_retention=False)) == []
+@pytest.mark.parametrize("largest", ["1000", "1048588", "20000000"])
+def test_what_is_made_here_is_accepted_without_a_word(largest: str) -> None:
+    source = {**SOURCE, "max.message.bytes": largest}
+
+    assert warnings(lambda: check_source("t", source, allow_finite_retention=False)) == []
+    assert warnings(lambda: warn_of_timestamps("t", source)) == []
     assert warnings(lambda: check_changelog("c", {**DEFAULTS, **CHANGELOG})) == []
-    assert warnings(lambda: check_dead_letters("d", 2, {**DEFAULTS, **dead_letters(SOURCE)}, 2, SOURCE)) == []
-    assert warnings(lambda: check_copy("n", {**DEFAULTS, **copy_of(SOURCE)}, "t", SOURCE)) == []
+    assert warnings(lambda: check_dead_letters("d", 2, {**DEFAULTS, **dead_letters(source)}, 2, source)) == []
+    assert warnings(lambda: check_copy("n", {**DEFAULTS, **copy_of(source)}, "t", source)) == []
 
 
 @pytest.mark.parametrize("bound", ["9223372036854775807", "86400001"])
 def test_of_a_source_that_takes_any_timestamp_it_is_warned(bound: str) -> None:
     unbounded = {**SOURCE, "message.timestamp.after.max.ms": bound}
 
-    (said,) = warnings(lambda: check_source("t", unbounded, allow_finite_retention=False))
+    (said,) = warnings(lambda: warn_of_timestamps("t", unbounded))
 
     assert "set message.timestamp.after.max.ms=3600000" in said
     stamped_by_the_broker = {**unbounded, "message.timestamp.type": "LogAppendTime"}
-    assert warnings(lambda: check_source("t", stamped_by_the_broker, allow_finite_retention=False)) == []
+    assert warnings(lambda: warn_of_timestamps("t", stamped_by_the_broker)) == []
 
 
 def test_a_broker_that_knows_no_such_bound_is_not_asked_for_one() -> None:
     old = {name: value for name, value in SOURCE.items() if not name.startswith("message.timestamp.")}
     old["message.timestamp.type"] = "CreateTime"
 
-    assert warnings(lambda: check_source("t", old, allow_finite_retention=False)) == []
+    assert warnings(lambda: warn_of_timestamps("t", old)) == []
     assert "message.timestamp.after.max.ms" not in copy_of(old)
 
 
