@@ -46,7 +46,7 @@ chaos-mutants: setup ## Plant bugs one at a time, and see that the chaos suite f
 compose-test: setup ## docker-compose.yml on a real Docker engine, started here if none runs (that needs root)
 	@$(BIN)/python -m tests.compose
 
-bench: setup ## This service and Kafka Streams side by side, about 20 minutes; needs a JDK
+bench: setup ## This service and Kafka Streams side by side, about half an hour; needs a JDK
 	@$(BIN)/python -m bench
 
 bench-quick: setup ## The same in about 3 minutes; fails if replay is not twice as fast as Kafka Streams
