@@ -57,7 +57,8 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     stands_at = store.position
     if stands_at is None or batch.start != stands_at.offset:
         raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
-    if store.reaches > store.changelog_offset:
+    holds_up_to = store.changelog_offset
+    if store.reaches > holds_up_to:
         # Some of it is folded in there, and would be once more.
         raise RetriableError("the store holds part of a commit, which the changelog has in full")
     store.require_room()
@@ -66,7 +67,7 @@ def commit(batch: TaskBatch, partition: int, folding: Folding, store: StateStore
     moved = replace(stands_at, offset=batch.end, stream_time_ms=folded.stream_time_ms)
     position = folding.position_codec.encode(moved.record())
     reach("folded")
-    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)
+    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)
     store.write(itertools.chain(folded.records(), [(POSITION_KEY, position)]), changelog_offset)
     reach("stored")
     applied = batch.applied - len(folded.dead_letters) - folded.duplicates

@@ -65,11 +65,9 @@ class Retries:
         """
         once = sorted((u.record.offset, u.record.timestamp_ms, _name(u)) for u in updates if u.record and _is_once(u))
         times: dict[int, int] = {}
-        now = stream_time_ms if stream_time_ms <= _LATEST_MS else -1
+        now = _in_ms(stream_time_ms, -1)
         for offset, timestamp_ms, _ in once:
-            if timestamp_ms <= _LATEST_MS:
-                now = max(now, timestamp_ms)
-            times[offset] = now
+            times[offset] = now = max(now, _in_ms(timestamp_ms, now))
         names = list({name for _, _, name in once})
         frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
         known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
@@ -96,7 +94,7 @@ class Retries:
         if update.record is None or not _is_once(update):
             return
         now = self.times[update.record.offset]
-        timestamp_ms = update.record.timestamp_ms if update.record.timestamp_ms <= _LATEST_MS else now
+        timestamp_ms = _in_ms(update.record.timestamp_ms, now)
         # Where it has expired already, it would never be found.
         if timestamp_ms + self.window_ms > now:
             self.fresh[_name(update)] = Marker(timestamp_ms, _fingerprint(update))
@@ -129,6 +127,11 @@ class Retries:
             if is_current and name not in self.fresh:
                 removed.append((_BY_NAME + name, None))
         return removed
+
+
+def _in_ms(timestamp: int, otherwise: int) -> int:
+    """A timestamp, unless it is in another unit."""
+    return timestamp if timestamp <= _LATEST_MS else otherwise
 
 
 def _is_once(update: KeyedUpdate) -> bool:

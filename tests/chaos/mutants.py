@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     wanted = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="chaos-mutants-") as folder:
         for mutation in wanted:
-            _mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
+            mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
         control = _play(Path(folder), None)
         _tell("without a bug", "passes" if control.passed else f"FAILS: {control.found}", control.seconds)
         survivors = 0 if control.passed else 1
@@ -72,7 +72,7 @@ def _play(folder: Path, mutation: Mutation | None) -> Outcome:
         else:
             shutil.copy(source, copy / name)
     if mutation is not None:
-        (copy / mutation.file).write_text(_mutated(mutation, copy / mutation.file), encoding="utf-8")
+        (copy / mutation.file).write_text(mutated(mutation, copy / mutation.file), encoding="utf-8")
     faults = CONTROL if mutation is None else mutation.faults
     environment = {
         **os.environ,
@@ -101,7 +101,7 @@ def _play(folder: Path, mutation: Mutation | None) -> Outcome:
     return Outcome(code == 0, _found(text), time.monotonic() - began)
 
 
-def _mutated(mutation: Mutation, path: Path) -> str:
+def mutated(mutation: Mutation, path: Path) -> str:
     """The file with the bug. Fails unless what it replaces is there exactly once."""
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:

@@ -22,9 +22,9 @@ MUTATIONS = (
     Mutation(
         "position committed in a transaction of its own, before the states",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "    writer.commit([], [], position, store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "kill-at-begun=3,kill-at-committed=3",
     ),
     Mutation(
@@ -139,9 +139,9 @@ MUTATIONS = (
     Mutation(
         "the store is written before the transaction is committed",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position, store.changelog_offset)\n",
+        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "kill-at-begun=3,kill-at-produced=3",
     ),
     Mutation(

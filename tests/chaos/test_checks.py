@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
 from tests.chaos.commands import Promise
+from tests.chaos.mutants import mutated
 from tests.chaos.mutations import MUTATIONS
 from tests.chaos.plan import FAULTS, POINTS, plan_from_environment
 from tests.chaos.readers import Answer
@@ -152,7 +153,4 @@ def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
-    text = (_ROOT / mutation.file).read_text(encoding="utf-8")
-
-    assert text.count(mutation.old) == 1
-    compile(text.replace(mutation.old, mutation.new), mutation.file, "exec")
+    compile(mutated(mutation, _ROOT / mutation.file), mutation.file, "exec")

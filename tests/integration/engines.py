@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +22,9 @@ from balance_service.errors import RetriableError
 from balance_service.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.settings import Settings, load_settings
+from balance_service.state.records import Role, TaskId
+from balance_service.state.state_directory import StateDirectory
+from balance_service.state.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +57,19 @@ def running_engine(settings: Settings) -> Iterator[Engine]:
         yield engine
     finally:
         engine.stop()
+
+
+@contextmanager
+def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
+    """A standby of the engine's partition, opened, as another instance would keep it; nobody makes it tail yet."""
+    with closing(StateDirectory(path, engine.settings.application_id)) as directory:
+        context = replace(engine.tasks._context, state_directory=directory)
+        task = Task(TaskId("balance", partition), context, Role.STANDBY)
+        task.open()
+        try:
+            yield task
+        finally:
+            task.close(5)
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,19 @@ import pytest
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.state.opening import open_writer
-from balance_service.state.records import POSITION_KEY, Position, Role, TaskId
-from balance_service.state.state_directory import StateDirectory
+from balance_service.state.records import POSITION_KEY, Position, TaskId
 from balance_service.state.store_batch import StoreBatch
-from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
-from tests.integration.engines import Writer, balance, catch_up, eventually, read_topic, running_engine, settings_for
+from tests.integration.engines import (
+    Writer,
+    balance,
+    catch_up,
+    eventually,
+    opened_standby,
+    read_topic,
+    running_engine,
+    settings_for,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +31,17 @@ if TYPE_CHECKING:
     from balance_service.engine import Engine
     from balance_service.local.stack import LocalStack
     from balance_service.settings import Settings
+    from balance_service.state.task import Task
 
 CUSTOMERS = [k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == 0]
 
 _TAILS = 200
+
+
+def give_one_each(engine: Engine, writer: Writer) -> None:
+    for customer in CUSTOMERS:
+        writer.add(customer, "1.00")
+    catch_up(engine)
 
 
 def make_anew(engine: Engine, settings: Settings) -> None:
@@ -59,9 +72,7 @@ def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
     settings = settings_for(stack, names, tmp_path / "state")
     with Writer(stack, settings.topic) as writer:
         with running_engine(settings) as engine:
-            for customer in CUSTOMERS:
-                writer.add(customer, "1.00")
-            catch_up(engine)
+            give_one_each(engine, writer)
             make_anew(engine, settings)
 
             writer.add(CUSTOMERS[0], "0.50")
@@ -82,9 +93,7 @@ def test_what_would_stand_alone_in_a_new_changelog_is_never_committed_there(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
-        for customer in CUSTOMERS:
-            writer.add(customer, "1.00")
-        catch_up(engine)
+        give_one_each(engine, writer)
         make_anew(engine, settings)
         for _ in range(3):
             writer.add(CUSTOMERS[0], "0.50")
@@ -100,13 +109,8 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
-        for customer in CUSTOMERS:
-            writer.add(customer, "1.00")
-        catch_up(engine)
-        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
-            context = replace(engine.tasks._context, state_directory=directory)
-            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
-            standby.open()
+        give_one_each(engine, writer)
+        with opened_standby(engine, tmp_path / "standby") as standby:
             assert standby.state is TaskState.TAILING
             stands_at = end_of(engine, settings.changelog_topic)
             make_anew(engine, settings)
@@ -118,8 +122,6 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
             with pytest.raises(StoreCorruptedError, match="changelog"):
                 tail(standby)
 
-            standby.close(5)
-
 
 @pytest.mark.parametrize("slept_seconds", [0, 3_600])
 def test_a_standby_gives_up_at_a_position_of_another_changelog(
@@ -128,10 +130,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine:
         catch_up(engine)
-        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
-            context = replace(engine.tasks._context, state_directory=directory)
-            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
-            standby.open()
+        with opened_standby(engine, tmp_path / "standby") as standby:
             standby._at_end -= slept_seconds
             stranger = Position(1, 1, engine.source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
@@ -140,8 +139,6 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
             with pytest.raises(StoreCorruptedError, match="made anew"):
                 standby._apply(batch, 100, is_whole=True)
 
-            standby.close(5)
-
 
 def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
@@ -149,16 +146,11 @@ def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine:
         catch_up(engine)
-        with closing(StateDirectory(tmp_path / "standby", settings.application_id)) as directory:
-            context = replace(engine.tasks._context, state_directory=directory)
-            standby = Task(TaskId("balance", 0), context, Role.STANDBY)
-            standby.open()
+        with opened_standby(engine, tmp_path / "standby") as standby:
             make_anew(engine, settings)
 
             with pytest.raises(StoreCorruptedError, match="made anew"):
                 standby.promote()
-
-            standby.close(5)
 
 
 def test_who_has_lost_the_partition_does_not_fence_its_successor(

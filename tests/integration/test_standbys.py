@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from balance_service.errors import TaskMigratedError
 from balance_service.state.records import POSITION_KEY, Role
-from balance_service.state.state_directory import StateDirectory
-from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
-from tests.integration.engines import Writer, catch_up, eventually, read_topic, running_engine, settings_for
+from tests.integration.engines import (
+    Writer,
+    catch_up,
+    eventually,
+    opened_standby,
+    read_topic,
+    running_engine,
+    settings_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine import Engine
     from balance_service.local.stack import LocalStack
+    from balance_service.state.task import Task
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
@@ -28,19 +34,13 @@ ANSWERS_WITHIN_SECONDS = 2.0
 
 @contextmanager
 def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
-    """A standby of the engine's partition, as another instance would keep it."""
-    directory = StateDirectory(path, engine.settings.application_id)
-    context = replace(engine.tasks._context, state_directory=directory)
-    owner = engine.tasks.task(partition)
-    assert owner is not None
-    task = Task(owner.task_id, context, Role.STANDBY)
-    task.open()
-    tailing = threading.Thread(target=_tail, args=(task,))
-    tailing.start()
-    yield task
-    task.close(5)
-    tailing.join()
-    directory.close()
+    """A standby of the engine's partition that tails."""
+    with opened_standby(engine, path, partition) as task:
+        tailing = threading.Thread(target=_tail, args=(task,))
+        tailing.start()
+        yield task
+        task.close(5)
+        tailing.join()
 
 
 def _tail(task: Task) -> None:
