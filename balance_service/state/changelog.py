@@ -35,6 +35,9 @@ _FENCE_TIMEOUT_SECONDS = 10.0
 _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
+_CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
+# A poll of 0.2 s or more takes all of its time, whatever it has met.
+_POLL_SECONDS = 0.1
 
 
 class ChangelogWriter:
@@ -105,8 +108,8 @@ class ChangelogWriter:
             return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to)
         except KafkaException as error:
             # A large batch meets what became of its transaction while it still produces.
-            if error.args[0].code() == KafkaError._STATE:
-                self._check_allowed(self._open_producer())
+            if error.args[0].code() in _CONSEQUENCES:
+                self._raise_cause(self._open_producer())
             raise self._by_remedy(error, "committing a micro-batch") from error
 
     def close(self) -> None:
@@ -148,9 +151,9 @@ class ChangelogWriter:
             key, value, headers = self._envelope.of(letter)
             self._produce(producer, self._dead_letters, value, key, on_delivery=delivery.report, headers=headers)
         self._produce(producer, self._changelog, position, POSITION_KEY, on_delivery=delivery.report_position)
-        unsent = producer.flush(_COMMIT_TIMEOUT_SECONDS)
+        unsent = self._drain(producer)
         if delivery.failed or unsent:
-            self._check_allowed(producer)
+            self._raise_cause(producer)
         delivery.check(unsent)
         # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
         # would be believed, and all that the changelog had before be lost.
@@ -179,13 +182,26 @@ class ChangelogWriter:
             else:
                 return
 
-    def _check_allowed(self, failed: Producer) -> None:
-        """Raise NotAuthorizedError if that is why nothing was delivered."""
+    @staticmethod
+    def _drain(producer: Producer) -> int:
+        """Wait, within a bound, until every record is delivered or refused; returns how many are neither.
+
+        Not by `flush`, which goes on with reports once a fatal error is raised: out comes a SystemError, and not that
+        we were fenced.
+        """
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_SECONDS
+        while (unsent := len(producer)) and time.monotonic() < deadline:
+            producer.poll(_POLL_SECONDS)
+        return unsent
+
+    def _raise_cause(self, failed: Producer) -> None:
+        """Raise that we were fenced, or what is not allowed, if that is why nothing was delivered."""
         error = transaction_error(failed)
-        grants = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
-        forbidden = error and not_authorized(error, "writing what a micro-batch changed", grants)
-        if forbidden:
-            raise forbidden
+        if error is not None:
+            grants = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
+            cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", grants)
+            if not isinstance(cause, RetriableError):
+                raise cause
 
     def _open_producer(self) -> Producer:
         if self._producer is None:

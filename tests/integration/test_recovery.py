@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
+from balance_service.errors import TaskMigratedError
+from balance_service.kafka.topics import Topics
+from balance_service.state.opening import TaskContext, open_writer
+from balance_service.state.records import DeadLetter, TaskId
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
@@ -22,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.local.stack import LocalStack
-    from balance_service.state.records import TaskId
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
+TASK = TaskId("balance", 0)
 
 
 def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
@@ -100,6 +107,22 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         reopened = engine.tasks.task(task.task_id.partition)
         assert reopened is not None
         assert reopened.snapshot().epoch == 3
+
+
+def test_a_fenced_writer_says_so_whatever_it_is_doing_when_it_finds_out(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    topics = Topics(settings)
+    nobody = cast("Any", None)
+    context = TaskContext(settings, topics, topics.prepare(), nobody, nobody)
+    letters = [DeadLetter(offset, 0, b"key", b"value", "cause") for offset in range(50)]
+    for states in [[], [(b"key", b"state")] * 2_000] * 10:
+        with closing(open_writer(TASK, context)) as slept, closing(open_writer(TASK, context)) as successor:
+            slept.fence()
+            successor.fence()
+            with pytest.raises(TaskMigratedError, match="fenced"):
+                slept.commit(states, letters, b"position", 0)
 
 
 class _Elsewhere:
