@@ -33,6 +33,7 @@ _QUEUE_MESSAGES = 2_000_000
 _QUEUE_KBYTES = 1 << 20
 # A task's writer waits where its queue is full; a small record takes some 300 bytes there.
 _WRITER_MESSAGES = 100_000
+_TRANSACTION_TIMEOUT_MS = 60_000
 
 _NOT_AUTHORIZED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -68,12 +69,13 @@ def producer_config(settings: Settings) -> ClientConfig:
 
 
 def transactional_config(settings: Settings, transactional_id: str) -> ClientConfig:
-    """The one writer of a task. A short timeout frees readers soon after a kill."""
+    """The one writer of a task. What a killed one leaves open its successor ends at once; else the timeout does."""
     return {
         **producer_config(settings),
         "queue.buffering.max.messages": _WRITER_MESSAGES,
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": settings.session_timeout_ms,
+        # Not the session's: a commit that takes longer than that would be tried again as it is, for ever.
+        "transaction.timeout.ms": max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS),
     }
 
 
