@@ -100,7 +100,9 @@ class Engine:
         self.spark_sampler = SparkSampler(spark)
         decoder = Decoder(spark, read_model, self.registry, with_traces=tracing.is_on)
         self.until_up(partial(self._prepare, decoder))
-        self.stream = Stream(spark, settings, read_model, decoder, self.topics, self.tasks, metrics, tracing)
+        self.stream = Stream(
+            spark, settings, read_model, decoder, self.topics, self.source, self.tasks, metrics, tracing
+        )
         self.membership = Membership(
             consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
             settings.topic,

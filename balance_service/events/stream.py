@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from balance_service.errors import FatalError, RetriableError
+from balance_service.errors import FatalError, RetriableError, TaskHaltedError
 from balance_service.events.micro_batch import MicroBatches
 from balance_service.events.optimizer import Optimizer
 from balance_service.events.read_again import read_updates
 from balance_service.events.spark import read_source
+from balance_service.state.opening import check_same_log
 from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from balance_service.events.decode import Decoder
-    from balance_service.kafka.topics import Topics
+    from balance_service.kafka.topics import Topic, Topics
     from balance_service.metrics import Metrics
     from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings
@@ -66,6 +67,7 @@ class Stream:
         read_model: ReadModel,
         decoder: Decoder,
         topics: Topics,
+        source: Topic,
         tasks: Tasks,
         metrics: Metrics,
         tracing: Tracing = UNTRACED,
@@ -76,6 +78,7 @@ class Stream:
         self._read_model = read_model
         self._decoder = decoder
         self._topics = topics
+        self._source = source
         self._tasks = tasks
         self._metrics = metrics
         self._tracing = tracing
@@ -105,8 +108,9 @@ class Stream:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._changed.wait()
-            self._settle()
+            # Without tasks, too: that the source is gone may be why they were taken away.
+            if self._changed.wait(_CHECK_LOG_EVERY_SECONDS):
+                self._settle()
             try:
                 self._run_query()
             except Exception as error:
@@ -129,7 +133,10 @@ class Stream:
 
     def _run_query(self) -> None:
         tasks = self._intact_tasks()
-        if not tasks or self._stopping.is_set():
+        if self._stopping.is_set():
+            return
+        if not tasks:
+            self.problem = self._what_became_of_the_source()
             return
         with tempfile.TemporaryDirectory(prefix="balance-checkpoint-", ignore_cleanup_errors=True) as folder:
             checkpoint = Path(folder)
@@ -170,21 +177,31 @@ class Stream:
             self._check_log(tasks)
         return self._tasks.running()
 
+    def _what_became_of_the_source(self) -> str:
+        try:
+            check_same_log(self._source, self._find_source())
+        except TaskHaltedError as halted:
+            return str(halted)
+        return ""
+
     def _check_log(self, tasks: Mapping[int, Task]) -> None:
         """Halt the tasks whose source was cut short, made anew or repartitioned."""
-        name = self._settings.topic
-        topic = self._topics.find(name)
-        if topic is None:
-            # A broker that has just started may not have heard of it yet.
-            if self._stopping.wait(_LOOK_AGAIN_SECONDS):
-                return
-            topic = self._topics.find(name)
+        name, topic = self._source.name, self._find_source()
+        if self._stopping.is_set():
+            return
         exists = topic is not None and topic.partitions > max(tasks)
         start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
         positions = {partition: task.position for partition, task in tasks.items()}
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
             task.check_log(topic, start.get(partition, 0), positions[partition], end.get(partition, 0))
+
+    def _find_source(self) -> Topic | None:
+        topic = self._topics.find(self._source.name)
+        if topic is None and not self._stopping.wait(_LOOK_AGAIN_SECONDS):
+            # A broker that has just started may not have heard of it before.
+            topic = self._topics.find(self._source.name)
+        return topic
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:

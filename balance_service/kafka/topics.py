@@ -130,7 +130,9 @@ class Topics:
         return changelog
 
     def dead_letter_bytes(self) -> int:
-        """What a batch of dead letters may come to, in bytes."""
+        """What a batch of dead letters may come to, in bytes. Raises as `prepare`, if their topic was deleted since."""
+        if self.find(self._settings.dead_letters_topic) is None:
+            self.prepare()
         return int(self._config(self._settings.dead_letters_topic)[topic_policies.MAX_MESSAGE_BYTES])
 
     def prepare_copy(self, source: Topic, name: str, partitions: int | None) -> Topic:

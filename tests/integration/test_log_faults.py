@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.read_models.balance import Balance
 from balance_service.rebuild import rebuild
 from balance_service.state.task_state import TaskState
@@ -22,6 +22,7 @@ from tests.integration.engines import (
     catch_up,
     counted,
     eventually,
+    read_topic,
     running_engine,
     settings_for,
 )
@@ -112,6 +113,40 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
     with running_engine(settings) as engine:
         catch_up(engine)
         assert balance(engine, IN_0) == Decimal("32.00")
+
+
+def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        # As the group does once the topic is gone, or others are to own its partitions.
+        engine.tasks.revoke([0, 1], 5)
+        engine.stream.problem = "the broker was away"
+        eventually(lambda: not engine.stream.problem, "that is over", HALTS_WITHIN_SECONDS)
+        admin.delete_topics([settings.topic])[settings.topic].result(10)
+        eventually(lambda: "was deleted" in engine.stream.problem, "the source is missed", HALTS_WITHIN_SECONDS)
+
+
+def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        letters = settings.dead_letters_topic
+        admin.delete_topics([letters])[letters].result(10)
+        eventually(lambda: engine.topics.find(letters) is None, "the topic is gone")
+        task = engine.tasks.task(0)
+        assert task is not None
+        engine.tasks.failed(task, RetriableError("for the test"))
+        writer.send(IN_0, b"poison")
+        writer.add(IN_0, "2.00")
+        catch_up(engine)
+        assert balance(engine, IN_0) == Decimal("3.00")
+        assert [letter.value() for letter in read_topic(stack, letters)] == [b"poison"]
 
 
 def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
