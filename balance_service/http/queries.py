@@ -216,15 +216,19 @@ class Queries:
         raise refusal
 
     def _candidates(self, partition: int, query: BalanceQuery, deadline: float) -> Iterator[tuple[str, float, bool]]:
-        """Whom to ask, one after the other; for how long, half of what is left but the last one; whether it is that."""
+        """Whom to ask, one after the other; for how long; whether it is the last one.
+
+        Half of what is left, while there is somebody else to ask: a copy here may be recent enough by then, too.
+        """
         owner = self._routing.owner(partition)
         servers = [] if owner is None else [owner]
         servers += self._routing.standbys(partition) if query.takes_standbys else []
+        has_copy = query.takes_standbys and self._routing.has_copy(partition)
         for following, server in zip(range(len(servers) - 1, -1, -1), servers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            yield server.address, left / 2 if following else left + _HEADROOM_SECONDS, not following
+            yield server.address, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
 
     def _answer(self, partition: int, local: LocalAnswer) -> BalanceAnswer:
         headers = {

@@ -101,9 +101,14 @@ class Routing:
         if view is None or view.position is None:
             return None
         frame = view.get(key)
-        # Checked after the read: a pause before this line may have outlasted the lease.
-        is_owner = role is Role.ACTIVE and self._membership.lease.holds
+        # Checked after the read: a pause before this line may have outlasted the lease, or the partition's move.
+        is_owner = role is Role.ACTIVE and self._membership.lease.holds and task.view is not None
         return LocalAnswer(frame, view.position, self._lag(partition, view.position.offset), is_owner)
+
+    def has_copy(self, partition: int) -> bool:
+        """Whether this instance has something to answer from, be it not recent enough."""
+        task = self._tasks.task(partition)
+        return task is not None and task.view is not None
 
     def owner(self, partition: int) -> ApplicationServer | None:
         """The peer that owns a partition, as far as is known; never this instance."""

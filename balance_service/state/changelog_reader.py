@@ -117,6 +117,11 @@ class ChangelogReader:
         self._read(answers=True)
         return self._met_end and not self._batch
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether what was handed over ends in a position record."""
+        return self._is_whole
+
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()

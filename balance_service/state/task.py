@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.clock import elapsed
 from balance_service.errors import FatalError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.failpoints import reach
 from balance_service.kafka.clients import reader_config
@@ -29,6 +28,7 @@ from balance_service.state.opening import (
 from balance_service.state.records import Role, StoreSizes, TaskSnapshot
 from balance_service.state.restoration import Restoration
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
+from balance_service.state.wholeness import Wholeness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Compaction leaves what is younger than an hour, so a reader this far behind still sees every transaction whole.
-_WHOLE_FOR_SECONDS = 600.0
 _END_WITHIN_MS = 10
 
 
@@ -78,7 +76,8 @@ class Task:
         self._reader: ChangelogReader | None = None
         self._changelog_topic_id = ""
         self._epoch = 0
-        self._at_end = float("-inf")
+        self._wholeness = Wholeness(self._changelog_end)
+        self._shown: StoreView | None = None
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.restoration = Restoration(self._log)
 
@@ -106,8 +105,7 @@ class Task:
     @property
     def view(self) -> StoreView | None:
         """States and position as of the last commit applied; None unless the task answers."""
-        answers = self._state in ANSWERING and not self._closing.is_set()
-        return self._store.view if self._store is not None and answers else None
+        return None if self._closing.is_set() else self._shown
 
     def snapshot(self) -> TaskSnapshot:
         """What the task says of itself."""
@@ -143,9 +141,10 @@ class Task:
         with self._held():
             _, reader = self._opened()
             if reader.tail():
-                self._at_end = elapsed()
-                if self._state is TaskState.RESTORING:
-                    self._to(TaskState.TAILING)
+                self._wholeness.met_end()
+            self._wholeness.look()
+            if self._state is TaskState.RESTORING and reader.is_whole and self._wholeness.holds:
+                self._to(TaskState.TAILING)
 
     def promote(self) -> None:
         """As a standby, become the owner, from where it is. Raises as `open`."""
@@ -168,7 +167,9 @@ class Task:
         with self._held():
             if self._state is not TaskState.RUNNING or self._store is None or self._writer is None:
                 raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
-            return commit(batch, self.task_id.partition, self._context.folding, self._store, self._writer)
+            done = commit(batch, self.task_id.partition, self._context.folding, self._store, self._writer)
+            self._shown = self._store.view
+            return done
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halt if the source is no longer the log this task was folding.
@@ -205,13 +206,17 @@ class Task:
         if is_news:
             self._log.error("task halted", reason=reason)
 
+    def give_up(self) -> None:
+        """Answer nobody from now on, and end what is being restored; to be closed then. Returns at once."""
+        self._closing.set()
+
     def close(self, timeout_seconds: float) -> None:
         """Answer nobody from now on, let a running commit end within a bound, free store and writer.
 
         Idempotent. Whoever still holds the task when the bound is over frees it when done; a successor's
         fencing sees to it that nothing is committed then.
         """
-        self._closing.set()
+        self.give_up()
         if self._lock.acquire(timeout=timeout_seconds):
             try:
                 self._free()
@@ -265,7 +270,7 @@ class Task:
             self._own()
         else:
             self._catch_up(fenced=False)
-            self._at_end = elapsed()
+            self._wholeness.met_end()
             self._to(TaskState.TAILING)
             self._reason = ""
             self._log.info("task tailing", position=self.position, restored=self.restoration.restored)
@@ -300,8 +305,7 @@ class Task:
     def _catch_up(self, *, fenced: bool) -> None:
         """Replay the changelog up to its present end; not fenced, a writer may be within a transaction there."""
         store, reader = self._opened()
-        changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
-        start, end = store.changelog_offset, self._context.topics.offsets(changelog, [partition])[partition]
+        start, end = store.changelog_offset, self._changelog_end()
         if store.reaches > end:
             raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
@@ -309,15 +313,22 @@ class Task:
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         store, _ = self._opened()
-        may_be_shown = is_whole and elapsed() - self._at_end < _WHOLE_FOR_SECONDS
-        if self._state is TaskState.TAILING and not may_be_shown:
+        if is_whole:
+            self._wholeness.passed(changelog_offset)
+        if self._state is TaskState.TAILING and not (is_whole and self._wholeness.holds):
             self._to(TaskState.RESTORING)
         store.require_room()
         records = len(batch)
         store.apply(batch, changelog_offset)
         if is_whole and store.position is not None:
             check_same_changelog(self._changelog_topic_id, store.position.changelog_topic_id)
+        if self._state is TaskState.TAILING:
+            self._shown = store.view
         self.restoration.advance(records, changelog_offset)
+
+    def _changelog_end(self) -> int:
+        changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
+        return self._context.topics.offsets(changelog, [partition])[partition]
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:
         if self._store is None or self._reader is None:
@@ -328,3 +339,5 @@ class Task:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
         self._state = state
+        # One reference, so that nobody who asks meanwhile sees what may not be shown.
+        self._shown = self._store.view if self._store is not None and state in ANSWERING else None

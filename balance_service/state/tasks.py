@@ -152,9 +152,10 @@ class _Supervisor:
         self._wake.set()
 
     def stop(self) -> None:
-        """Open no other task; what is being restored is given up."""
+        """Open no other task; this one answers nobody, and what is being restored is given up. Returns at once."""
         self._stopping.set()
         self._wake.set()
+        self.task.give_up()
 
     def close(self, timeout_seconds: float) -> None:
         """Close the task, whatever the thread is doing."""

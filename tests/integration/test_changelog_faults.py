@@ -131,7 +131,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
     with running_engine(settings) as engine:
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
-            standby._at_end -= slept_seconds
+            standby._wholeness._as_of -= slept_seconds
             stranger = Position(1, 1, engine.source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
             batch.put(POSITION_KEY, engine.tasks._context.folding.position_codec.encode(stranger.record()))

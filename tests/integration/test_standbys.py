@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import TaskMigratedError
 from balance_service.state.records import POSITION_KEY, Role
 from balance_service.state.task_state import TaskState
+from balance_service.state.wholeness import Wholeness
 from tests.integration.engines import (
     Writer,
     catch_up,
@@ -23,6 +24,8 @@ from tests.integration.engines import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
 
     from balance_service.engine import Engine
     from balance_service.local.stack import LocalStack
@@ -122,6 +125,27 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
             looking.join()
 
     assert torn == []
+
+
+def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balance_service.state.wholeness._WHOLE_FOR_SECONDS", 2.0)
+    monkeypatch.setattr("balance_service.state.wholeness._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.state.wholeness._LOOK_AGAIN_SECONDS", 0.2)
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        with standing_by(engine, tmp_path / "standby") as standby:
+            # As under a load that never lets half a second pass without a commit.
+            monkeypatch.setattr(Wholeness, "met_end", lambda _self: None)
+            frame, until = writer.frame("c", "1.00"), time.monotonic() + 6.0
+            while time.monotonic() < until:
+                writer.send("c", frame)
+                assert standby.view is not None
+                time.sleep(0.02)
+            assert standby.position > 100
 
 
 def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:

@@ -152,6 +152,24 @@ def test_an_owner_that_hangs_costs_half_the_deadline_then_a_standby_is_asked(sta
     assert answer.seconds < TIMEOUT_SECONDS
 
 
+@pytest.mark.parametrize("bound", [("minPosition", f"{PARTITION}:{END}"), ("maxLag", "5")])
+def test_an_owner_that_hangs_leaves_time_to_answer_from_the_copy_here(
+    standby: Instance, bound: tuple[str, str]
+) -> None:
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        standby.move_to(END)
+        await asyncio.sleep(10)
+        raise AssertionError("never")
+
+    name, value = bound
+    hear_of = standby.hear_of_owner
+
+    answer = ask_with_peers(standby, Peer(hang), before=lambda a: hear_of(a[0]), owns=True, **{name: value})
+
+    assert (answer.status, answer.headers["Balance-Application-Server"]) == (200, "asker:1")
+    assert answer.headers["Balance-Role"] == "standby"
+
+
 def test_a_standby_that_is_restoring_is_not_asked(standby: Instance) -> None:
     other = Peer(answering())
 

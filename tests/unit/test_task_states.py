@@ -14,6 +14,7 @@ from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
     from balance_service.state.opening import TaskContext
+    from balance_service.state.store import StoreView
 
 LEGAL = {
     ("CREATED", "RESTORING"),
@@ -103,6 +104,18 @@ def test_closing_ends_any_state_and_may_be_done_twice(state: TaskState) -> None:
     task.close(1.0)
 
     assert task.state is TaskState.CLOSED
+
+
+def test_a_task_that_is_given_up_shows_nothing_and_ends_what_it_is_doing() -> None:
+    task = task_in(TaskState.TAILING)
+    task._shown = cast("StoreView", object())
+    before = task.view
+
+    task.give_up()
+
+    assert (before is None, task.view) == (False, None)
+    with pytest.raises(TaskMigratedError, match="closed"):
+        task.tail()
 
 
 @pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.RUNNING, TaskState.TAILING)])
