@@ -3,16 +3,18 @@
 Every check yields violations, by kind:
 
     wrong         an amount, or a 404, that is not what the recount has at the position in the answer's headers
-    wrong owner   answered as owner although a request before had been answered under a higher epoch
+    wrong owner   answered as owner although a request before had been answered under a higher epoch, or another
+                  under the same
     stale         answered as owner at a position below one that an owner had answered at before
     unflagged     a standby's answer to a query that only the owner may answer, or one that does not say who gave it
     bound         further behind than `maxLag`, be it unknowingly, or before `minPosition`
     backwards     one server, in one role under one epoch, went back
     status        an answer that no such query should get
-    lost          a command that was accepted is not in the source
+    lost          a command that was accepted is not in the source, with its Idempotency-Key
 
 The other kinds are those of the audit, and of the run: money doubled or lost, copies whose digests differ, a partition
-that stands still.
+that stands still, somebody who does not answer though all is well, an instance that ended by itself or met an error
+that it did not expect.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ KINDS = (
     "status",
     "digest",
     "stuck",
+    "silent",
+    "crash",
 )
 WATERMARK_SECONDS = 4.0
 """How old an instance's knowledge of the source's end may be, and a second."""
@@ -65,6 +69,7 @@ def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation
         *_backwards(speaking),
         *_stale(speaking),
         *_wrong_owners(speaking),
+        *_two_owners(speaking),
     ]
 
 
@@ -89,10 +94,11 @@ def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, 
 
 
 def check_promises(promises: Iterable[Promise], recount: Recount) -> Iterator[Violation]:
-    """Every event that a 202 tells of is in the source, where it says."""
+    """Every event that a 202 tells of is in the source, where it says, as it was asked for."""
     for promise in promises:
         found = recount.events.get((promise.partition, promise.position - 1))
-        if found != (promise.customer.encode(), promise.cents):
+        token = None if promise.token is None else promise.token.encode()
+        if found != (promise.customer.encode(), promise.cents, token):
             yield Violation("lost", f"{promise} was accepted; the source has {found}")
 
 
@@ -154,6 +160,15 @@ def _wrong_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
     for answer, before in _with_best_before(answers, attrgetter("partition"), attrgetter("epoch")):
         if answer.role == "active" and answer.epoch < before.epoch:
             yield Violation("wrong owner", f"{answer} after {before}")
+
+
+def _two_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
+    owners: dict[tuple[int, int], Answer] = {}
+    for answer in answers:
+        if answer.role == "active":
+            first = owners.setdefault((answer.partition, answer.epoch), answer)
+            if answer.server != first.server:
+                yield Violation("wrong owner", f"{answer} under the same epoch as {first}")
 
 
 def _with_best_before(

@@ -20,7 +20,7 @@ from balance_service.local.stack import LocalStack
 from tests.chaos.proxy import SilentProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 PARTITIONS = 4
@@ -28,6 +28,8 @@ INSTANCES = 3
 SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
 _STATUS_SECONDS = 5.0
+# An exception that was not foreseen, and the end of an instance.
+_NEVER_TOLD = ("a commit failed", "a step of the task failed", "critical")
 _READY_SECONDS = 150.0
 
 
@@ -41,6 +43,8 @@ class Member:
         self.address = instance.environment["BALANCE_APPLICATION_SERVER"]
         self.state_dir = instance.state_dir
         self._all_logs = stack.data_dir / "logs" / f"{self.name}.all.log"
+        self.should_run = False
+        """Whether it was started and nobody has ended it since."""
 
     @property
     def running(self) -> bool:
@@ -51,7 +55,18 @@ class Member:
         """Start the process, armed or not."""
         self.keep_log()
         self.instance.environment["BALANCE_FAILPOINTS"] = failpoints
+        self.should_run = True
         self.instance.launch()
+
+    def kill(self) -> None:
+        """End the process by SIGKILL, or forget one that has ended."""
+        self.should_run = False
+        self.instance.kill()
+
+    def stop(self) -> None:
+        """End the process in good order."""
+        self.should_run = False
+        self.instance.stop()
 
     def wait_ready(self) -> None:
         """Return once it wants queries; a loaded machine may take its time.
@@ -73,9 +88,19 @@ class Member:
             with self.instance.log.open("rb") as last, self._all_logs.open("ab") as kept:
                 shutil.copyfileobj(last, kept)
 
-    def reap(self) -> None:
-        """Forget a process that has ended by itself."""
-        self.instance.kill()
+    def was_struck(self, failpoint: str) -> bool:
+        """Whether the last process met its fail point."""
+        return f'"failpoint": "{failpoint}"' in self.instance.log.read_text(encoding="utf-8", errors="replace")
+
+    def unexpected(self) -> Iterator[str]:
+        """What any of its processes has told that nobody should ever read. Ask when it is stopped."""
+        for line in self._all_logs.read_text(encoding="utf-8", errors="replace").splitlines():
+            if any(f'"{told}"' in line for told in _NEVER_TOLD):
+                yield f"{self.name}: {line}"
+
+    def stores(self) -> list[Path]:
+        """The directories of its tasks' stores; none of tasks that have left."""
+        return [self.state_dir / task["task"] for task in (self.status() or {}).get("tasks", ())]
 
     def process(self) -> psutil.Process | None:
         """The service's own process, below its guard; None if it is gone."""
@@ -169,7 +194,7 @@ class Cluster:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
         for member in self.members:
-            member.instance.stop()
+            member.stop()
             member.keep_log()
 
 

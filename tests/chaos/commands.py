@@ -30,6 +30,8 @@ class Promise(NamedTuple):
     cents: int
     partition: int
     position: int
+    token: str | None
+    """The Idempotency-Key."""
 
 
 class Commands:
@@ -44,8 +46,8 @@ class Commands:
         self.promises: list[Promise] = []
         self.statuses: Counter[int] = Counter()
         """Answers by status; 0: none."""
-        self.refusals: list[str] = []
-        """What no client who asks properly should ever be answered."""
+        self._refusals: list[str] = []
+        self._accepted = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -58,6 +60,17 @@ class Commands:
         """Post no more. Idempotent."""
         self._stopping.set()
         self._thread.join()
+
+    def take_refusals(self) -> list[str]:
+        """Answers that no client who asks properly should ever get; they are kept no longer."""
+        taken, self._refusals = self._refusals, []
+        return taken
+
+    def take_accepted(self) -> int:
+        """How many events were accepted since this was last asked."""
+        accepted = self.statuses[202] - self._accepted
+        self._accepted += accepted
+        return accepted
 
     def _run(self) -> None:
         count = 0
@@ -74,7 +87,7 @@ class Commands:
             reply = self._post(customer, cents, token)
             if reply is not None and reply.status == 202:
                 partition, _, position = reply.headers["balance-position"].partition(":")
-                self.promises.append(Promise(customer, cents, int(partition), int(position)))
+                self.promises.append(Promise(customer, cents, int(partition), int(position), token))
                 return
             if self._stopping.wait(0.3):
                 return
@@ -91,5 +104,5 @@ class Commands:
             connection.close()
         self.statuses[reply.status] += 1
         if reply.status not in (202, 503):
-            self.refusals.append(f"{reply.status} {reply.body!r}")
+            self._refusals.append(f"{reply.status} {reply.body!r}")
         return reply

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 _FLIPS = 24
 _FOOTER_BYTES = 64
+_IN_USE_SECONDS = 5.0
 
 
 def delete_store(state_dir: Path, chooser: random.Random) -> str | None:
     """Remove one store; says which, or None if there is none."""
-    stores = stores_in(state_dir)
+    stores = _in_use(state_dir)
     if not stores:
         return None
     store = chooser.choice(stores)
@@ -25,12 +26,13 @@ def delete_store(state_dir: Path, chooser: random.Random) -> str | None:
 
 def damage_store(state_dir: Path, chooser: random.Random) -> str | None:
     """Flip bytes in a table file, or cut the end off a write-ahead log; says what, or None if there is nothing."""
-    tables = [path for store in stores_in(state_dir) for path in store.glob("*.sst") if path.stat().st_size > 200]
+    stores = _in_use(state_dir)
+    tables = [path for store in stores for path in store.glob("*.sst") if path.stat().st_size > 200]
     if tables and chooser.random() < 0.7:
         table = chooser.choice(sorted(tables))
         _flip(table, chooser)
         return f"{_FLIPS} bytes flipped in {table.parent.name}/{table.name}"
-    logs = [path for store in stores_in(state_dir) for path in store.glob("*.log") if path.stat().st_size > 10]
+    logs = [path for store in stores for path in store.glob("*.log") if path.stat().st_size > 10]
     if not logs:
         return None
     log = chooser.choice(sorted(logs))
@@ -40,9 +42,15 @@ def damage_store(state_dir: Path, chooser: random.Random) -> str | None:
     return f"{log.parent.name}/{log.name} cut short"
 
 
-def stores_in(state_dir: Path) -> list[Path]:
-    """The directories of an instance's stores, by partition."""
-    return sorted(path for path in state_dir.glob("balance_*") if path.is_dir())
+def _in_use(state_dir: Path) -> list[Path]:
+    """The directories of the stores that were written to last: nobody reads those of tasks that have left."""
+    written = {
+        store: max((path.stat().st_mtime for path in store.iterdir()), default=0.0)
+        for store in sorted(state_dir.glob("balance_*"))
+        if store.is_dir()
+    }
+    latest = max(written.values(), default=0.0)
+    return [store for store, at in written.items() if at > latest - _IN_USE_SECONDS]
 
 
 def _flip(table: Path, chooser: random.Random) -> None:

@@ -32,6 +32,7 @@ _STRIKE_ATTEMPTS = 4
 _SUCCESSION_SECONDS = 25.0
 _SILENCE_SECONDS = 9.0
 _STOPPED_BROKER_SECONDS = 70.0
+_TURNS = (4, 9)
 
 
 class Chaos:
@@ -77,6 +78,14 @@ class Chaos:
         if problems := [lane.problem for lane in lanes if lane.problem]:
             raise AssertionError("; ".join(problems))
         assert not self._store_faults, f"not played: {self._store_faults}"
+        for member in self.cluster.members:
+            self.wonder_at(member)
+
+    def wonder_at(self, member: Member) -> None:
+        """Take down that a member has ended by itself, if it has."""
+        if member.should_run and not member.running:
+            member.should_run = False
+            self.journal.wonder(f"{member.name} ended by itself")
 
     def spoil_store(self, member: Member, chooser: random.Random) -> None:
         """Do the next fault that is due to a store of an instance that is down, if it has one."""
@@ -156,13 +165,13 @@ class _Lane(threading.Thread):
 
     def _kill(self) -> None:
         owned = self._owned()
-        self._member.instance.kill()
+        self._member.kill()
         self._journal.fault("kill", self._member.name, owned)
         self._chaos.spoil_store(self._member, self._chooser)
 
     def _remove(self) -> None:
         owned = self._owned()
-        self._member.instance.stop()
+        self._member.stop()
         self._journal.fault("remove", self._member.name, owned)
         time.sleep(self._chooser.uniform(0, 3))
 
@@ -171,7 +180,10 @@ class _Lane(threading.Thread):
         for _ in range(_STRIKE_ATTEMPTS):
             self._launch_armed(point, "kill")
             if self._waited(lambda: not self._member.running, _STRIKE_SECONDS):
-                self._member.reap()
+                if not self._member.was_struck(point):
+                    self._chaos.wonder_at(self._member)
+                    continue
+                self._member.kill()
                 self._journal.fault(fault, self._member.name)
                 self._chaos.spoil_store(self._member, self._chooser)
                 return
@@ -183,31 +195,36 @@ class _Lane(threading.Thread):
         for _ in range(_STRIKE_ATTEMPTS):
             self._launch_armed(point, "stop")
             if self._waited(lambda: self._member.is_stopped() or not self._member.running, _STRIKE_SECONDS):
-                break
-        assert self._member.is_stopped(), f"{point} was never reached"
-        owned = self._owned()
-        self._member.signal_all(signal.SIGSTOP)
-        self._journal.fault(fault, self._member.name, owned)
-        self._outlast(owned)
+                assert self._member.is_stopped(), f"{point} was never reached"
+                if self._is_succeeded(fault):
+                    return
+        raise AssertionError(f"nobody was succeeded while it was stopped at {point}")
 
     def _pause(self) -> None:
+        for _ in range(_STRIKE_ATTEMPTS):
+            # Ready is who has joined; what it is to own may come a moment later.
+            self._waited(lambda: bool(self._owned()), _SUCCESSION_SECONDS)
+            if self._is_succeeded("pause"):
+                return
+        raise AssertionError("nobody was succeeded while it was stopped")
+
+    def _is_succeeded(self, fault: str) -> bool:
+        """Stop an owner until it is succeeded, ask it while it still is stopped, and wake it. False if it was not."""
         owned = self._owned()
         self._member.signal_all(signal.SIGSTOP)
-        self._journal.fault("pause", self._member.name, owned)
-        self._outlast(owned)
-
-    def _outlast(self, owned: set[int]) -> None:
-        """Let a stopped owner be succeeded, ask it while it still is stopped, and wake it."""
-        readers = self._chaos.readers
-        time.sleep(SESSION_TIMEOUT_SECONDS + 1)
-        self._waited(lambda: not self._owned(), _SUCCESSION_SECONDS)
-        left = self._owned()
-        ahead = readers.ask_ahead(self._member.host, self._member.port, owned) if owned else None
-        self._member.signal_all(signal.SIGCONT)
-        succeeded = f", succeeded in {sorted(owned - left)}" if owned else ""
-        self._journal.say(f"{self._member.name} wakes{succeeded}")
-        if ahead is not None:
-            ahead.collect()
+        try:
+            began = time.monotonic()
+            time.sleep(SESSION_TIMEOUT_SECONDS + 1)
+            self._waited(lambda: not self._owned(), _SUCCESSION_SECONDS)
+            succeeded = owned - self._owned()
+            ahead = self._chaos.readers.ask_ahead(self._member.host, self._member.port, succeeded)
+        finally:
+            self._member.signal_all(signal.SIGCONT)
+        self._journal.say(f"{self._member.name} wakes, succeeded in {sorted(succeeded)}")
+        if succeeded:
+            self._journal.fault(fault, self._member.name, owned, at=began)
+        ahead.collect()
+        return bool(succeeded)
 
     def _silence(self) -> None:
         struck = self._chaos.cluster.proxy.silence(_SILENCE_SECONDS, _STRIKE_SECONDS)
@@ -215,17 +232,18 @@ class _Lane(threading.Thread):
         self._journal.fault("silence", self._member.name, told=f"for {_SILENCE_SECONDS:.0f} s after a commit was sent")
 
     def _launch_armed(self, point: str, action: str) -> None:
+        self._chaos.wonder_at(self._member)
         if self._member.running:
-            self._member.instance.stop()
-            self._journal.fault("remove", self._member.name)
-        # A commit is reached by opening the task, too; who is to be a zombie should have been seen as the owner before.
-        turns = (3, 8) if action == "stop" else (1, 6)
-        turn = 1 if point in OPENING_POINTS else self._chooser.randint(*turns)
+            self._member.stop()
+            self._journal.say(f"{self._member.name} is stopped, to be started armed")
+        # Opening a task commits, too, but nothing; and who is to be a zombie should have been seen as the owner before.
+        turn = 1 if point in OPENING_POINTS else self._chooser.randint(*_TURNS)
         self._member.launch(f"{point}={action}@{turn}")
 
     def _up(self) -> None:
         """Return once the instance wants queries."""
         for _ in range(_START_ATTEMPTS):
+            self._chaos.wonder_at(self._member)
             if not self._member.running:
                 self._member.launch()
             try:
@@ -233,7 +251,7 @@ class _Lane(threading.Thread):
             except ConfigurationError as error:
                 if self._member.running:
                     raise
-                self._journal.wonder(f"{self._member.name} ended by itself: {str(error)[-600:]}")
+                self._journal.say(str(error)[-600:])
         raise AssertionError("does not start")
 
     def _owned(self) -> set[int]:

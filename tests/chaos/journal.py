@@ -26,17 +26,23 @@ class Journal:
         self._lock = threading.Lock()
         self.entries: list[Entry] = []
         self.counts: Counter[str] = Counter()
-        self.strange: list[str] = []
-        """What nobody did and nobody expected, such as a process that ended by itself."""
+        self._strange: list[str] = []
 
     def say(self, text: str) -> None:
         """A line of progress."""
         with self._lock:
             print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)
 
-    def fault(self, fault: str, member: str = "", partitions: set[int] | None = None, told: str = "") -> None:
-        """A fault has been done."""
-        entry = Entry(time.monotonic(), fault, member, frozenset(partitions or ()))
+    def fault(
+        self,
+        fault: str,
+        member: str = "",
+        partitions: set[int] | None = None,
+        told: str = "",
+        at: float | None = None,
+    ) -> None:
+        """A fault has been done, now or at another moment."""
+        entry = Entry(at or time.monotonic(), fault, member, frozenset(partitions or ()))
         with self._lock:
             self.entries.append(entry)
             self.counts[fault] += 1
@@ -44,7 +50,13 @@ class Journal:
         self.say(" ".join(filter(None, (fault, member + owned, told))))
 
     def wonder(self, text: str) -> None:
-        """Something nobody did has happened."""
+        """Something has happened that nobody did or expected, such as the end of a process."""
         with self._lock:
-            self.strange.append(text)
+            self._strange.append(text)
         self.say(f"STRANGE: {text}")
+
+    def take_strange(self) -> list[str]:
+        """What there was of that; it is kept no longer."""
+        with self._lock:
+            taken, self._strange = self._strange, []
+        return taken

@@ -32,8 +32,9 @@ class Outcome(NamedTuple):
     """What a round came to."""
 
     passed: bool
-    found: str
-    """Kind and text of what it found first; empty if it failed for another reason."""
+    kind: str
+    """Of what it found first; empty if it failed for another reason."""
+    told: str
     seconds: float
 
 
@@ -44,14 +45,16 @@ def main(words: list[str]) -> int:
         for mutation in wanted:
             mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
         control = _play(Path(folder), None)
-        _tell("without a bug", "passes" if control.passed else f"FAILS: {control.found}", control.seconds)
+        _tell("without a bug", "passes" if control.passed else f"FAILS: {control.kind} {control.told}", control.seconds)
         survivors = 0 if control.passed else 1
         for mutation in wanted:
             outcome = _play(Path(folder), mutation)
             if outcome.passed:
                 verdict = "SURVIVED"
-            elif outcome.found:
-                verdict = f"caught: {outcome.found}"
+            elif outcome.kind in mutation.kinds:
+                verdict = f"caught: {outcome.kind} ({outcome.told})"
+            elif outcome.kind:
+                verdict = f"BY CHANCE? {outcome.kind} ({outcome.told}) is not what it should be found by"
             else:
                 verdict = "BROKEN: the round failed, but not by a check"
             survivors += not verdict.startswith("caught")
@@ -98,7 +101,7 @@ def _play(folder: Path, mutation: Mutation | None) -> Outcome:
     text = log.read_text(encoding="utf-8", errors="replace")
     if code and mutation is None:
         print(text[-10_000:], flush=True)
-    return Outcome(code == 0, _found(text), time.monotonic() - began)
+    return Outcome(code == 0, *_found(text), time.monotonic() - began)
 
 
 def mutated(mutation: Mutation, path: Path) -> str:
@@ -110,11 +113,11 @@ def mutated(mutation: Mutation, path: Path) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def _found(text: str) -> str:
+def _found(text: str) -> tuple[str, str]:
     violation, standstill = _VIOLATION.search(text), _STANDSTILL.search(text)
     if violation is not None:
-        return f"{violation[1]} ({violation[2][:_SHOWN]})"
-    return "" if standstill is None else f"stuck ({standstill[1][:_SHOWN]})"
+        return violation[1], violation[2][:_SHOWN]
+    return ("", "") if standstill is None else ("stuck", standstill[1][:_SHOWN])
 
 
 def _tell(name: str, verdict: str, seconds: float) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 CONTROL = "kill,kill-at-begun,kill-at-committed,pause"
 QUIET = "none"
+_WRONG_MONEY = ("wrong", "lost", "doubled", "digest")
 
 
 class Mutation(NamedTuple):
@@ -16,6 +17,8 @@ class Mutation(NamedTuple):
     old: str
     new: str
     faults: str
+    kinds: tuple[str, ...]
+    """Of what kinds the first violation may be: found by any other, it would be found by chance."""
 
 
 MUTATIONS = (
@@ -26,6 +29,7 @@ MUTATIONS = (
         "    writer.commit([], [], position, store.changelog_offset)\n"
         "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "kill-at-begun=3,kill-at-committed=3",
+        _WRONG_MONEY,
     ),
     Mutation(
         "aborted records are read",
@@ -33,6 +37,7 @@ MUTATIONS = (
         '"kafka.isolation.level": "read_committed"',
         '"kafka.isolation.level": "read_uncommitted"',
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "a new task starts at the source's end",
@@ -40,6 +45,7 @@ MUTATIONS = (
         "        return Position(start, least_epoch, source.topic_id, changelog_topic_id=changelog_topic_id)\n",
         "        return Position(end, 1, source.topic_id)\n",
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "predecessors are not fenced: every task has a transactional id of its own",
@@ -47,6 +53,7 @@ MUTATIONS = (
         'f"{settings.application_id}-{task_id.read_model}-{task_id.partition}"',
         "f\"{settings.application_id}-{task_id.read_model}-{task_id.partition}-{__import__('time').monotonic_ns()}\"",
         "pause-at-begun=4",
+        (*_WRONG_MONEY, "backwards"),
     ),
     Mutation(
         "the lease always holds",
@@ -54,13 +61,15 @@ MUTATIONS = (
         "        return self._clock() < self._expires\n",
         "        return True\n",
         "pause=3",
+        ("stale", "wrong owner"),
     ),
     Mutation(
         "a standby answers as the owner",
         "balance_service/http/routing.py",
-        "        is_owner = role is Role.ACTIVE and self._membership.lease.holds\n",
+        "        is_owner = role is Role.ACTIVE and self._membership.lease.holds and task.view is not None\n",
         "        is_owner = True\n",
         QUIET,
+        ("stale", "wrong owner"),
     ),
     Mutation(
         "a standby answers what only the owner may",
@@ -68,6 +77,7 @@ MUTATIONS = (
         "    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)\n",
         "    return is_near and _is_reached(local, query)\n",
         QUIET,
+        ("unflagged",),
     ),
     Mutation(
         "maxLag is not looked at",
@@ -75,6 +85,7 @@ MUTATIONS = (
         "    is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)\n",
         "    is_near = True\n",
         QUIET,
+        ("bound",),
     ),
     Mutation(
         "minPosition is not waited for",
@@ -82,6 +93,7 @@ MUTATIONS = (
         "    return local.position.offset >= _wanted(query)\n",
         "    return True\n",
         QUIET,
+        ("bound",),
     ),
     Mutation(
         "the replay drops the first record of every read",
@@ -89,6 +101,7 @@ MUTATIONS = (
         "        for message in messages:\n",
         "        for message in messages[1:] or messages:\n",
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "a standby writes the position before the states",
@@ -100,6 +113,7 @@ MUTATIONS = (
         "                self._apply(ahead, offset_of(message) + 1, True)\n"
         "                time.sleep(0.2)\n",
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "money is added as binary floats",
@@ -107,6 +121,7 @@ MUTATIONS = (
         'amount = state["customerId"], _EXACT.add(state["amount"], amount)\n',
         'amount = state["customerId"], Decimal(f"{float(state[\'amount\']) + float(amount):.2f}")\n',
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "amounts added in columns are cut to 32 bits",
@@ -114,6 +129,7 @@ MUTATIONS = (
         "        totals = numbers + low[rows]\n",
         "        totals = numbers + low[rows].astype(np.int32)\n",
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "dead letters are committed in a transaction of their own, before the states",
@@ -128,6 +144,7 @@ MUTATIONS = (
         "        dead_letters = ()\n"
         "        producer.begin_transaction()\n",
         "kill-at-begun=4,kill-at-produced=2",
+        ("doubled",),
     ),
     Mutation(
         "idempotency keys are forgotten after each batch",
@@ -135,6 +152,7 @@ MUTATIONS = (
         "        return [*self._expired(store), *records]\n",
         "        return self._expired(store)\n",
         QUIET,
+        _WRONG_MONEY,
     ),
     Mutation(
         "the store is written before the transaction is committed",
@@ -143,6 +161,7 @@ MUTATIONS = (
         "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
         "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to)\n",
         "kill-at-begun=3,kill-at-produced=3",
+        (*_WRONG_MONEY, "stale", "backwards"),
     ),
     Mutation(
         "partitions are found by CRC32",
@@ -150,5 +169,63 @@ MUTATIONS = (
         "    return (murmur2(key) & 0x7FFFFFFF) % partitions\n",
         '    return __import__("zlib").crc32(key) % partitions\n',
         QUIET,
+        (*_WRONG_MONEY, "silent", "stuck"),
+    ),
+    Mutation(
+        "a task that is opened takes no new epoch",
+        "balance_service/state/opening.py",
+        "epoch=max(stored.epoch + 1, least_epoch)",
+        "epoch=max(stored.epoch, least_epoch)",
+        "kill=3",
+        ("wrong owner", "backwards"),
+    ),
+    Mutation(
+        "a command's Idempotency-Key is dropped",
+        "balance_service/commands/publisher.py",
+        "        if idempotency_key is not None:\n",
+        "        if False:\n",
+        QUIET,
+        ("lost",),
+    ),
+    Mutation(
+        "nobody who does not own a partition answers for it in time",
+        "balance_service/http/queries.py",
+        '        refusal = unavailable(f"nobody is known to own partition {partition} now")\n',
+        "        await asyncio.sleep(4)\n"
+        '        refusal = unavailable(f"nobody is known to own partition {partition} now")\n',
+        QUIET,
+        ("silent",),
+    ),
+    Mutation(
+        "a standby never answers",
+        "balance_service/http/queries.py",
+        "    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)\n",
+        "    return is_near and _is_reached(local, query) and local.is_owner\n",
+        QUIET,
+        ("silent",),
+    ),
+    Mutation(
+        "an instance that has lost its partitions ends",
+        "balance_service/cluster/membership.py",
+        "        gone = self._numbers(lost)\n",
+        '        raise RuntimeError("lost")\n',
+        "pause=2",
+        ("crash",),
+    ),
+    Mutation(
+        "dead letters are kept without their bytes",
+        "balance_service/state/dead_letters.py",
+        "        key, value = letter.key, letter.value\n",
+        "        key, value = letter.key, None\n",
+        QUIET,
+        ("lost",),
+    ),
+    Mutation(
+        "the source's end is believed however old",
+        "balance_service/http/routing.py",
+        "_WATERMARK_SECONDS = 3.0\n",
+        "_WATERMARK_SECONDS = 1e9\n",
+        "silence=3",
+        ("bound",),
     ),
 )

@@ -25,6 +25,7 @@ _TIMEOUT_SECONDS = 3.5
 _PATIENT_SECONDS = 20.0
 _AFTER_SILENCE_SECONDS = 0.1
 _UNAVAILABLE = 503
+_HOT_SHARE = 0.3
 _MAX_LAGS = (0, 2, 20, 200, 5_000)
 
 
@@ -56,13 +57,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class Question:
+    """One query, with its bounds."""
+
     customer: str
     max_lag: int | None = None
     min_position: tuple[int, int] | None = None
 
     @property
     def target(self) -> str:
+        """What is requested."""
         at = self.min_position
         return query(self.customer, self.max_lag, None if at is None else f"{at[0]}:{at[1]}")
 
@@ -126,7 +130,17 @@ class Readers:
         mine = [name for name in self._customers.early if self._customers.homes[name.encode()] in partitions]
         return Ahead(self, host, port, mine[:count])
 
-    def note(self, asked: str, question: _Question, sent: float, reply: Reply) -> None:
+    def ask(self, connection: Connection, asked: str, question: Question) -> Answer | None:
+        """Ask, and keep the answer; None if there is none."""
+        sent = time.monotonic()
+        try:
+            reply = connection.ask(question.target)
+        except (OSError, http.client.HTTPException):
+            self.silences[asked] += 1
+            return None
+        return self.note(asked, question, sent, reply)
+
+    def note(self, asked: str, question: Question, sent: float, reply: Reply) -> Answer:
         """Keep an answer."""
         headers = reply.headers
         partition, _, position = headers.get("balance-position", "-1:-1").partition(":")
@@ -152,6 +166,7 @@ class Readers:
         self.answers.append(answer)
         if answer.role == "active" and answer.epoch > self.owners.get(answer.partition, (0, ""))[0]:
             self.owners[answer.partition] = answer.epoch, answer.server
+        return answer
 
     def _run(self, host: str, port: int, chooser: random.Random) -> None:
         address = f"{host}:{port}"
@@ -159,32 +174,26 @@ class Readers:
         everybody = self._customers.everybody
         try:
             while not self._stopping.wait(chooser.uniform(0.5, 1.5) * self._pause):
-                question, sent = self._draw(chooser, everybody), time.monotonic()
-                try:
-                    reply = connection.ask(question.target)
-                except (OSError, http.client.HTTPException):
-                    self.silences[address] += 1
+                answer = self.ask(connection, address, self._draw(chooser, everybody))
+                if answer is None or answer.status == _UNAVAILABLE:
                     self._stopping.wait(_AFTER_SILENCE_SECONDS)
-                else:
-                    self.note(address, question, sent, reply)
-                    if reply.status == _UNAVAILABLE:
-                        self._stopping.wait(_AFTER_SILENCE_SECONDS)
         except Exception as error:
             self.failures.append(f"{threading.current_thread().name}: {error!r}")
             raise
         finally:
             connection.close()
 
-    def _draw(self, chooser: random.Random, everybody: Sequence[str]) -> _Question:
-        customer, luck = chooser.choice(everybody), chooser.random()
+    def _draw(self, chooser: random.Random, everybody: Sequence[str]) -> Question:
+        hot = self._customers.hot if chooser.random() < _HOT_SHARE else everybody
+        customer, luck = chooser.choice(hot), chooser.random()
         if luck < 0.5:
-            return _Question(customer)
+            return Question(customer)
         if luck < 0.9:
-            return _Question(customer, chooser.choice(_MAX_LAGS))
+            return Question(customer, chooser.choice(_MAX_LAGS))
         home = self._customers.homes.get(customer.encode())
         if home is None:
-            return _Question(customer)
-        return _Question(customer, None, (home, self._acked.get(home, 0)))
+            return Question(customer)
+        return Question(customer, None, (home, self._acked.get(home, 0)))
 
 
 class Ahead:
@@ -193,9 +202,9 @@ class Ahead:
     def __init__(self, readers: Readers, host: str, port: int, customers: Sequence[str]) -> None:
         self._readers = readers
         self._asked = f"{host}:{port}"
-        self._pending: list[tuple[Connection, _Question, float]] = []
+        self._pending: list[tuple[Connection, Question, float]] = []
         for customer in customers:
-            connection, question = Connection(host, port, _PATIENT_SECONDS), _Question(customer)
+            connection, question = Connection(host, port, _PATIENT_SECONDS), Question(customer)
             sent = time.monotonic()
             connection.send(question.target)
             self._pending.append((connection, question, sent))

@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -56,6 +56,14 @@ class History:
         return self.sums[count - 1] if count else None
 
 
+class Poison(NamedTuple):
+    """A record that should be a dead letter."""
+
+    cause: str
+    key: bytes | None
+    value: bytes | None
+
+
 @dataclass
 class PartitionCount:
     """One partition, record by record."""
@@ -64,8 +72,8 @@ class PartitionCount:
     applied: int = 0
     ignored: int = 0
     duplicates: int = 0
-    poison: dict[int, str] = field(default_factory=dict)
-    """Offset → cause."""
+    poison: dict[int, Poison] = field(default_factory=dict)
+    """By offset."""
     markers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
 
     @property
@@ -97,8 +105,8 @@ class Recount:
         }
         self.partitions = [PartitionCount() for _ in range(partitions)]
         self.histories: dict[bytes, History] = {}
-        self.events: dict[tuple[int, int], tuple[bytes, int]] = {}
-        """(partition, offset) → customer and cents, of every well-formed event, be it a duplicate."""
+        self.events: dict[tuple[int, int], tuple[bytes, int, bytes | None]] = {}
+        """(partition, offset) → customer, cents and idempotency key, of every well-formed event, be it a duplicate."""
 
     def home(self, key: bytes) -> int:
         """The partition of a customer."""
@@ -130,24 +138,24 @@ class Recount:
             consumer.close()
 
     def _count(self, partition: int, count: PartitionCount, offset: int, message: Any) -> None:
-        kind, cents = self._judge(partition, message.key(), message.value())
+        key, value = message.key(), message.value()
+        kind, cents = self._judge(partition, key, value)
         if kind == "ignored":
             count.ignored += 1
             return
         if kind:
-            count.poison[offset] = kind
+            count.poison[offset] = Poison(kind, key, value)
             return
-        key: bytes = message.key()
-        self.events[partition, offset] = key, cents
-        history = self.histories.setdefault(key, History())
         token = dict(message.headers() or ()).get("idempotency-key")
+        self.events[partition, offset] = key, cents, token
+        history = self.histories.setdefault(key, History())
         if token is not None and (first := count.markers.get((key, token))) is not None:
             if first == cents:
                 count.duplicates += 1
             else:
-                count.poison[offset] = "idempotency-key-reused"
+                count.poison[offset] = Poison("idempotency-key-reused", key, value)
         elif abs(history.total + cents) >= _LIMIT_CENTS:
-            count.poison[offset] = "balance-overflow"
+            count.poison[offset] = Poison("balance-overflow", key, value)
         else:
             history.add(offset, cents)
             count.applied += 1

@@ -88,7 +88,6 @@ class Report:
         rows += [("progress after healing", _seconds(self.progress))]
         rows += [(f"new owner after {fault}", _seconds(times)) for fault, times in sorted(self._new_owner.items())]
         rows += [("answer to maxLag after kill", _seconds(self._flagged))]
-        rows += [("strange", str(len(self._journal.strange)))]
         rows += [(f"VIOLATIONS {kind}", str(kinds[kind])) for kind in KINDS]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -75,6 +75,16 @@ def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[
     return records
 
 
+def stable_ends(bootstrap_servers: str, topic: str, partitions: int) -> list[int]:
+    """By partition, the offset up to which every transaction has ended."""
+    config = {"bootstrap.servers": bootstrap_servers, "group.id": "chaos-reader", "isolation.level": "read_committed"}
+    consumer = Consumer({**config, "log_level": 0})
+    try:
+        return [consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions)]
+    finally:
+        consumer.close()
+
+
 def compacted(records: Iterable[Logged], below: int | None = None) -> Content:
     """The last value of each key, of the records below an offset; tombstones remove theirs."""
     content: Content = {}

@@ -50,7 +50,7 @@ def recount() -> Recount:
     counted.histories[b"c"] = history = History()
     history.add(4, 100)
     history.add(8, 200)
-    counted.events[0, 8] = b"c", 200
+    counted.events[0, 8] = b"c", 200, b"t"
     return counted
 
 
@@ -98,6 +98,10 @@ def test_an_answer_that_goes_back_is_found(recount: Recount, kinds: set[str], ch
     assert by_kind(check_answers([before, after], recount)).keys() == kinds
 
 
+def test_two_owners_under_one_epoch_are_found(recount: Recount) -> None:
+    assert by_kind(check_answers([_RIGHT, replace(_LATER, server="b")], recount)) == {"wrong owner": 1}
+
+
 def test_what_was_asked_before_the_other_answer_came_may_be_older(recount: Recount) -> None:
     overlapping = replace(_RIGHT, sent=2.0, received=3.0, epoch=2)
     assert check_answers([_LATER, overlapping], recount) == []
@@ -114,8 +118,9 @@ def test_an_answer_that_is_further_behind_than_it_knows_is_found() -> None:
 
 
 def test_an_accepted_command_that_is_not_in_the_source_is_found(recount: Recount) -> None:
-    kept, lost = Promise("c", 200, 0, 9), Promise("c", 200, 0, 10)
-    assert [violation.kind for violation in check_promises([kept, lost], recount)] == ["lost"]
+    kept, lost, keyless = Promise("c", 200, 0, 9, "t"), Promise("c", 200, 0, 10, "t"), Promise("c", 200, 0, 9, None)
+    assert [violation.kind for violation in check_promises([kept], recount)] == []
+    assert [violation.kind for violation in check_promises([lost, keyless], recount)] == ["lost", "lost"]
 
 
 def test_a_seed_draws_the_same_plan_again_and_the_short_one_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:

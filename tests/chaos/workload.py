@@ -23,6 +23,8 @@ ABORTED_SHARE = 0.05
 POISON_SHARE = 0.01
 OTHER_TYPES_SHARE = 0.05
 KEYED_SHARE = 0.08
+HOT_SHARE = 0.2
+_HOT = 8
 _RECORDS = (3, 24)
 _BURST_RECORDS = 2_000
 # Ten of these are less than a balance may be, eleven are more.
@@ -39,6 +41,8 @@ class Customers:
         self.late = [f"late-{n}" for n in range(late)]
         self.whales = [f"whale-{n}" for n in range(4)]
         self.strangers = [f"stranger-{n}" for n in range(8)]
+        self.hot = self.early[:_HOT]
+        """Some who are paid and asked for again and again, so that an answer often meets a commit."""
         self.homes: dict[bytes, int] = {}
 
     @property
@@ -171,7 +175,10 @@ class _Writer:
     def draw(self) -> Source:
         """A record as chance has it."""
         chooser, frames, customers = self.chooser, self._workload._frames, self._workload._customers
-        name = chooser.choice(customers.late if chooser.random() < 0.05 else customers.early)
+        luck = chooser.random()
+        name = chooser.choice(
+            customers.late if luck < 0.05 else customers.hot if luck < 0.05 + HOT_SHARE else customers.early
+        )
         luck = chooser.random()
         if luck < POISON_SHARE:
             name = chooser.choice(customers.early)

@@ -1,0 +1,85 @@
+"""After each round, when everything is up and applied: whoever should answer does, and from there on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tests.chaos.checks import Violation
+from tests.chaos.readers import Question
+from tests.chaos.requests import Connection
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+    from tests.chaos.readers import Answer, Readers
+    from tests.chaos.workload import Customers
+
+_CUSTOMERS = 40
+_MAX_LAG = 5_000
+_TIMEOUT_SECONDS = 3.5
+_AGAIN_SECONDS = 0.1
+
+
+class Enquiry:
+    """Asks until it is answered, or a bound is over that all questions share."""
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        readers: Readers,
+        customers: Customers,
+        ends: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """Args:
+        ends: by partition, up to where every owner has applied the source.
+        """
+        self._connections = {f"{host}:{port}": Connection(host, port, _TIMEOUT_SECONDS) for host, port in addresses}
+        self._readers = readers
+        self._customers = customers
+        self._ends = ends
+        self._deadline = time.monotonic() + seconds
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def everybody_answers(self, chooser: random.Random) -> Iterator[Violation]:
+        """Every instance does, of customers of every partition, however it is asked."""
+        for customer in chooser.sample(self._customers.early, _CUSTOMERS):
+            home = self._customers.homes[customer.encode()]
+            where = home, self._ends[home]
+            for question in (Question(customer), Question(customer, None, where), Question(customer, _MAX_LAG)):
+                for asked in self._connections:
+                    while (answer := self._ask(asked, question)) is None and self._has_time():
+                        time.sleep(_AGAIN_SECONDS)
+                    if answer is None:
+                        yield Violation("silent", f"{asked} does not answer {question} as of {self._ends}")
+
+    def standbys_answer(self) -> Iterator[Violation]:
+        """Of every partition one does, to whom that suffices."""
+        for partition in range(len(self._ends)):
+            customer = next(c for c in self._customers.early if self._customers.homes[c.encode()] == partition)
+            while "standby" not in self._roles(Question(customer, _MAX_LAG)):
+                if not self._has_time():
+                    yield Violation("silent", f"no standby answers for partition {partition}")
+                    break
+                time.sleep(_AGAIN_SECONDS)
+
+    def _roles(self, question: Question) -> set[str]:
+        answers = [self._ask(asked, question) for asked in self._connections]
+        return {answer.role for answer in answers if answer is not None}
+
+    def _ask(self, asked: str, question: Question) -> Answer | None:
+        """An answer that is recent enough; None if there is none now."""
+        answer = self._readers.ask(self._connections[asked], asked, question)
+        if answer is None or not answer.speaks:
+            return None
+        may_be_behind = question.max_lag or 0
+        return answer if answer.position >= self._ends[answer.partition] - may_be_behind else None
+
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._deadline
