@@ -29,7 +29,7 @@ SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
 _STATUS_SECONDS = 5.0
 # An exception that was not foreseen, and the end of an instance.
-_NEVER_TOLD = ("a commit failed", "a step of the task failed", "critical")
+_NEVER_TOLD = ("a commit failed", "a step of the task failed", "a thread failed; stopping")
 _READY_SECONDS = 150.0
 
 

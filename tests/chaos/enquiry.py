@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.chaos.checks import Violation
+from tests.chaos.journal import own_time
 from tests.chaos.readers import Question
 from tests.chaos.requests import Connection
 
@@ -40,7 +41,7 @@ class Enquiry:
         self._readers = readers
         self._customers = customers
         self._ends = ends
-        self._deadline = time.monotonic() + seconds
+        self._deadline = own_time() + seconds
 
     def close(self) -> None:
         """Close the connections."""
@@ -82,4 +83,4 @@ class Enquiry:
         return answer if answer.position >= self._ends[answer.partition] - may_be_behind else None
 
     def _has_time(self) -> bool:
-        return time.monotonic() < self._deadline
+        return own_time() < self._deadline

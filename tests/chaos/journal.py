@@ -7,6 +7,13 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+import psutil
+
+
+def own_time() -> float:
+    """Seconds of the monotonic clock, less those for which other machines had this one's processors."""
+    return time.monotonic() - getattr(psutil.cpu_times(), "steal", 0.0) / (psutil.cpu_count() or 1)
+
 
 class Entry(NamedTuple):
     """One fault, at a moment of the monotonic clock."""
