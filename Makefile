@@ -37,7 +37,7 @@ demo: setup ## The whole story in a minute, each step checked
 test: check ## Every check and every test
 	@$(BIN)/pytest
 
-chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
+chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run (over an hour on 2 processors), CHAOS_SEED=… to replay one
 	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
 
 chaos-mutants: setup ## Plant bugs one at a time, and see that the chaos suite finds each
