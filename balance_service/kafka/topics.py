@@ -129,11 +129,12 @@ class Topics:
         topic_policies.check_changelog(changelog.name, self._config(changelog.name))
         return changelog
 
-    def dead_letter_bytes(self) -> int:
-        """What a batch of dead letters may come to, in bytes. Raises as `prepare`, if their topic was deleted since."""
-        if self.find(self._settings.dead_letters_topic) is None:
-            self.prepare()
-        return int(self._config(self._settings.dead_letters_topic)[topic_policies.MAX_MESSAGE_BYTES])
+    def dead_letter_bytes(self, source: Topic) -> int:
+        """What a batch of dead letters may come to, in bytes; their topic is made again if it was deleted since."""
+        name = self._settings.dead_letters_topic
+        if self.find(name) is None:
+            self._create(name, source.partitions, topic_policies.dead_letters(self._config(source.name)))
+        return int(self._config(name)[topic_policies.MAX_MESSAGE_BYTES])
 
     def prepare_copy(self, source: Topic, name: str, partitions: int | None) -> Topic:
         """A topic that takes every record of `source` as it is and keeps it for ever, created if missing.

@@ -122,6 +122,11 @@ class ChangelogReader:
         """Whether what was handed over ends in a position record."""
         return self._is_whole
 
+    @property
+    def whole_up_to(self) -> int:
+        """The offset below which everything is handed over, and ends in a position record; -1 if it does not."""
+        return self._stands_at() if self._is_whole and not self._batch else -1
+
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()

@@ -111,7 +111,7 @@ def open_writer(task_id: TaskId, context: TaskContext) -> ChangelogWriter:
     """The writer of the task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
     settings = context.settings
     config = transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}")
-    largest = min(context.topics.dead_letter_bytes(), int(str(config["message.max.bytes"])))
+    largest = min(context.topics.dead_letter_bytes(context.source), int(str(config["message.max.bytes"])))
     envelope = Envelope(context.source.name, task_id.partition, settings.application_id, largest)
     return ChangelogWriter(config, task_id, settings.changelog_topic, settings.dead_letters_topic, envelope)
 

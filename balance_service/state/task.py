@@ -142,6 +142,8 @@ class Task:
             _, reader = self._opened()
             if reader.tail():
                 self._wholeness.met_end()
+            # The end is met once; an idle changelog is stood at for long.
+            self._wholeness.passed(reader.whole_up_to)
             self._wholeness.look()
             if self._state is TaskState.RESTORING and reader.is_whole and self._wholeness.holds:
                 self._to(TaskState.TAILING)
@@ -269,8 +271,9 @@ class Task:
         if self._role is Role.ACTIVE:
             self._own()
         else:
+            self._wholeness.look()
             self._catch_up(fenced=False)
-            self._wholeness.met_end()
+            self._wholeness.passed(self._reader.whole_up_to)
             self._to(TaskState.TAILING)
             self._reason = ""
             self._log.info("task tailing", position=self.position, restored=self.restoration.restored)
@@ -295,8 +298,10 @@ class Task:
         reach("position-written")
         reader.close()
         self._reader = None
-        self._epoch, self._role = position.epoch, Role.ACTIVE
+        self._epoch = position.epoch
         self._to(TaskState.RUNNING)
+        # Not before what is shown has the new epoch.
+        self._role = Role.ACTIVE
         self._reason = ""
         self._log.info(
             "task running", epoch=position.epoch, position=position.offset, restored=self.restoration.restored

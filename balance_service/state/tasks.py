@@ -167,7 +167,7 @@ class _Supervisor:
         try:
             while not self._stopping.is_set():
                 error = self._attempt(self.task.open) or self._watch()
-                if error is None:
+                if error is None or self._stopping.is_set():
                     return
                 self._recover(error)
         finally:

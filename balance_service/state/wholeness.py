@@ -44,7 +44,7 @@ class Wholeness:
         self._as_of, self._asked = self._clock(), None
 
     def passed(self, offset: int) -> None:
-        """Everything below this offset of the changelog is applied."""
+        """Everything below this offset of the changelog is applied, in whole transactions."""
         if self._asked is not None and offset >= self._asked[1]:
             self._as_of, self._asked = self._asked[0], None
 

@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import pytest
+
 from balance_service.errors import TaskMigratedError
 from balance_service.state.records import POSITION_KEY, Role
 from balance_service.state.task_state import TaskState
@@ -24,8 +26,6 @@ from tests.integration.engines import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import pytest
 
     from balance_service.engine import Engine
     from balance_service.local.stack import LocalStack
@@ -127,12 +127,33 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
     assert torn == []
 
 
-def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes ten minutes takes two seconds."""
     monkeypatch.setattr("balance_service.state.wholeness._WHOLE_FOR_SECONDS", 2.0)
     monkeypatch.setattr("balance_service.state.wholeness._LOOK_AFTER_SECONDS", 0.5)
     monkeypatch.setattr("balance_service.state.wholeness._LOOK_AGAIN_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_standby_that_has_had_nothing_to_read_for_long_goes_on_answering(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        with standing_by(engine, tmp_path / "standby") as standby:
+            time.sleep(4.0)
+            writer.add("c", "1.00")
+            while standby.position < 2:
+                assert standby.view is not None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
