@@ -197,7 +197,9 @@ class Queries:
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
                     return self._answer(partition, local)
-            for address, seconds, is_last in self._candidates(partition, query, deadline):
+            # A copy here may be recent enough by the second time.
+            has_copy = not attempt and query.takes_standbys and self._routing.has_copy(partition)
+            for address, seconds, is_last in self._candidates(partition, query, deadline, has_copy=has_copy):
                 try:
                     answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
                 except RetriableError as error:
@@ -215,15 +217,16 @@ class Queries:
                     return _passed_on(answer)
         raise refusal
 
-    def _candidates(self, partition: int, query: BalanceQuery, deadline: float) -> Iterator[tuple[str, float, bool]]:
+    def _candidates(
+        self, partition: int, query: BalanceQuery, deadline: float, *, has_copy: bool
+    ) -> Iterator[tuple[str, float, bool]]:
         """Whom to ask, one after the other; for how long; whether it is the last one.
 
-        Half of what is left, while there is somebody else to ask: a copy here may be recent enough by then, too.
+        Half of what is left, while there is somebody else to ask, or a copy here to look at again.
         """
         owner = self._routing.owner(partition)
         servers = [] if owner is None else [owner]
         servers += self._routing.standbys(partition) if query.takes_standbys else []
-        has_copy = query.takes_standbys and self._routing.has_copy(partition)
         for following, server in zip(range(len(servers) - 1, -1, -1), servers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:

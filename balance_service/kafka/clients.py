@@ -71,6 +71,8 @@ def producer_config(settings: Settings) -> ClientConfig:
 def transactional_config(settings: Settings, transactional_id: str) -> ClientConfig:
     """The one writer of a task. What a killed one leaves open its successor ends at once; else the timeout does."""
     return {
+        # By itself it would follow the transaction's: a connection that is dead without a word should not last as long.
+        "socket.timeout.ms": settings.session_timeout_ms - 100,
         **producer_config(settings),
         "queue.buffering.max.messages": _WRITER_MESSAGES,
         "transactional.id": transactional_id,
