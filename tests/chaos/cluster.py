@@ -99,8 +99,10 @@ class Member:
                 yield f"{self.name}: {line}"
 
     def stores(self) -> list[Path]:
-        """The directories of its tasks' stores; none of tasks that have left."""
-        return [self.state_dir / task["task"] for task in (self.status() or {}).get("tasks", ())]
+        """The directories of the stores of its tasks that answer; none of tasks that have left."""
+        status = self.status()
+        assert status is not None, f"{self.name} does not say what it has"
+        return [self.state_dir / task["task"] for task in status["tasks"] if task["state"] in ("RUNNING", "TAILING")]
 
     def process(self) -> psutil.Process | None:
         """The service's own process, below its guard; None if it is gone."""

@@ -24,7 +24,7 @@ _AGAIN_SECONDS = 0.1
 
 
 class Enquiry:
-    """Asks until it is answered, or a bound is over that all questions share."""
+    """Asks until it is answered, or a bound is over that all questions to one instance share."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Enquiry:
         self._readers = readers
         self._customers = customers
         self._ends = ends
-        self._deadline = own_time() + seconds
+        self._seconds = seconds
 
     def close(self) -> None:
         """Close the connections."""
@@ -50,25 +50,30 @@ class Enquiry:
 
     def everybody_answers(self, chooser: random.Random) -> Iterator[Violation]:
         """Every instance does, of customers of every partition, however it is asked."""
-        for customer in chooser.sample(self._customers.early, _CUSTOMERS):
-            home = self._customers.homes[customer.encode()]
-            where = home, self._ends[home]
-            for question in (Question(customer), Question(customer, None, where), Question(customer, _MAX_LAG)):
-                for asked in self._connections:
-                    while (answer := self._ask(asked, question)) is None and self._has_time():
-                        time.sleep(_AGAIN_SECONDS)
-                    if answer is None:
-                        yield Violation("silent", f"{asked} does not answer {question} as of {self._ends}")
+        customers = chooser.sample(self._customers.early, _CUSTOMERS)
+        for asked in self._connections:
+            deadline = own_time() + self._seconds
+            for question in (question for customer in customers for question in self._questions(customer)):
+                while (answer := self._ask(asked, question)) is None and own_time() < deadline:
+                    time.sleep(_AGAIN_SECONDS)
+                if answer is None:
+                    yield Violation("silent", f"{asked} does not answer {question} as of {self._ends}")
+                    break
 
     def standbys_answer(self) -> Iterator[Violation]:
         """Of every partition one does, to whom that suffices."""
+        deadline = own_time() + self._seconds
         for partition in range(len(self._ends)):
             customer = next(c for c in self._customers.early if self._customers.homes[c.encode()] == partition)
             while "standby" not in self._roles(Question(customer, _MAX_LAG)):
-                if not self._has_time():
+                if own_time() > deadline:
                     yield Violation("silent", f"no standby answers for partition {partition}")
                     break
                 time.sleep(_AGAIN_SECONDS)
+
+    def _questions(self, customer: str) -> tuple[Question, ...]:
+        home = self._customers.homes[customer.encode()]
+        return Question(customer), Question(customer, None, (home, self._ends[home])), Question(customer, _MAX_LAG)
 
     def _roles(self, question: Question) -> set[str]:
         answers = [self._ask(asked, question) for asked in self._connections]
@@ -81,6 +86,3 @@ class Enquiry:
             return None
         may_be_behind = question.max_lag or 0
         return answer if answer.position >= self._ends[answer.partition] - may_be_behind else None
-
-    def _has_time(self) -> bool:
-        return own_time() < self._deadline

@@ -137,9 +137,8 @@ MUTATIONS = (
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
         "        for letter in dead_letters:\n"
-        "            producer.produce(\n"
-        "                self._dead_letters, letter.value, letter.key, self._partition, headers=self._headers(letter)\n"
-        "            )\n"
+        "            key, value, headers = self._envelope.of(letter)\n"
+        "            producer.produce(self._dead_letters, value, key, self._partition, headers=headers)\n"
         "        producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)\n"
         "        dead_letters = ()\n"
         "        producer.begin_transaction()\n",

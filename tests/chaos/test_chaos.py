@@ -29,6 +29,7 @@ from tests.chaos.stores import stable_ends
 from tests.chaos.workload import Customers, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.chaos.plan import Plan, Round
@@ -120,7 +121,7 @@ class _Run:
             self._commands.stop()
         self._journal.say(f"{self._workload.sent} records appended; catching up")
         self._catch_up()
-        self._enquire()
+        silent = list(self._enquire())
         # Before the topic is read, for commands go on.
         answers, promises = self._readers.take(), list(self._commands.promises)
         self._recount.read_on()
@@ -131,18 +132,19 @@ class _Run:
         self.report.add_violations(check_promises(promises, self._recount))
         self.report.add_violations(Violation("status", told) for told in self._commands.take_refusals())
         self.report.add_violations(Violation("crash", told) for told in self._journal.take_strange())
+        self.report.add_violations(silent)
         assert not self._readers.failures, self._readers.failures
 
-    def _enquire(self) -> None:
+    def _enquire(self) -> Iterator[Violation]:
         self._journal.say("asking everybody")
         ends = [count.end for count in self._recount.partitions]
         addresses = [(member.host, member.port) for member in self._cluster.members]
         with closing(Enquiry(addresses, self._readers, self._customers, ends, _PROGRESS_SECONDS)) as enquiry:
-            self.report.add_violations(enquiry.everybody_answers(random.Random(self._plan.seed)))
+            yield from enquiry.everybody_answers(random.Random(self._plan.seed))
             if self._plan.standbys:
-                self.report.add_violations(enquiry.standbys_answer())
+                yield from enquiry.standbys_answer()
         if not self._commands.take_accepted():
-            self.report.add_violations([Violation("silent", "no command was accepted in this round")])
+            yield Violation("silent", "no command was accepted in this round")
 
     def _check_progress(self) -> None:
         """Every partition's position must move within the session timeout and 10 s, now that all is healed.
@@ -192,6 +194,9 @@ class _Run:
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self._journal.say("stopping the instances")
         stores = [path for member in self._cluster.members for path in member.stores()]
+        for member in self._cluster.members:
+            self._chaos.wonder_at(member)
+        self.report.add_violations(Violation("crash", told) for told in self._journal.take_strange())
         self._cluster.stop_instances()
         for member in self._cluster.members:
             self.report.add_violations(Violation("crash", told) for told in member.unexpected())
