@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _TIMEOUT_SECONDS = 900 + 180 * _MINUTES
-# Promised to instances that have a processor each: what one does with a cold JVM, others wait for otherwise.
-_SHARE = max(1.0, INSTANCES / (os.cpu_count() or 1))
+# Promised where each instance and the broker have a processor: what a cold JVM needs, others wait for otherwise.
+_SHARE = max(1.0, (INSTANCES + 1) / (os.cpu_count() or 1))
 _PROGRESS_SECONDS = (SESSION_TIMEOUT_SECONDS + 10) * _SHARE
 _CATCH_UP_SECONDS = 120.0
 _UNDISTURBED_SECONDS = 4.0
@@ -149,7 +149,7 @@ class _Run:
     def _check_progress(self) -> None:
         """Every partition's position must move within the session timeout and 10 s, now that all is healed.
 
-        Of a processor's time for each instance, that is, and without what went to other machines.
+        Of a processor's time for each of them and the broker, that is, and without what went to other machines.
         """
         healed, members = own_time(), self._cluster.members
         seen_first: dict[int, int] = {}
