@@ -195,7 +195,7 @@ class _Lane(threading.Thread):
         for _ in range(_STRIKE_ATTEMPTS):
             self._launch_armed(point, "stop")
             self._waited(lambda: self._member.is_stopped() or not self._member.running, _STRIKE_SECONDS)
-            if self._member.is_stopped() and self._is_succeeded(fault):
+            if self._member.is_stopped() and self._outlast(fault):
                 return
         raise AssertionError(f"nobody was succeeded while it was stopped at {point}")
 
@@ -203,12 +203,12 @@ class _Lane(threading.Thread):
         for _ in range(_STRIKE_ATTEMPTS):
             # Ready is who has joined; what it is to own may come a moment later.
             self._waited(lambda: bool(self._owned()), _SUCCESSION_SECONDS)
-            if self._is_succeeded("pause"):
+            if self._outlast("pause"):
                 return
         raise AssertionError("nobody was succeeded while it was stopped")
 
-    def _is_succeeded(self, fault: str) -> bool:
-        """Stop an owner until it is succeeded, ask it while it still is stopped, and wake it. False if it was not."""
+    def _outlast(self, fault: str) -> bool:
+        """Stop an owner until it is succeeded, ask it while it still is stopped, wake it; returns whether it was."""
         owned = self._owned()
         self._member.signal_all(signal.SIGSTOP)
         try:

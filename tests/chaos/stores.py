@@ -42,23 +42,14 @@ class Logged:
 
 def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[list[Logged]]:
     """All committed records of a topic, by partition, in order of offset, up to its present end."""
-    config = {
-        "bootstrap.servers": bootstrap_servers,
-        "group.id": "chaos-reader",
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-        "log_level": 0,
-    }
-    consumer = Consumer(config)
+    consumer = _consumer(bootstrap_servers)
     records: list[list[Logged]] = [[] for _ in range(partitions)]
     try:
-        wanted = [TopicPartition(topic, p) for p in range(partitions)]
-        ends = {tp.partition: consumer.get_watermark_offsets(tp, timeout=10)[1] for tp in wanted}
+        ends = _ends(consumer, topic, partitions)
         consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
         stands_at = dict.fromkeys(range(partitions), 0)
         deadline = time.monotonic() + _READ_SECONDS
-        while any(stands_at[p] < end for p, end in ends.items()):
+        while any(stands_at[p] < end for p, end in enumerate(ends)):
             assert time.monotonic() < deadline, f"{topic} was not read to {ends}: a transaction is open"
             for message in consumer.consume(10_000, timeout=0.5):
                 error, partition, offset = message.error(), message.partition(), message.offset()
@@ -77,12 +68,28 @@ def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[
 
 def stable_ends(bootstrap_servers: str, topic: str, partitions: int) -> list[int]:
     """By partition, the offset up to which every transaction has ended."""
-    config = {"bootstrap.servers": bootstrap_servers, "group.id": "chaos-reader", "isolation.level": "read_committed"}
-    consumer = Consumer({**config, "log_level": 0})
+    consumer = _consumer(bootstrap_servers)
     try:
-        return [consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions)]
+        return _ends(consumer, topic, partitions)
     finally:
         consumer.close()
+
+
+def _consumer(bootstrap_servers: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "chaos-reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+
+
+def _ends(consumer: Consumer, topic: str, partitions: int) -> list[int]:
+    return [consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in range(partitions)]
 
 
 def compacted(records: Iterable[Logged], below: int | None = None) -> Content:

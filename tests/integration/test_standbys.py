@@ -46,6 +46,17 @@ def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task
         tailing.join()
 
 
+@contextmanager
+def followed(stack: LocalStack, names: dict[str, str], path: Path) -> Iterator[tuple[Writer, Task]]:
+    """A source with one event, which its owner has applied, and a standby that tails."""
+    settings = settings_for(stack, names, path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        with standing_by(engine, path / "standby") as standby:
+            yield writer, standby
+
+
 def _tail(task: Task) -> None:
     with suppress(TaskMigratedError):
         while task.role is Role.STANDBY:
@@ -139,34 +150,26 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_standby_that_has_had_nothing_to_read_for_long_goes_on_answering(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
-    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
-    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+    with followed(stack, names, tmp_path) as (writer, standby):
+        time.sleep(4.0)
         writer.add("c", "1.00")
-        catch_up(engine)
-        with standing_by(engine, tmp_path / "standby") as standby:
-            time.sleep(4.0)
-            writer.add("c", "1.00")
-            while standby.position < 2:
-                assert standby.view is not None
+        while standby.position < 2:
+            assert standby.view is not None
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
-    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        writer.add("c", "1.00")
-        catch_up(engine)
-        with standing_by(engine, tmp_path / "standby") as standby:
-            # As under a load that never lets half a second pass without a commit.
-            monkeypatch.setattr(Wholeness, "met_end", lambda _self: None)
-            frame, until = writer.frame("c", "1.00"), time.monotonic() + 6.0
-            while time.monotonic() < until:
-                writer.send("c", frame)
-                assert standby.view is not None
-                time.sleep(0.02)
-            assert standby.position > 100
+    with followed(stack, names, tmp_path) as (writer, standby):
+        # As under a load that never lets half a second pass without a commit.
+        monkeypatch.setattr(Wholeness, "met_end", lambda _self: None)
+        frame, until = writer.frame("c", "1.00"), time.monotonic() + 6.0
+        while time.monotonic() < until:
+            writer.send("c", frame)
+            assert standby.view is not None
+            time.sleep(0.02)
+        assert standby.position > 100
 
 
 def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
