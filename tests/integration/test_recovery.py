@@ -79,6 +79,22 @@ def test_aborted_transactions_never_count_and_do_not_hold_up_the_position(
         assert balance(engine, "c") == Decimal("2.00")
 
 
+def test_a_partition_without_new_records_is_not_committed(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c0", "1.00")
+        catch_up(engine)
+        changelog, partitions = settings.changelog_topic, range(engine.source.partitions)
+        before = engine.topics.offsets(changelog, partitions)
+        writer.add("c0", "1.00")
+        catch_up(engine)
+        after = engine.topics.offsets(changelog, partitions)
+
+    assert sum(before[partition] != after[partition] for partition in partitions) == 1
+
+
 def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_epoch(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
