@@ -170,9 +170,10 @@ class Queries:
             return self._routing.read(partition, query.key)
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, error)
-            if query.takes_standbys:
-                return None
-            raise refusal from error
+        # Not from the error: its frames hold the view, and that the lock of the store that is to be made anew.
+        if query.takes_standbys:
+            return None
+        raise refusal
 
     def _refusal(self, partition: int, error: StoreCorruptedError | RetriableError) -> Problem:
         """What is answered where the local store, or a state in it, cannot be read."""

@@ -274,8 +274,14 @@ def room_bytes(path: Path) -> int:
 
 
 def has_room(path: Path) -> bool:
-    """Whether a disk that was full has room again: twice what is needed, so that it does not fill at once."""
-    return room_bytes(path) >= 2 * _ROOM_BYTES
+    """Whether a disk that was full has room again: twice what is needed, so that it does not fill at once.
+
+    A disk that cannot be asked is said to have room: whoever opens the store will say what is wrong.
+    """
+    try:
+        return room_bytes(path) >= 2 * _ROOM_BYTES
+    except OSError:
+        return True
 
 
 def _translated(error: Exception) -> BalanceServiceError:

@@ -27,7 +27,7 @@ from balance_service.errors import (
 from balance_service.state.records import Role, TaskId
 from balance_service.state.store import StateStore, has_room
 from balance_service.state.task import Task
-from balance_service.state.task_state import TaskState
+from balance_service.state.task_state import ANSWERING, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,6 +97,10 @@ class Tasks:
         """The tasks that fold, by partition."""
         return {t.task_id.partition: t for t in self.all() if t.state is TaskState.RUNNING}
 
+    def answering(self) -> dict[int, Task]:
+        """The tasks that are asked, in whichever role, by partition."""
+        return {t.task_id.partition: t for t in self.all() if t.state in ANSWERING}
+
     def snapshots(self) -> list[TaskSnapshot]:
         """What each task says of itself, by partition."""
         return [task.snapshot() for task in self.all()]
@@ -111,7 +115,7 @@ class Tasks:
         """A task failed while it processed: close it, so that its supervisor opens another."""
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
-            supervisor.failed(error)
+            supervisor.failed(task, error)
 
     def _supervise(self, partition: int, role: Role) -> None:
         task_id = TaskId(self._read_model, partition)
@@ -129,7 +133,7 @@ class _Supervisor:
         self._on_change = on_change
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._error: BalanceServiceError | None = None
+        self._failed: tuple[Task, BalanceServiceError] | None = None
         self._failures = 0
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
         self.task = Task(task_id, context, role)
@@ -141,9 +145,9 @@ class _Supervisor:
         self.role = Role.ACTIVE
         self._wake.set()
 
-    def failed(self, error: BalanceServiceError) -> None:
+    def failed(self, task: Task, error: BalanceServiceError) -> None:
         """The task must be closed and opened anew; returns at once."""
-        self._error = error
+        self._failed = task, _alone(error)
         self._wake.set()
 
     def wait(self, reason: str) -> None:
@@ -179,11 +183,11 @@ class _Supervisor:
         try:
             step()
         except NotAuthorizedError as error:
-            return error
+            return _alone(error)
         except (TaskHaltedError, ConfigurationError) as error:
             self.task.halt(str(error))
         except BalanceServiceError as error:
-            return error
+            return _alone(error)
         except Exception as error:
             self._log.exception("a step of the task failed")
             return RetriableError(f"a step of the task failed: {error}")
@@ -202,8 +206,7 @@ class _Supervisor:
                 self.task.resume()
                 self._on_change()
             self._wake.clear()
-            reported, self._error = self._error, None
-            error = error or reported
+            error = error or self._reported()
             if isinstance(error, StoreFullError):
                 error = self._wait_for_room(error)
             if error is not None:
@@ -211,13 +214,17 @@ class _Supervisor:
                 return error
         return None
 
+    def _reported(self) -> BalanceServiceError | None:
+        """What this task, and none before it, was said to have failed with."""
+        failed, self._failed = self._failed, None
+        return failed[1] if failed is not None and failed[0] is self.task else None
+
     def _wait_for_room(self, full: StoreFullError) -> BalanceServiceError | None:
         """Let the task answer from what it has; what it is closed for, in the end."""
         self.task.wait(str(full))
         self._on_change()
         while not self._stopping.wait(_WAITING_SECONDS):
-            if self._error is not None:
-                error, self._error = self._error, None
+            if (error := self._reported()) is not None:
                 return error
             if has_room(self._context.state_directory.path):
                 return RetriableError("there is room on the disk again")
@@ -236,3 +243,9 @@ class _Supervisor:
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
             self.task = Task(self._task_id, self._context, self.role, str(error), self.task.next_epoch)
+
+
+def _alone(error: BalanceServiceError) -> BalanceServiceError:
+    """The error without the frames it came through: those would hold store and producer open while it is kept."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

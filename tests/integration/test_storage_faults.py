@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.errors import StoreCorruptedError
 from balance_service.kafka.topics import Topics
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from balance_service.engine import Engine
     from balance_service.local.stack import LocalStack
     from balance_service.settings import Settings
+    from balance_service.state.store import StoreView
+    from balance_service.state.task import Task
 
 CUSTOMERS = [f"c{n}" for n in range(300)]
 _MIB = 1 << 20
@@ -84,6 +89,40 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
         wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
         assert wrong == {}
         assert counted(engine, "applied") == len(CUSTOMERS)
+
+
+def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_meanwhile(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    write_all(stack, settings, "0.10")
+    with running_engine(settings) as engine:
+        catch_up(engine)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        task = engine.tasks.task(0)
+        assert task is not None
+        views = [task.view, task.view]
+        flip_bytes_in_tables(settings.state_dir / "balance_0")
+        while views:
+            report_damage(engine, task, views.pop())
+            # So long that it is being closed, and so short that no other has taken its place.
+            time.sleep(0.1)
+
+        catch_up(engine)
+        assert engine.tasks.task(0) is not task
+        assert all(balance(engine, c) == Decimal("0.10") for c in CUSTOMERS)
+
+
+def report_damage(engine: Engine, task: Task, view: StoreView | None) -> None:
+    assert view is not None
+    try:
+        for customer in CUSTOMERS:
+            view.get(customer.encode())
+    except StoreCorruptedError as error:
+        engine.tasks.failed(task, error)
+    else:
+        pytest.fail("no damage was found")
 
 
 def test_a_store_deleted_under_a_running_task_is_restored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from balance_service.errors import StoreCorruptedError
 from balance_service.http.problems import problems
 from balance_service.http.proxy import FORWARDED_HEADER
 from balance_service.http.queries import PATH, exact_json
-from balance_service.state.store import StoreView
+from balance_service.state.store import StateStore, StoreView
 from tests.unit.querying import (
     CUSTOMER,
     EPOCH,
     OTHER_PARTITION,
     PARTITION,
+    POSITIONS,
     TIMEOUT_SECONDS,
     Answer,
     Instance,
@@ -118,6 +120,27 @@ def test_an_owner_answers_what_is_forwarded_to_it(instance: Instance) -> None:
 
 
 def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> None:
+    damage(instance)
+
+    answer = ask(instance)
+
+    assert (answer.status, instance.damaged) == (503, [PARTITION])
+    assert "Retry-After" in answer.headers
+
+
+def test_once_a_damaged_store_was_answered_for_and_closed_another_can_take_its_place(instance: Instance) -> None:
+    damage(instance)
+
+    gc.disable()
+    try:
+        assert ask(instance).status == 503
+        instance.store.close()
+        StateStore(instance.store.path, POSITIONS).close()
+    finally:
+        gc.enable()
+
+
+def damage(instance: Instance) -> None:
     class Damaged(StoreView):
         def get(self, key: bytes) -> bytes | None:
             raise StoreCorruptedError("checksum mismatch")
@@ -126,11 +149,6 @@ def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> 
     assert view is not None
     # What `damaged` in test_store.py shows of a real flipped bit.
     view.__class__ = Damaged
-
-    answer = ask(instance)
-
-    assert (answer.status, instance.damaged) == (503, [PARTITION])
-    assert "Retry-After" in answer.headers
 
 
 @pytest.mark.parametrize("parameters", [{"customerId": ""}, {"customerId": "a\nb"}, {"minPosition": "x"}])
