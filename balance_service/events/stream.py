@@ -49,7 +49,6 @@ _BACK_OFF_SECONDS = 1.0
 _SETTLE_SECONDS = 0.05
 _MOST_SETTLINGS = 4
 _CHECK_LOG_EVERY_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 1.0
 _MAX_COMMITTERS = 32
 # Handles of the JVM's objects are parts of cycles, and of each micro-batch they hold plan and code there, 0.2 MB.
 _COLLECT_EVERY_BATCHES = 64
@@ -172,21 +171,23 @@ class Stream:
 
     def _intact_tasks(self) -> dict[int, Task]:
         """The running tasks whose source is still the log they were folding."""
-        tasks = self._tasks.running()
-        if tasks:
-            self._check_log(tasks)
+        self._check_log()
         return self._tasks.running()
 
     def _what_became_of_the_source(self) -> str:
         try:
-            check_same_log(self._source, self._find_source())
+            check_same_log(self._source, self._topics.find_patiently(self._source.name))
         except TaskHaltedError as halted:
             return str(halted)
         return ""
 
-    def _check_log(self, tasks: Mapping[int, Task]) -> None:
-        """Halt the tasks whose source was cut short, made anew or repartitioned."""
-        name, topic = self._source.name, self._find_source()
+    def _check_log(self) -> None:
+        """Halt the tasks whose source was cut short, made anew or repartitioned, standbys among them."""
+        tasks = self._tasks.answering()
+        if not tasks:
+            return
+        name = self._source.name
+        topic = self._topics.find_patiently(name)
         if self._stopping.is_set():
             return
         exists = topic is not None and topic.partitions > max(tasks)
@@ -195,13 +196,6 @@ class Stream:
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
             task.check_log(topic, start.get(partition, 0), positions[partition], end.get(partition, 0))
-
-    def _find_source(self) -> Topic | None:
-        topic = self._topics.find(self._source.name)
-        if topic is None and not self._stopping.wait(_LOOK_AGAIN_SECONDS):
-            # A broker that has just started may not have heard of it before.
-            topic = self._topics.find(self._source.name)
-        return topic
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:
@@ -231,7 +225,7 @@ class Stream:
                 self._changed.set()
                 return
             if time.monotonic() - checked > _CHECK_LOG_EVERY_SECONDS:
-                self._check_log(tasks)
+                self._check_log()
                 checked = time.monotonic()
             if not query.isActive:
                 failure = query.exception()

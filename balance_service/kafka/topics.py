@@ -41,6 +41,7 @@ log = structlog.get_logger(__name__)
 _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
+_LOOK_AGAIN_SECONDS = 1.0
 _RECOMMENDED_REPLICAS = 3
 
 
@@ -87,6 +88,14 @@ class Topics:
             raise self._silent(f"topic {name}") from error
         self._connection.accepted()
         return Topic(name, str(described.topic_id), len(described.partitions))
+
+    def find_patiently(self, name: str) -> Topic | None:
+        """The same, looked for twice: a broker that has just started may not have heard of it yet. Raises as `find`."""
+        found = self.find(name)
+        if found is None:
+            time.sleep(_LOOK_AGAIN_SECONDS)
+            found = self.find(name)
+        return found
 
     def prepare(self) -> Topic:
         """Create what is missing, check what is there, and return the source topic.

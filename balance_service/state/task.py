@@ -152,8 +152,8 @@ class Task:
         """As a standby, become the owner, from where it is. Raises as `open`."""
         with self._held():
             topics, source = self._context.topics, self._context.source
-            check_same_log(source, topics.find(source.name))
-            changelog = topics.find(self._context.settings.changelog_topic)
+            check_same_log(source, topics.find_patiently(source.name))
+            changelog = topics.find_patiently(self._context.settings.changelog_topic)
             check_same_changelog(self._changelog_topic_id, None if changelog is None else changelog.topic_id)
             self._own()
 
@@ -185,7 +185,9 @@ class Task:
         """
         try:
             check_same_log(self._context.source, topic)
-            check_still_there(self._context.source.name, self.task_id.partition, position, start, end)
+            # A standby has no need of events that its owner has applied, and no position before the first commit.
+            first = start if self._role is Role.ACTIVE else position
+            check_still_there(self._context.source.name, self.task_id.partition, position, first, end)
         except TaskHaltedError as problem:
             self.halt(str(problem))
 
@@ -257,7 +259,7 @@ class Task:
         context, partition = self._context, self.task_id.partition
         topics, source = context.topics, context.source
         changelog = topics.prepare_changelog(source)
-        check_same_log(source, topics.find(source.name), changelog)
+        check_same_log(source, topics.find_patiently(source.name), changelog)
         self._changelog_topic_id = changelog.topic_id
         # (a) A store that is no copy of this changelog is worth nothing.
         self._store = open_store(self.task_id, context, changelog)
@@ -308,9 +310,12 @@ class Task:
         )
 
     def _catch_up(self, *, fenced: bool) -> None:
-        """Replay the changelog up to its present end; not fenced, a writer may be within a transaction there."""
+        """Replay the changelog up to its present end; not fenced, up to the transaction that a writer may have open.
+
+        A writer that was cut off leaves one open until its successor fences it, which may be who waits here.
+        """
         store, reader = self._opened()
-        start, end = store.changelog_offset, self._changelog_end()
+        start, end = store.changelog_offset, self._changelog_end(committed=not fenced)
         if store.reaches > end:
             raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
@@ -331,9 +336,9 @@ class Task:
             self._shown = store.view
         self.restoration.advance(records, changelog_offset)
 
-    def _changelog_end(self) -> int:
+    def _changelog_end(self, *, committed: bool = True) -> int:
         changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
-        return self._context.topics.offsets(changelog, [partition])[partition]
+        return self._context.topics.offsets(changelog, [partition], committed=committed)[partition]
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:
         if self._store is None or self._reader is None:

@@ -115,6 +115,38 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
         assert balance(engine, IN_0) == Decimal("32.00")
 
 
+def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        engine.tasks.revoke([0, 1], 5)
+        engine.tasks.stand_by([0])
+        eventually(lambda: any(task.view is not None for task in engine.tasks.all()), "the standby answers")
+        admin.delete_topics([settings.topic])[settings.topic].result(10)
+        eventually(lambda: engine.topics.find(settings.topic) is None, "the topic is gone")
+        engine.topics.prepare()
+        assert "balance-service rebuild" in reason_of_halt(engine, 0)
+
+
+def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        catch_up(engine)
+        engine.tasks.revoke([0, 1], 5)
+        engine.topics.delete(settings.changelog_topic)
+        engine.topics.prepare_changelog(engine.source)
+        engine.tasks.stand_by([0])
+        eventually(lambda: engine.tasks.answering().keys() == {0}, "the standby is open")
+        engine.stream._check_log()
+        assert [(task.state, task.position) for task in engine.tasks.snapshots()] == [("TAILING", -1)]
+
+
 def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
 
 from balance_service.errors import TaskMigratedError
-from balance_service.state.records import POSITION_KEY, Role
+from balance_service.state.opening import open_writer
+from balance_service.state.records import POSITION_KEY, Role, TaskId
 from balance_service.state.task_state import TaskState
 from balance_service.state.wholeness import Wholeness
 from tests.integration.engines import (
@@ -199,3 +201,29 @@ def test_what_an_assigned_standby_lacks_is_all_that_is_restored(
         with standing_by(engine, path) as standby:
             # One state, and the position record.
             assert standby.snapshot().restored == 2
+
+
+def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open_when_it_was_cut_off(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        with closing(open_writer(TaskId("balance", 0), engine.tasks._context)) as owner:
+            owner.fence()
+            producer = owner._open_producer()
+            producer.begin_transaction()
+            producer.produce(settings.changelog_topic, b"", b"c", 0)
+            producer.flush(10)
+            began = time.monotonic()
+            with opened_standby(engine, tmp_path / "standby") as standby:
+                assert time.monotonic() - began < ANSWERS_WITHIN_SECONDS
+                assert standby.state is TaskState.TAILING
+
+                standby.promote()
+
+                assert time.monotonic() - began < 2 * ANSWERS_WITHIN_SECONDS
+                assert (standby.state, standby.position) == (TaskState.RUNNING, 1)
+                assert contents(standby).keys() == {b"c", POSITION_KEY}
+                assert engine.state_codec.decode(contents(standby)[b"c"])["amount"] == Decimal("1.00")
