@@ -86,14 +86,19 @@ class SchemaRegistry:
     def register(self, subject: str, schema: Schema) -> int:
         """Register a schema, if it is not there yet, and return its id.
 
+        Whoever may only read gets the id of what others registered.
+
         Raises:
             RetriableError: the registry cannot be reached.
             ConfigurationError: the registry refuses the schema or our credentials, or is not who we trust.
         """
+        registered = RegistrySchema(json.dumps(schema), "AVRO")
         try:
-            return int(self.client.register_schema(subject, RegistrySchema(json.dumps(schema), "AVRO")))
+            return int(self.client.register_schema(subject, registered))
         except SchemaRegistryError as error:
             if error.http_status_code in _CREDENTIALS_REFUSED:
+                if (schema_id := self._registered(subject, registered)) is not None:
+                    return schema_id
                 raise ConfigurationError(
                     f"the schema registry at {self.url} does not let us register subject {subject} "
                     f"(HTTP {error.http_status_code}); correct {_CREDENTIALS}, or the rights of that user there"
@@ -154,6 +159,12 @@ class SchemaRegistry:
     def close(self) -> None:
         """Close the connections."""
         self.client.__exit__(None, None, None)
+
+    def _registered(self, subject: str, schema: RegistrySchema) -> int | None:
+        try:
+            return self.client.lookup_schema(subject, schema).schema_id
+        except SchemaRegistryError:
+            return None
 
     @staticmethod
     def _is_refusal(error: SchemaRegistryError) -> bool:

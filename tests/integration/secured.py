@@ -36,6 +36,7 @@ PASSWORD = f'{CANARY}-sasl"; \\ pass'
 CLIENT, CLIENT_SECRET = "alice-oauth", f"{CANARY}-oauth-secret"
 KEY_PASSWORD = f"{CANARY}-key-password"
 REGISTRY_USER, REGISTRY_PASSWORD, REGISTRY_TOKEN = "alice", f"{CANARY}-registry", f"{CANARY}-registry-token"
+REGISTRY_READER_TOKEN = f"{CANARY}-registry-reader-token"
 PEER_SECRET = f"{CANARY}-peer-secret"
 
 _ACL_SECONDS = 10.0
@@ -121,7 +122,7 @@ def secured_stack(folder: Path, registry_url: str) -> Iterator[SecuredStack]:
     keys = folder / "keys.json"
     with ExitStack() as stack:
         token_url = stack.enter_context(token_endpoint(CLIENT, CLIENT_SECRET, server, keys))
-        registry = stack.enter_context(protected(registry_url, _registry_credentials(), server))
+        registry = stack.enter_context(protected(registry_url, _registry_credentials(), _registry_readers(), server))
         sasl, mtls = free_port(), free_port()
         extras = BrokerExtras(
             (f"SASL://{HOST}:{sasl}", f"MTLS://{HOST}:{mtls}"),
@@ -190,3 +191,7 @@ def _create_scram_user(admin: AdminClient) -> None:
 def _registry_credentials() -> set[str]:
     user_and_password = base64.b64encode(f"{REGISTRY_USER}:{REGISTRY_PASSWORD}".encode()).decode()
     return {f"Basic {user_and_password}", f"Bearer {REGISTRY_TOKEN}"}
+
+
+def _registry_readers() -> set[str]:
+    return {f"Bearer {REGISTRY_READER_TOKEN}"}

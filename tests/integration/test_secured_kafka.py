@@ -1,11 +1,10 @@
-"""A broker that wants TLS and a login, a registry behind TLS and a password: the whole path, and what is refused."""
+"""A broker that wants TLS and a login, a registry behind TLS: the whole path, and what is refused."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -19,13 +18,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.events.spark import read_range, start_spark
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.kafka.topics import Topics
-from balance_service.settings import Settings, load_settings
+from balance_service.settings import load_settings
 from tests.e2e.commands import run
 from tests.e2e.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
 from tests.integration import secured as planted
@@ -262,51 +259,3 @@ def test_a_broker_that_does_not_let_us_in_is_a_sentence_that_names_the_settings(
         waits = what in ("a wrong client secret", "TLS to a plain listener")
         assert type(refusals[what]) is (RetriableError if waits else ConfigurationError), said
         assert waits or "correct the security properties in BALANCE_KAFKA_CONFIG, or the file of" in said
-
-
-_USER = {"schema_registry_user": planted.REGISTRY_USER, "schema_registry_password": planted.REGISTRY_PASSWORD}
-_TOKEN = {"schema_registry_token": planted.REGISTRY_TOKEN}
-_WRONG = f"{planted.CANARY}-wrong"
-
-
-@contextmanager
-def _registry(settings: Settings) -> Iterator[SchemaRegistry]:
-    registry = SchemaRegistry.from_settings(settings)
-    try:
-        yield registry
-    finally:
-        registry.close()
-
-
-@pytest.mark.parametrize("login", [_USER, _TOKEN], ids=["basic", "bearer"])
-def test_a_registry_behind_tls_lets_us_in(secured: SecuredStack, login: dict[str, Any]) -> None:
-    settings = load_settings(schema_registry_url=secured.registry_url, schema_registry_ca_file=secured.ca, **login)
-
-    with _registry(settings) as registry:
-        schema_id = registry.register("secured-test", load_schema("Position"))
-        written = registry.writer_schema(schema_id)
-
-    assert written is not None
-    assert written.record == "parts.code.balance.state.Position"
-
-
-@pytest.mark.parametrize(
-    ("login", "trusts", "named"),
-    [
-        (_USER | {"schema_registry_password": _WRONG}, True, "BALANCE_SCHEMA_REGISTRY_PASSWORD"),
-        ({"schema_registry_token": _WRONG}, True, "BALANCE_SCHEMA_REGISTRY_TOKEN"),
-        ({}, True, "BALANCE_SCHEMA_REGISTRY_USER"),
-        (_USER, False, "BALANCE_SCHEMA_REGISTRY_CA_FILE"),
-    ],
-)
-def test_a_registry_that_is_not_let_in_or_does_not_let_us_in_is_a_sentence_that_names_the_setting(
-    secured: SecuredStack, login: dict[str, Any], trusts: bool, named: str
-) -> None:
-    trust = {"schema_registry_ca_file": secured.ca} if trusts else {}
-    settings = load_settings(schema_registry_url=secured.registry_url, **trust, **login)
-
-    with _registry(settings) as registry, pytest.raises(ConfigurationError, match=named) as caught:
-        registry.register("secured-test", load_schema("Position"))
-
-    assert planted.CANARY not in str(caught.value)
-    assert secured.registry_url in str(caught.value)

@@ -63,16 +63,24 @@ def _serving(handler: type[_Handler], certificate: tuple[Path, Path]) -> Iterato
 
 
 @contextmanager
-def protected(url: str, credentials: set[str], certificate: tuple[Path, Path]) -> Iterator[str]:
-    """The server at `url`, behind TLS, for those whose `Authorization` is one of the credentials."""
+def protected(url: str, credentials: set[str], readers: set[str], certificate: tuple[Path, Path]) -> Iterator[str]:
+    """The registry at `url`, behind TLS, for those whose `Authorization` is one of the credentials, or a reader's."""
     base = urllib.parse.urlsplit(url)
     origin = httpx.Client(base_url=f"{base.scheme}://{base.netloc}", timeout=30, trust_env=False)
 
     class Handler(_Handler):
         def _forward(self) -> None:
             body = self.body()
-            if self.headers.get("Authorization") not in credentials:
+            who = self.headers.get("Authorization")
+            if who not in credentials | readers:
                 self.answer(401, b'{"error_code": 40101, "message": "Unauthorized"}')
+                return
+            if (
+                who in readers
+                and self.command == "POST"
+                and urllib.parse.urlsplit(self.path).path.endswith("/versions")
+            ):
+                self.answer(403, b'{"error_code": 40301, "message": "Forbidden"}')
                 return
             kept = {"Content-Type", "Accept"}
             headers = {name: value for name, value in self.headers.items() if name in kept}
