@@ -210,13 +210,14 @@ class _Lane(threading.Thread):
     def _outlast(self, fault: str) -> bool:
         """Stop an owner until it is succeeded, ask it while it still is stopped, wake it; returns whether it was."""
         owned = self._owned()
+        ahead = self._chaos.readers.connect_ahead(self._member.host, self._member.port, owned)
         self._member.signal_all(signal.SIGSTOP)
         try:
             began = time.monotonic()
             time.sleep(SESSION_TIMEOUT_SECONDS + 1)
             self._waited(lambda: not self._owned(), _SUCCESSION_SECONDS)
             succeeded = owned - self._owned()
-            ahead = self._chaos.readers.ask_ahead(self._member.host, self._member.port, succeeded)
+            ahead.send(succeeded)
         finally:
             self._member.signal_all(signal.SIGCONT)
         self._journal.say(f"{self._member.name} wakes, succeeded in {sorted(succeeded)}")

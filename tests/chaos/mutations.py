@@ -111,7 +111,7 @@ MUTATIONS = (
         "                ahead = StoreBatch()\n"
         "                ahead.put(key, value or b'')\n"
         "                self._apply(ahead, offset_of(message) + 1, True)\n"
-        "                time.sleep(0.2)\n",
+        "                time.sleep(0.05)\n",
         QUIET,
         _WRONG_MONEY,
     ),

@@ -6,10 +6,11 @@ Threads: a few per instance, each with a connection and a generator of its own; 
 from __future__ import annotations
 
 import http.client
+import itertools
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -125,10 +126,12 @@ class Readers:
         """The partitions that an instance was last seen to own."""
         return {p for p, (_, server) in self.owners.copy().items() if server == address}
 
-    def ask_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> Ahead:
-        """Send plain queries about some partitions to somebody who may be stopped."""
-        mine = [name for name in self._customers.early if self._customers.homes[name.encode()] in partitions]
-        return Ahead(self, host, port, mine[:count])
+    def connect_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> Ahead:
+        """Connections on which to ask somebody who is to be stopped about some of these partitions, so many of each."""
+        homes: dict[int, list[str]] = defaultdict(list)
+        for name in self._customers.early:
+            homes[self._customers.homes[name.encode()]].append(name)
+        return Ahead(self, host, port, {partition: homes[partition][:count] for partition in partitions})
 
     def ask(self, connection: Connection, asked: str, question: Question) -> Answer | None:
         """Ask, and keep the answer; None if there is none."""
@@ -197,24 +200,36 @@ class Readers:
 
 
 class Ahead:
-    """Queries that are sent and not answered yet; used by one thread."""
+    """Plain queries that somebody who is stopped finds when he wakes; used by one thread.
 
-    def __init__(self, readers: Readers, host: str, port: int, customers: Sequence[str]) -> None:
+    Over connections from before: while he accepted new ones he would find out what he has lost.
+    """
+
+    def __init__(self, readers: Readers, host: str, port: int, customers: Mapping[int, Sequence[str]]) -> None:
         self._readers = readers
         self._asked = f"{host}:{port}"
         self._pending: list[tuple[Connection, Question, float]] = []
-        for customer in customers:
-            connection, question = Connection(host, port, _PATIENT_SECONDS), Question(customer)
-            sent = time.monotonic()
-            connection.send(question.target)
-            self._pending.append((connection, question, sent))
+        self._connections = {
+            partition: [(Connection(host, port, _PATIENT_SECONDS), Question(name)) for name in names]
+            for partition, names in customers.items()
+        }
+        for connection, _ in itertools.chain.from_iterable(self._connections.values()):
+            connection.open()
+
+    def send(self, partitions: set[int]) -> None:
+        """Ask about some of the partitions."""
+        for partition in partitions:
+            for connection, question in self._connections[partition]:
+                sent = time.monotonic()
+                connection.send(question.target)
+                self._pending.append((connection, question, sent))
 
     def collect(self) -> None:
-        """Wait for the answers."""
+        """Wait for the answers, and close."""
         for connection, question, sent in self._pending:
             try:
                 self._readers.note(self._asked, question, sent, connection.receive())
             except (OSError, http.client.HTTPException):
                 self._readers.silences[self._asked] += 1
-            finally:
-                connection.close()
+        for connection, _ in itertools.chain.from_iterable(self._connections.values()):
+            connection.close()

@@ -27,6 +27,10 @@ class Connection:
     def __init__(self, host: str, port: int, timeout_seconds: float) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
 
+    def open(self) -> None:
+        """Connect already."""
+        self._connection.connect()
+
     def ask(self, target: str) -> Reply:
         """GET."""
         self.send(target)
