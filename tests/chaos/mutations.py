@@ -60,7 +60,7 @@ MUTATIONS = (
         "balance_service/cluster/membership.py",
         "        return self._clock() < self._expires\n",
         "        return True\n",
-        "pause=3",
+        "silence=3,pause=6",
         ("stale", "wrong owner"),
     ),
     Mutation(
