@@ -25,6 +25,7 @@ from balance_service.events.optimizer import Optimizer
 from balance_service.events.read_again import read_updates
 from balance_service.events.spark import read_source
 from balance_service.state.opening import check_same_log
+from balance_service.state.records import Role
 from balance_service.tracing import UNTRACED
 
 if TYPE_CHECKING:
@@ -192,10 +193,14 @@ class Stream:
             return
         exists = topic is not None and topic.partitions > max(tasks)
         start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
+        # A standby has no need of events that its owner has applied, and no position before the first commit. Asked
+        # before the positions: meanwhile it may become the owner.
+        owned = {partition for partition, task in tasks.items() if task.role is Role.ACTIVE}
         positions = {partition: task.position for partition, task in tasks.items()}
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
-            task.check_log(topic, start.get(partition, 0), positions[partition], end.get(partition, 0))
+            first = start.get(partition, 0) if partition in owned else positions[partition]
+            task.check_log(topic, first, positions[partition], end.get(partition, 0))
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:

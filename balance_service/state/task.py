@@ -178,16 +178,14 @@ class Task:
 
         Args:
             topic: the source as it is now; None if it is gone.
-            start: its first offset that is still there.
+            start: the first offset that this task needs to be still there.
             position: of this task, read after `start` and before `end` were asked for: else a commit meanwhile would
                 seem to be beyond the end.
             end: its high watermark.
         """
         try:
             check_same_log(self._context.source, topic)
-            # A standby has no need of events that its owner has applied, and no position before the first commit.
-            first = start if self._role is Role.ACTIVE else position
-            check_still_there(self._context.source.name, self.task_id.partition, position, first, end)
+            check_still_there(self._context.source.name, self.task_id.partition, position, start, end)
         except TaskHaltedError as problem:
             self.halt(str(problem))
 
