@@ -92,12 +92,12 @@ class SchemaRegistry:
             RetriableError: the registry cannot be reached.
             ConfigurationError: the registry refuses the schema or our credentials, or is not who we trust.
         """
-        registered = RegistrySchema(json.dumps(schema), "AVRO")
+        ours = RegistrySchema(json.dumps(schema), "AVRO")
         try:
-            return int(self.client.register_schema(subject, registered))
+            return int(self.client.register_schema(subject, ours))
         except SchemaRegistryError as error:
             if error.http_status_code in _CREDENTIALS_REFUSED:
-                if (schema_id := self._registered(subject, registered)) is not None:
+                if (schema_id := self._registered(subject, ours)) is not None:
                     return schema_id
                 raise ConfigurationError(
                     f"the schema registry at {self.url} does not let us register subject {subject} "

@@ -195,12 +195,11 @@ class Stream:
         start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
         # A standby has no need of events that its owner has applied, and no position before the first commit. Asked
         # before the positions: meanwhile it may become the owner.
-        owned = {partition for partition, task in tasks.items() if task.role is Role.ACTIVE}
+        needed = {p: start.get(p, 0) if task.role is Role.ACTIVE else -1 for p, task in tasks.items()}
         positions = {partition: task.position for partition, task in tasks.items()}
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
-            first = start.get(partition, 0) if partition in owned else positions[partition]
-            task.check_log(topic, first, positions[partition], end.get(partition, 0))
+            task.check_log(topic, needed[partition], positions[partition], end.get(partition, 0))
 
     def _start(self, batches: MicroBatches, checkpoint: Path) -> StreamingQuery:
         def process(rows: DataFrame, batch_id: int) -> None:

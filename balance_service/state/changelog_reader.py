@@ -74,8 +74,8 @@ class ChangelogReader:
 
         Args:
             end: the changelog's end.
-            fenced: whether that was taken once no predecessor could write any more. Otherwise it may lie within a
-                transaction, of which the rest is read too.
+            fenced: whether that was taken once no predecessor could write any more. Otherwise what is read by then may
+                end within a later transaction, of which the rest is read too.
             should_stop: asked between reads.
             answers: whether the store answers meanwhile, so that it must get what is whole.
 

@@ -178,7 +178,7 @@ class Task:
 
         Args:
             topic: the source as it is now; None if it is gone.
-            start: the first offset that this task needs to be still there.
+            start: the first offset that is still there; -1 if the task needs none of them.
             position: of this task, read after `start` and before `end` were asked for: else a commit meanwhile would
                 seem to be beyond the end.
             end: its high watermark.

@@ -96,14 +96,13 @@ def test_a_gap_above_the_position_halts_its_partition_and_no_other(
 
 
 def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
-    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        admin.delete_topics([settings.topic])[settings.topic].result(10)
-        eventually(lambda: engine.topics.find(settings.topic) is None, "the topic is gone")
+        engine.topics.delete(settings.topic)
         engine.topics.prepare()
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
     # A new producer: the old one's ids of partitions are those of the old topic.
@@ -116,7 +115,7 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
 
 
 def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
-    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
@@ -125,8 +124,7 @@ def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
         engine.tasks.revoke([0, 1], 5)
         engine.tasks.stand_by([0])
         eventually(lambda: any(task.view is not None for task in engine.tasks.all()), "the standby answers")
-        admin.delete_topics([settings.topic])[settings.topic].result(10)
-        eventually(lambda: engine.topics.find(settings.topic) is None, "the topic is gone")
+        engine.topics.delete(settings.topic)
         engine.topics.prepare()
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
 
@@ -162,15 +160,14 @@ def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else
 
 
 def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
-    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
         letters = settings.dead_letters_topic
-        admin.delete_topics([letters])[letters].result(10)
-        eventually(lambda: engine.topics.find(letters) is None, "the topic is gone")
+        engine.topics.delete(letters)
         task = engine.tasks.task(0)
         assert task is not None
         engine.tasks.failed(task, RetriableError("for the test"))
