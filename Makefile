@@ -1,12 +1,13 @@
 # Everything a person or CI runs. `make` alone lists the targets.
 PYTHON ?= python3
 VENV := .venv
+MODELS ?= balance,activity
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := balance_service bench tests deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test chaos chaos-mutants compose-test bench bench-quick check format lock java clean
+.PHONY: help setup run demo test chaos chaos-mutants compose-test bench bench-quick bench-before check format settings-docs lock java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -17,19 +18,20 @@ java:
 	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
 	  echo "Java 17 or newer is needed and none was found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
 
-$(READY): pyproject.toml requirements.lock deploy/ivy.xml
+$(READY): pyproject.toml requirements.lock deploy/ivy.xml balance_service/events/spark/java/Handover.java
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Name another with make PYTHON=…"; exit 2; }
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@$(BIN)/python -c 'from balance_service.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
-	@$(BIN)/python -m balance_service.events.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
+	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
+	@$(BIN)/python -c 'from balance_service.events.spark.handover_jar import handover_jar; handover_jar()'
+	@$(BIN)/python -m balance_service.events.spark.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
 	@touch $@
 
-run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C
-	@exec $(BIN)/balance-service local --instances 2 --sample-events
+run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C; MODELS=balance,activity
+	@exec env BALANCE_MODELS="$${BALANCE_MODELS:-$(MODELS)}" $(BIN)/balance-service local --instances 2 --sample-events
 
 demo: setup ## The whole story in a minute, each step checked
 	@exec $(BIN)/balance-service demo
@@ -37,7 +39,7 @@ demo: setup ## The whole story in a minute, each step checked
 test: check ## Every check and every test
 	@$(BIN)/pytest
 
-chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run (over an hour on 2 processors), CHAOS_SEED=… to replay one
+chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
 	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
 
 chaos-mutants: setup ## Plant bugs one at a time, and see that the chaos suite finds each
@@ -52,6 +54,9 @@ bench: setup ## This service and Kafka Streams side by side, about half an hour;
 bench-quick: setup ## The same in about 3 minutes; fails if replay is not twice as fast as Kafka Streams
 	@$(BIN)/python -m bench --quick
 
+bench-before: setup ## This checkout and an earlier one in turns, about half an hour; BEFORE=FOLDER, where `make setup` has been run
+	@$(BIN)/python -m bench --before "$(or $(BEFORE),$(error name the earlier checkout: make bench-before BEFORE=FOLDER))"
+
 check: setup ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"
 	@$(BIN)/ruff check --quiet $(CHECKED) && echo "lint     ok"
@@ -61,6 +66,9 @@ check: setup ## Format, lint, types, import contracts
 format: setup ## Format, and fix what can be fixed
 	@$(BIN)/ruff format $(CHECKED)
 	@$(BIN)/ruff check --fix $(CHECKED)
+
+settings-docs: setup ## Make docs/settings.md anew from the settings' fields
+	@$(BIN)/python -m balance_service.tools.settings_reference > docs/settings.md
 
 lock: setup ## Resolve the dependencies anew into requirements.lock
 	@$(BIN)/pip install --quiet uv

@@ -1,5 +1,5 @@
 """`python -m balance_service`."""
 
-from balance_service.cli import main
+from balance_service.cli.main import main
 
 main()

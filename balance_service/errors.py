@@ -2,6 +2,7 @@
 
 BalanceServiceError
 ├── RetriableError          try again, after a back-off
+├── InvalidInputError       tell the caller what to correct: 400 over HTTP, exit code 2 on the command line
 ├── PoisonRecordError       write the record to the dead letters and go on
 ├── TaskMigratedError       drop the task: another instance owns its partition now
 ├── StoreFullError          fold nothing until the disk has room; what is stored is right
@@ -21,6 +22,10 @@ class BalanceServiceError(Exception):
 
 class RetriableError(BalanceServiceError):
     """Something outside is unavailable for now: a broker, the registry, a peer."""
+
+
+class InvalidInputError(BalanceServiceError):
+    """A query or command that cannot be accepted as it is; the message names the part and the rule."""
 
 
 class PoisonRecordError(BalanceServiceError):

@@ -1,1 +1,1 @@
-"""The benchmark: this service and Kafka Streams side by side, on one broker, in one run; `python -m bench -h`."""
+"""The benchmark: this service and Kafka Streams, or an earlier checkout, on one broker, in one run; see README.md."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: this service and Kafka Streams side by side. Needs the packages of the group `bench`."""
+"""`python -m bench`: this service beside Kafka Streams, or an earlier checkout. Needs the extra `bench`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from balance_service.local.stack import LocalStack
+from balance_service.tools.local.stack import LocalStack
 from bench.figures import NAMES, Figures, Key
 from bench.load import PRODUCER
 from bench.machine import facts
-from bench.plan import FULL, MEASURES, QUICK, SMOKE
+from bench.plan import FULL, MEASURES, PAIRS, QUICK, SMOKE
 from bench.plot import draw
 from bench.reads import generator
 from bench.report import table, write_json
 from bench.run import Run
-from bench.sides import OURS, THEIRS
+from bench.sides import BEFORE, OURS, THEIRS
 
 _RESULTS = Path(__file__).with_name("results")
 _LEAST_RATIO = 2.0
@@ -34,37 +34,52 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, value: str | N
     return chosen
 
 
+def _checkout(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value and not (value / ".venv/bin/python").exists():
+        raise click.BadParameter(f"{value} has no .venv/bin/python: run `make setup` there first")
+    return value
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--quick", "size", flag_value="quick", help="Three minutes; fails if replay is not twice as fast.")
 @click.option("--smoke", "size", flag_value="smoke", help="Tiny loads, to see that it works; the figures mean nothing.")
 @click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Some measures alone: {', '.join(MEASURES)}.")
+@click.option(
+    "--before",
+    type=click.Path(path_type=Path, resolve_path=True),
+    callback=_checkout,
+    metavar="FOLDER",
+    help="Measure an earlier checkout of this project instead of Kafka Streams; `make setup` must have been run there.",
+)
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where Kafka and the stores lie; else a new folder.")
-def main(size: str | None, only: tuple[str, ...], data_dir: Path | None) -> None:
+def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir: Path | None) -> None:
     """Measure this service and Kafka Streams on one broker, and print and keep the medians.
 
-    BALANCE_* variables apply to our side. A full run writes bench/results/<date>.json and latest.png; any other
-    <date>-partial.json and .png.
+    BALANCE_* variables apply to this service, whichever the checkout. A full run writes bench/results/<date>.json and
+    latest.png, beside an earlier checkout <date>-before.json and .png; any other <date>-partial.json and .png.
     """
-    plan = {None: FULL, "quick": QUICK, "smoke": SMOKE}[size]
-    figures = Figures()
+    plan = {None: PAIRS if before else FULL, "quick": QUICK, "smoke": SMOKE}[size]
+    figures = Figures(BEFORE if before else THEIRS)
     date = datetime.now(UTC)
-    stem = f"{date:%Y-%m-%d-%H%M}" + ("-partial" if size or only else "")
+    partial = bool(size or only)
+    stem = f"{date:%Y-%m-%d-%H%M}" + ("-before" if before else "") + ("-partial" if partial else "")
     with ExitStack() as cleanup:
         folder = data_dir or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="balance-bench-")))
         stack = cleanup.enter_context(LocalStack(folder))
-        run = Run(stack, plan, figures)
+        run = Run(stack, plan, figures, before)
         failures = run.measure(only or plan.measures)
         settings = {side.name: dict(side.settings) for side in run.sides}
     if figures.measured():
         settings |= {"producer of the load": {k: str(v) for k, v in PRODUCER.items()}, "reads": {"by": generator()}}
-        write_json(_RESULTS / f"{stem}.json", figures, date.isoformat(timespec="seconds"), facts(), settings)
-        draw(_RESULTS / (f"{stem}.png" if size or only else "latest.png"), figures)
+        machine = facts(("kafka",) if before else ("kafka", "bench"))
+        write_json(_RESULTS / f"{stem}.json", figures, date.isoformat(timespec="seconds"), machine, settings)
+        draw(_RESULTS / (f"{stem}.png" if partial or before else "latest.png"), figures)
         console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
         console.print(table(figures))
         for note in figures.notes:
             console.print(f"  {note}", highlight=False)
         console.print(f"  kept in bench/results/{stem}.json", highlight=False)
-    if size == "quick":
+    if size == "quick" and not before:
         failures += _too_slow(figures)
     for failure in failures:
         click.echo(f"failed: {failure}", err=True)

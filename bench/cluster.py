@@ -18,7 +18,7 @@ from bench.sides import EVERYTHING, PATH, delete_internal_topics, new_applicatio
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
     from bench.load import Load
     from bench.sides import Instance, Side
 

@@ -1,4 +1,4 @@
-"""`FundsAdded` events, encoded in bulk: what the serializer of `balance_service.load` writes, many times faster."""
+"""`FundsAdded` events in bulk: what the serializer of `balance_service.tools.load` writes, many times faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import full_name, load_schema
+from balance_service.avro.schemas import load_schema, subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def register(registry_url: str, topic: str) -> bytes:
     """Register the event's schema for a topic; returns the header that begins each frame."""
     registry = SchemaRegistry(registry_url)
     schema = load_schema("FundsAdded")
-    schema_id = registry.register(f"{topic}-{full_name(schema)}", schema)
+    schema_id = registry.register(subject_of(topic, schema), schema)
     registry.close()
     return b"\x00" + schema_id.to_bytes(4, "big")
 

@@ -21,7 +21,9 @@ class Key:
 class Figures:
     """All that was measured, in the order in which it was first measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str = THEIRS) -> None:
+        self.peer = peer
+        """The side that ours is compared with."""
         self._values: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.notes: list[str] = []
         """Sentences for the report."""
@@ -46,8 +48,8 @@ class Figures:
         return statistics.median(values) if values else None
 
     def ratio(self, key: Key) -> float | None:
-        """Ours by theirs, of the medians."""
-        ours, theirs = self.median(key, OURS), self.median(key, THEIRS)
+        """Ours by the peer's, of the medians."""
+        ours, theirs = self.median(key, OURS), self.median(key, self.peer)
         return ours / theirs if ours is not None and theirs else None
 
 
@@ -58,6 +60,7 @@ NAMES = {
     "evenness": "rate, second half / first",
     "cpu": "CPU-s per million events, start apart",
     "cpu_with_start": "CPU-s per million events",
+    "cpu_event": "CPU, µs per event",
     "memory": "peak memory, MB",
     "memory_growth": "memory, last quarter / second",
     "ready": "start to ready, s",

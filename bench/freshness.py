@@ -1,10 +1,14 @@
-"""Freshness: from the acknowledgement of an event to the answer over HTTP that has it, while others arrive."""
+"""Freshness: from the acknowledgement of an event to the answer over HTTP that has it, while others arrive.
+
+The processor time per event is taken over the same time, so it includes answering the probes.
+"""
 
 from __future__ import annotations
 
 import http.client
 import random
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -17,38 +21,30 @@ from bench.cluster import Cluster, amount_of
 from bench.events import customer_id, encoded
 from bench.load import PARTITIONS, PRODUCER, Background
 from bench.sides import PATH
-from bench.usage import cpu_seconds, tree
+from bench.usage import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
+    from bench.plan import Plan
     from bench.sides import Instance, Side
 
 _IDLE_SECONDS = 10.0
 _SETTLE_SECONDS = 5.0
+_WARM_RATE = 1_000
 _LOOK_EVERY_SECONDS = 0.001
 _VISIBLE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
+_SECOND = 1.0 - _PAUSE_SECONDS
 _PROBE_CENTS = 1
+_MICROSECONDS = 1e6
 
 
-def measure_freshness(
-    stack: LocalStack,
-    side: Side,
-    load: Load,
-    rates: Sequence[int],
-    probes: int,
-    warm_seconds: float,
-    figures: Figures,
-) -> None:
+def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures) -> None:
     """At each rate in turn, with one instance.
 
-    Args:
-        warm_seconds: for how long events arrive at the first rate before it is measured: how fresh an instance is that
-            runs, is asked here, and a JVM compiles for a while what runs a few times a second.
+    It is warmed up first: a JVM takes some seconds to compile what runs only a few times a second.
 
     Raises:
         BalanceServiceError: an event is not visible within a minute.
@@ -59,31 +55,30 @@ def measure_freshness(
         cluster.wait_running()
         cluster.wait_committed()
         with _Prober(stack, load, instance) as prober:
-            prober.take(probes // 10)
+            prober.take(plan.probes // 10)
             time.sleep(_SETTLE_SECONDS)
-            figures.add(side.name, "idle", "one instance", idle=_idle_percent(instance))
-            with Background(stack, load, rates[0]):
-                time.sleep(warm_seconds)
-            for rate in rates:
-                with Background(stack, load, rate) as background:
-                    prober.take(probes // 10)
-                    seconds = prober.take(probes)
-                    came = background.rate()
-                p50, p99 = (float(v) * 1000 for v in np.percentile(seconds, (50, 99)))
-                figures.add(side.name, "freshness", f"{rate:,} events/s", p50=p50, p99=p99)
-                if came < 0.95 * rate:
+            span = Span(instance.process())
+            time.sleep(_IDLE_SECONDS)
+            figures.add(side.name, "idle", "one instance", idle=span.cpu_seconds_per(span.seconds / 100))
+            with Background(stack, load, _WARM_RATE):
+                time.sleep(plan.warm_seconds)
+            for rate in plan.rates:
+                # At 1 event/s the probes are the only events.
+                alone = rate == 1
+                case = "1 event/s" if alone else f"{rate:,} events/s"
+                probes, pause = (plan.lone_probes, _SECOND) if alone else (plan.probes, 0.0)
+                with nullcontext() if alone else Background(stack, load, rate) as background:
+                    prober.take(probes // 10, pause)
+                    span, before = Span(instance.process()), background.events if background else 0
+                    waits = prober.take(probes, pause)
+                    took, came = span.seconds, background.events - before if background else 0
+                    cpu = span.cpu_seconds_per((came + probes) / _MICROSECONDS)
+                p50, p99 = (float(v) * 1000 for v in np.percentile(waits, (50, 99)))
+                figures.add(side.name, "freshness", case, p50=p50, p99=p99, cpu_event=cpu)
+                if background and came < 0.95 * rate * took:
                     figures.notes.append(
-                        f"freshness of {side.name}: of {rate:,} events/s only {came:,.0f} could be produced"
+                        f"freshness of {side.name}: of {case} only {came / took:,.0f} could be produced"
                     )
-
-
-def _idle_percent(instance: Instance) -> float | None:
-    root = instance.process()
-    if root is None:
-        return None
-    before, began = cpu_seconds(tree(root)), time.monotonic()
-    time.sleep(_IDLE_SECONDS)
-    return 100 * (cpu_seconds(tree(root)) - before) / (time.monotonic() - began)
 
 
 class _Prober:
@@ -110,13 +105,13 @@ class _Prober:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def take(self, probes: int) -> list[float]:
-        """Seconds from acknowledged to visible, of each probe."""
-        return [self._probe(self._customers[n % len(self._customers)]) for n in range(probes)]
+    def take(self, probes: int, pause: float = 0.0) -> list[float]:
+        """Seconds from acknowledged to visible, of each probe; before each is at least the pause."""
+        return [self._probe(self._customers[n % len(self._customers)], pause) for n in range(probes)]
 
-    def _probe(self, customer: int) -> float:
+    def _probe(self, customer: int, pause: float) -> float:
         # At no fixed phase of anyone's commit interval.
-        time.sleep(random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
+        time.sleep(pause + random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
         events = encoded(self._load.header, np.array([customer]), np.array([_PROBE_CENTS]))
         for key, frame in events:
             self._producer.produce(self._load.topic, frame, key, on_delivery=self._delivered)

@@ -22,7 +22,7 @@ from bench.events import MAX_CENTS, customer_id, encoded, register
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
     from bench.events import Integers
 
 PARTITIONS = 2
@@ -139,7 +139,7 @@ def _produce_slice(
     producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER})
     for at in range(0, count, _CHUNK_EVENTS):
         for key, frame in encoded(header, numbers[at : at + _CHUNK_EVENTS], cents[at : at + _CHUNK_EVENTS]):
-            _produce(producer, topic, key, frame)
+            produce(producer, topic, key, frame)
     if producer.flush(_TIMEOUT_SECONDS):
         raise BalanceServiceError("not all events of the load were acknowledged: is the broker still up?")
     first = start if customers is None else 0
@@ -148,7 +148,8 @@ def _produce_slice(
     return first, sums, count
 
 
-def _produce(producer: Producer, topic: str, key: bytes, frame: bytes) -> None:
+def produce(producer: Producer, topic: str, key: bytes, frame: bytes) -> None:
+    """Hand a record over; waits while the queue is full."""
     while True:
         try:
             producer.produce(topic, frame, key)
@@ -168,7 +169,6 @@ class Background:
         self._produced = spawn.Value("q", 0)
         arguments = (stack.bootstrap_servers, load.topic, load.header, load.customers, rate, self._stop, self._produced)
         self._process = spawn.Process(target=_produce_at_rate, args=arguments, daemon=True)
-        self._began = (0.0, 0)
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -177,7 +177,6 @@ class Background:
             if time.monotonic() > deadline or not self._process.is_alive():
                 raise BalanceServiceError(f"no {self._rate} events a second can be produced here")
             time.sleep(0.05)
-        self._began = (time.monotonic(), self._produced.value)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -185,10 +184,10 @@ class Background:
         self._process.join(10)
         self._process.kill()
 
-    def rate(self) -> float:
-        """Events a second that really came, since entering."""
-        at, produced = self._began
-        return float(self._produced.value - produced) / (time.monotonic() - at)
+    @property
+    def events(self) -> int:
+        """How many have come so far."""
+        return int(self._produced.value)
 
 
 def _produce_at_rate(
@@ -201,7 +200,7 @@ def _produce_at_rate(
         due = min(int((time.monotonic() - began) * rate) - done, _CHUNK_EVENTS)
         if due > 0:
             for key, frame in encoded(header, source.integers(0, customers, due), source.integers(1, MAX_CENTS, due)):
-                _produce(producer, topic, key, frame)
+                produce(producer, topic, key, frame)
             done += due
             produced.value = done  # type: ignore[attr-defined]
         time.sleep(_PACE_SECONDS)

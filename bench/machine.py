@@ -1,26 +1,36 @@
-"""What the figures were taken on: the machine and the versions. No host name and no path."""
+"""What the figures were taken on: the machine, the versions, the commits. No host name and no path."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import shutil
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from balance_service.jars import resolve_jars
-from balance_service.java import java_executable
+from balance_service.process.jars import resolve_jars
+from balance_service.process.java import java_executable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PACKAGES = ("pyspark", "confluent-kafka", "rocksdict", "aiohttp", "pyarrow")
 _JAVA = 17
+_GIT_SECONDS = 20
 _JAR = re.compile(r"(kafka_2\.13|kafka-streams)-([0-9.]+)\.jar")
 
 
-def facts() -> dict[str, str]:
-    """By what they are called in the report."""
+def facts(jars: Iterable[str]) -> dict[str, str]:
+    """By what they are called in the report.
+
+    Args:
+        jars: configurations of the jars that ran.
+    """
     known = {
         "cores": str(os.cpu_count()),
         "processor": _processor(),
@@ -29,9 +39,24 @@ def facts() -> dict[str, str]:
         "Python": platform.python_version(),
         "Java": _java(),
     }
-    jars = (_JAR.fullmatch(path.name) for conf in ("kafka", "bench") for path in resolve_jars(conf))
-    known |= {match[1]: match[2] for match in jars if match}
+    names = (_JAR.fullmatch(path.name) for configuration in jars for path in resolve_jars(configuration))
+    known |= {match[1]: match[2] for match in names if match}
     return known | {package: version(package) for package in _PACKAGES}
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, with `-dirty` if files other than results differ from it."""
+    try:
+        dirty = _git(checkout, "status", "--porcelain", "--", ".", ":!bench/results")
+        return _git(checkout, "rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    command = [shutil.which("git") or "git", *arguments]
+    told = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    return told.stdout.strip()
 
 
 def _processor() -> str:

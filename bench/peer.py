@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from balance_service.errors import ConfigurationError
-from balance_service.jars import cache_folder, locked, resolve_jars
-from balance_service.java import java_executable
-from balance_service.local.ports import HOST, free_port, require_free
-from balance_service.local.process import ChildProcess
+from balance_service.process.jars import cache_folder, locked, resolve_jars
+from balance_service.process.java import java_executable
+from balance_service.tools.local.ports import HOST, free_port, require_free
+from balance_service.tools.local.process import ChildProcess
 
 if TYPE_CHECKING:
-    from balance_service.local.stack import LocalStack
+    from collections.abc import Mapping
+
+    from balance_service.tools.local.stack import LocalStack
 
 SOURCES = Path(__file__).parent / "kafka_streams"
 JAVA = 17
@@ -79,7 +81,14 @@ class KafkaStreams:
         cache_bytes: int = 0,
         commit_interval_ms: int = 100,
         heap: str = "1g",
+        program: str = "BalanceStreams",
+        more: Mapping[str, str] | None = None,
     ) -> None:
+        """Args:
+        program: the class that is run.
+        more: further options of that program.
+        """
+        self._program = program
         self._folder = folder.absolute()
         self._port = http_port or free_port()
         self._heap = heap
@@ -96,6 +105,7 @@ class KafkaStreams:
             "stream-threads": str(stream_threads),
             "cache-bytes": str(cache_bytes),
             "commit-interval-ms": str(commit_interval_ms),
+            **(more or {}),
         }
         self._process = ChildProcess("Kafka Streams program", self._folder, self.log)
 
@@ -131,7 +141,7 @@ class KafkaStreams:
         flags = [f"-Xmx{self._heap}", f"-Djava.io.tmpdir={temporary}", *_JVM_FLAGS]
         options = [word for name, value in self._options.items() for word in (f"--{name}", value)]
         java = str(java_executable(JAVA))
-        self._process.start([*_LAUNCHER, java, *flags, "-cp", classpath, "BalanceStreams", *options])
+        self._process.start([*_LAUNCHER, java, *flags, "-cp", classpath, self._program, *options])
 
     def wait_ready(self, seconds: float) -> None:
         """Return once its tasks are restored and running, which is also when it may be asked.

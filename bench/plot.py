@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.figures import NAMES, Key
-from bench.sides import OURS, THEIRS
+from bench.sides import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bench.figures import Figures
 
-_COLORS = {OURS: "#1b6ca8", THEIRS: "#c9c4b8"}
+_OUR_COLOR, _PEER_COLOR = "#1b6ca8", "#c9c4b8"
 _COLUMNS = 3
 _ROUND_FROM = 100
 _PANEL_INCHES = (4.6, 3.1)
@@ -58,10 +58,10 @@ def draw(path: Path, figures: Figures) -> None:
 
 
 def _bars(axes: Axes, figures: Figures, keys: list[Key]) -> None:
-    for offset, side in ((-0.2, OURS), (0.2, THEIRS)):
+    for offset, side, color in ((-0.2, OURS, _OUR_COLOR), (0.2, figures.peer, _PEER_COLOR)):
         values = [figures.median(key, side) or 0.0 for key in keys]
         places = [n + offset for n in range(len(keys))]
-        bars = axes.barh(places, values, height=0.38, color=_COLORS[side], label=side)
+        bars = axes.barh(places, values, height=0.38, color=color, label=side)
         axes.bar_label(bars, [_short(v) for v in values], padding=2, fontsize=7)
     axes.set_yticks(range(len(keys)), [key.case for key in keys], fontsize=7)
     axes.invert_yaxis()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from bench.goals import goal_of
-from bench.sides import OURS, THEIRS
+from bench.sides import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,20 +23,20 @@ _EXACT_BELOW = 100
 def table(figures: Figures) -> Table:
     """Medians of both sides, their ratio, and the goals."""
     shown = Table("measured", "case", "figure", title="medians", title_justify="left")
-    for column in (OURS, THEIRS, "ratio", "goal", ""):
+    for column in (OURS, figures.peer, "ratio", "goal", ""):
         shown.add_column(column, justify="right")
     before: Key | None = None
     for key in sorted_keys(figures):
         begins = before is None or (key.measure, key.case) != (before.measure, before.case)
         if before is not None and key.measure != before.measure:
             shown.add_section()
-        goal, ratio = goal_of(key), figures.ratio(key)
+        goal, ratio = goal_of(key, figures.peer), figures.ratio(key)
         shown.add_row(
             key.measure if begins else "",
             key.case if begins else "",
             key.name,
             _number(figures.median(key, OURS)),
-            _number(figures.median(key, THEIRS)),
+            _number(figures.median(key, figures.peer)),
             "" if ratio is None else f"{ratio:.2f}×",
             "" if goal is None else str(goal),
             "" if goal is None else _MET[goal.is_met(figures, key)],
@@ -69,10 +69,10 @@ def write_json(
 
 
 def _figure(figures: Figures, key: Key) -> dict[str, Any]:
-    goal = goal_of(key)
+    goal = goal_of(key, figures.peer)
     sides = {
         side: {"median": figures.median(key, side), "values": figures.values(key, side)}
-        for side in (OURS, THEIRS)
+        for side in (OURS, figures.peer)
         if figures.values(key, side)
     }
     return {

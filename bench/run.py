@@ -10,19 +10,22 @@ from confluent_kafka import KafkaException
 from rich.console import Console
 
 from balance_service.errors import BalanceServiceError
-from balance_service.progress import progress_bar
+from balance_service.tools.progress import progress_bar
 from bench.freshness import measure_freshness
+from bench.invoices import generate_invoices
 from bench.load import generate
 from bench.moves import measure_moves
 from bench.reads import measure_local_reads, measure_proxied_reads
 from bench.replay import Replay, record, replay
 from bench.restore import measure_restore
+from bench.rewards import measure_rewards
 from bench.sides import OurSide, TheirSide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
     from bench.plan import Plan
@@ -32,18 +35,24 @@ _CACHE_BYTES = 128 << 20
 
 
 class Run:
-    """What is measured on one stack. Kafka Streams is tried with its record cache on and off; the better one counts."""
+    """What is measured on one stack, beside Kafka Streams or an earlier checkout.
 
-    def __init__(self, stack: LocalStack, plan: Plan, figures: Figures) -> None:
+    Kafka Streams is tried with its record cache on and off; the better one counts.
+    """
+
+    def __init__(self, stack: LocalStack, plan: Plan, figures: Figures, before: Path | None = None) -> None:
         self._stack = stack
         self._plan = plan
         self._figures = figures
+        self._before = before
         self._began = time.monotonic()
         self._console = Console(stderr=True)
         self._loads: dict[int, Load] = {}
         self._topics = 0
         self._ours = OurSide(stack)
-        self._variants = [TheirSide(stack, cache_bytes=_CACHE_BYTES), TheirSide(stack, cache_bytes=0)]
+        self._variants: Sequence[Side] = (
+            [OurSide(stack, before)] if before else [TheirSide(stack, cache_bytes=c) for c in (_CACHE_BYTES, 0)]
+        )
         self._theirs = self._variants[0]
         self._measures = {
             "replay": self._replays,
@@ -52,6 +61,7 @@ class Run:
             "freshness": self._freshness,
             "reads": self._reads,
             "moves": self._moves,
+            "rewards": self._rewards,
         }
 
     @property
@@ -71,9 +81,8 @@ class Run:
         return failures
 
     def _replays(self) -> None:
-        for customers in self._plan.customers:
+        for customers, repetitions in zip(self._plan.customers, self._plan.replays, strict=True):
             case = f"{customers:,} customers"
-            repetitions = self._plan.repetitions if customers == self._plan.customers[0] else 1
             self._first_replays(customers, case, repetitions)
             for repetition in range(2, repetitions + 1):
                 for side in self._in_turn(repetition):
@@ -88,8 +97,9 @@ class Run:
         tried = [(self._replay(side, customers, f"1/{repetitions}"), side) for side in self._variants]
         best, side = max(tried, key=lambda t: t[0].rate)
         record(self._figures, side.name, case, best)
-        rates = ", ".join(f"{run.rate:,.0f} events/s with {variant.variant}" for run, variant in tried)
-        self._figures.notes.append(f"replay, {case}: Kafka Streams does {rates}; the better counts")
+        if len(tried) > 1:
+            rates = ", ".join(f"{run.rate:,.0f} events/s with {variant.variant}" for run, variant in tried)
+            self._figures.notes.append(f"replay, {case}: {side.name} does {rates}; the better counts")
         if customers == self._plan.customers[0]:
             self._theirs = side
 
@@ -102,27 +112,30 @@ class Run:
 
     def _restores(self) -> None:
         load = self._new_load(0, self._plan.keys, each_once=True)
-        for repetition in range(1, self._plan.repetitions + 1):
+        for repetition in range(1, self._plan.restores + 1):
             for side in self._in_turn(repetition):
-                self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{self._plan.repetitions}")
+                self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{self._plan.restores}")
                 measure_restore(self._stack, side, load, self._figures)
 
     def _freshness(self) -> None:
         plan = self._plan
-        for side in self.sides:
-            load = self._new_load(plan.small_events, plan.customers[0])
-            rates = ", ".join(f"{rate:,}" for rate in plan.rates)
-            self._say(f"{side.name}: freshness, idle and at {rates} events/s")
-            measure_freshness(self._stack, side, load, plan.rates, plan.probes, plan.warm_seconds, self._figures)
+        rates = ", ".join(f"{rate:,}" for rate in plan.rates)
+        for repetition in range(1, plan.repetitions + 1):
+            for side in self._in_turn(repetition):
+                # The measurement adds events, so each side gets its own topic, filled with the same load.
+                load = self._new_load(plan.small_events, plan.customers[0])
+                self._say(f"{side.name}: freshness, idle and at {rates} events/s, {repetition}/{plan.repetitions}")
+                measure_freshness(self._stack, side, load, plan, self._figures)
 
     def _reads(self) -> None:
         plan = self._plan
-        for side in self.sides:
-            load = self._new_load(plan.small_events, plan.customers[0])
-            self._say(f"{side.name}: local reads")
-            measure_local_reads(
-                self._stack, side, load, plan.connections, plan.read_rates, plan.read_seconds, self._figures
-            )
+        for repetition in range(1, plan.repetitions + 1):
+            for side in self._in_turn(repetition):
+                load = self._new_load(plan.small_events, plan.customers[0])
+                self._say(f"{side.name}: local reads, {repetition}/{plan.repetitions}")
+                measure_local_reads(
+                    self._stack, side, load, plan.connections, plan.read_rates, plan.read_seconds, self._figures
+                )
         if plan.proxied:
             load = self._new_load(plan.small_events, plan.customers[0])
             for side in self.sides:
@@ -134,6 +147,15 @@ class Run:
         for side in self.sides:
             self._say(f"{side.name}: an instance joins, leaves, is killed")
             measure_moves(self._stack, side, load, self._figures)
+
+    def _rewards(self) -> None:
+        if self._before is not None:
+            raise BalanceServiceError("an earlier checkout may not have it; leave out --before")
+        plan = self._plan
+        with progress_bar(f"{self._elapsed} generating, {plan.cards:,} cards", plan.invoices) as (bar, task):
+            load = generate_invoices(self._stack, plan.invoices, plan.cards, lambda more: bar.advance(task, more))
+        self._say("rewards: both sides in turn")
+        measure_rewards(self._stack, load, plan.rewards, self._figures)
 
     def _replay(self, side: Side, customers: int, which: str, instances: int = 1) -> Replay:
         load = self._loads.get(customers) or self._new_load(self._plan.events, customers)

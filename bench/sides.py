@@ -1,4 +1,4 @@
-"""The two sides, through one interface: an application is a side's name for its group, an instance one process of it.
+"""The sides, through one interface: an application is a side's name for its group, an instance one process of it.
 
 Used by one thread each, `process` apart, which the meter's thread may call too.
 """
@@ -10,6 +10,7 @@ import shutil
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
@@ -18,23 +19,27 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from balance_service.errors import ConfigurationError
-from balance_service.local.instances import LocalInstance
 from balance_service.settings import PREFIX
+from balance_service.tools.local.instances import LocalInstance
 from bench.load import PARTITIONS
+from bench.machine import commit_of
 from bench.peer import KafkaStreams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 PATH = "/api/customers.getBalance"
 OURS = "balance-service"
 THEIRS = "Kafka Streams"
+BEFORE = "before"
 EVERYTHING = frozenset(range(PARTITIONS))
+COMMIT_INTERVAL_MS = 100
+"""Kafka Streams' own default where it processes exactly once."""
 _STATUS_SECONDS = 5.0
 _ADMIN_SECONDS = 20.0
+_THIS_CHECKOUT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Instance(Protocol):
 
 
 class Side(Protocol):
-    """One of the two systems that are compared."""
+    """One of the systems that are compared."""
 
     name: str
     variant: str
@@ -81,35 +86,50 @@ class Side(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What was not left at its default."""
+        """What was not left at its default, and which commit it is."""
 
     def instance(self, number: int, topic: str, application_id: str) -> Instance:
         """One instance, not started."""
 
 
 class OurSide:
-    """This service, as `balance-service serve`. Settings are the defaults, and BALANCE_* of the environment."""
+    """This service, as `balance-service serve`. Settings are the defaults, and BALANCE_* of the environment.
 
-    name = OURS
+    It runs from this checkout, or from another one, `before`, which has its own .venv.
+    """
+
     variant = ""
 
-    def __init__(self, stack: LocalStack) -> None:
+    def __init__(self, stack: LocalStack, before: Path | None = None, model: str = "balance") -> None:
+        """Args:
+        model: the read model that it hosts.
+        """
+        self.name = OURS if before is None else BEFORE
+        self._model = model
         self._stack = stack
+        self._before = before
+        # Read now, because files may be edited while a long run goes on.
+        self._commit = commit_of(before or _THIS_CHECKOUT)
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """BALANCE_* of the environment."""
-        return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+        """BALANCE_* of the environment, and the commit."""
+        given = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+        return {"commit": self._commit, **given}
 
     def instance(self, number: int, topic: str, application_id: str) -> Instance:
         """One instance, not started."""
-        return _Ours(number, self._stack, topic, application_id)
+        environment = {
+            "BALANCE_TOPIC": topic,
+            "BALANCE_APPLICATION_ID": application_id,
+            "BALANCE_MODELS": self._model,
+        }
+        return _Ours(LocalInstance(number, self._stack, environment=environment, checkout=self._before))
 
 
 class _Ours:
-    def __init__(self, number: int, stack: LocalStack, topic: str, application_id: str) -> None:
-        environment = {"BALANCE_TOPIC": topic, "BALANCE_APPLICATION_ID": application_id}
-        self._instance = LocalInstance(number, stack, environment=environment)
+    def __init__(self, instance: LocalInstance) -> None:
+        self._instance = instance
         self.url = self._instance.url
         self._process: psutil.Process | None = None
         self._http = httpx.Client(timeout=_STATUS_SECONDS, trust_env=False)
@@ -161,11 +181,27 @@ class TheirSide:
 
     name = THEIRS
 
-    def __init__(self, stack: LocalStack, *, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        stack: LocalStack,
+        *,
+        cache_bytes: int,
+        commit_interval_ms: int = COMMIT_INTERVAL_MS,
+        program: str = "BalanceStreams",
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        program: which of those in `bench/kafka_streams`.
+        more: further options of that program.
+        """
         self._stack = stack
         self._cache_bytes = cache_bytes
+        self._commit_interval_ms = commit_interval_ms
+        self._program = program
+        self._more = more
         self._threads = os.cpu_count() or 1
-        self.variant = "cache on" if cache_bytes else "cache off"
+        interval = "" if commit_interval_ms == COMMIT_INTERVAL_MS else f", commits every {commit_interval_ms:,} ms"
+        self.variant = ("cache on" if cache_bytes else "cache off") + interval
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -183,6 +219,9 @@ class TheirSide:
             folder,
             stream_threads=self._threads,
             cache_bytes=self._cache_bytes,
+            commit_interval_ms=self._commit_interval_ms,
+            program=self._program,
+            more=self._more,
         )
         return _Theirs(program, self._stack, topic, application_id, folder)
 

@@ -49,6 +49,27 @@ def _resident(process: psutil.Process) -> int:
     return 0
 
 
+class Span:
+    """Time since it was made, and the processor time of an instance's processes since then."""
+
+    def __init__(self, root: psutil.Process | None) -> None:
+        self._root = root
+        self._spent = self._now()
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return time.monotonic() - self._began
+
+    def cpu_seconds_per(self, unit: float) -> float | None:
+        """Processor seconds so far, divided by `unit`; None if the processes cannot be seen."""
+        return None if self._root is None else (self._now() - self._spent) / unit
+
+    def _now(self) -> float:
+        return 0.0 if self._root is None else cpu_seconds(tree(self._root))
+
+
 class Meter:
     """Watches the processes of one instance, from entering to leaving, on a thread of its own.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from balance_service.local.stack import LocalStack
+from balance_service.tools.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,3 +33,11 @@ def names() -> dict[str, str]:
     """A topic and an application id that no other test uses, as settings."""
     suffix = uuid.uuid4().hex[:8]
     return {"topic": f"balance-{suffix}", "application_id": f"app-{suffix}"}
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the service's variables, but those that a test sets."""
+    for name in os.environ:
+        if name.upper().startswith("BALANCE_"):
+            monkeypatch.delenv(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
-from balance_service.errors import StoreCorruptedError
+from balance_service.errors import PoisonRecordError, StoreCorruptedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 
 MAGIC = 0
 _HEADER = struct.Struct(">bI")
+
+
+def frame_header(schema_id: int) -> bytes:
+    """What every frame under a schema begins with."""
+    return _HEADER.pack(MAGIC, schema_id)
+
+
+def opened(frame: bytes) -> tuple[int, bytes]:
+    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are none."""
+    if len(frame) < _HEADER.size:
+        raise PoisonRecordError("frame-missing", f"a record of {len(frame)} bytes has no frame")
+    magic, schema_id = _HEADER.unpack_from(frame)
+    if magic != MAGIC:
+        raise PoisonRecordError("magic-byte-unknown", f"a record's frame starts with {magic}, not {MAGIC}")
+    return schema_id, frame[_HEADER.size :]
 
 
 class AvroCodec:
@@ -34,15 +49,14 @@ class AvroCodec:
         self._registry = registry
         self.schema_id = registry.register(subject, schema)
         self._schema = fastavro.parse_schema(schema)
-        self.header = _HEADER.pack(MAGIC, self.schema_id)
-        """What each frame that `encode` makes begins with."""
+        self._header = frame_header(self.schema_id)
         self._writers: dict[int, Any] = {self.schema_id: self._schema}
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
-        """The frame of a record."""
+        """The frame of a record. Raises whatever fastavro does of one that the schema does not allow."""
         body = io.BytesIO()
-        body.write(self.header)
-        fastavro.schemaless_writer(body, self._schema, record)
+        body.write(self._header)
+        fastavro.schemaless_writer(body, self._schema, record, strict_allow_default=True)
         return body.getvalue()
 
     def decode(self, frame: bytes) -> dict[str, Any]:
@@ -53,26 +67,38 @@ class AvroCodec:
             RetriableError: the writer's schema is not known here yet and the registry cannot be reached.
         """
         try:
-            magic, schema_id = _HEADER.unpack_from(frame)
-        except struct.error as error:
-            raise StoreCorruptedError(f"a record of {len(frame)} bytes has no frame") from error
-        if magic != MAGIC:
-            raise StoreCorruptedError(f"a record's frame starts with {magic}, not {MAGIC}")
+            return self.decode_foreign(frame)
+        except PoisonRecordError as error:
+            raise StoreCorruptedError(str(error)) from error
+
+    def decode_foreign(self, frame: bytes) -> dict[str, Any]:
+        """The record in a frame of anybody's making.
+
+        Raises:
+            PoisonRecordError: the bytes are not such a frame.
+            RetriableError: as `decode`.
+        """
+        schema_id, body = opened(frame)
         writer = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = fastavro.schemaless_reader(
-                io.BytesIO(frame[_HEADER.size :]), writer, None if writer is self._schema else self._schema
+                io.BytesIO(body), writer, None if writer is self._schema else self._schema
             )
         except Exception as error:  # fastavro raises whatever its reader trips over
-            raise StoreCorruptedError(f"a record under schema {schema_id} does not decode: {error}") from error
+            message = f"a record under schema {schema_id} does not decode: {error}"
+            raise PoisonRecordError("body-undecodable", message) from error
         if not isinstance(record, dict):
-            raise StoreCorruptedError(f"schema {schema_id} is not that of a record")
+            raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is not that of a record")
         return record
 
     def _learn(self, schema_id: int) -> Any:
         registered = self._registry.writer_schema(schema_id)
         if registered is None:
-            raise StoreCorruptedError(f"a record names schema {schema_id}, which the registry does not know")
-        writer = fastavro.parse_schema(json.loads(registered.text))
+            message = f"a record names schema {schema_id}, which the registry does not know"
+            raise PoisonRecordError("schema-id-unknown", message)
+        try:
+            writer = fastavro.parse_schema(json.loads(registered.text))
+        except Exception as error:  # fastavro raises whatever its parser trips over
+            raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is no Avro schema: {error}") from error
         self._writers[schema_id] = writer
         return writer

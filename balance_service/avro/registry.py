@@ -14,7 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistry
 
 from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.settings import without_user
+from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,11 +86,11 @@ class SchemaRegistry:
     def register(self, subject: str, schema: Schema) -> int:
         """Register a schema, if it is not there yet, and return its id.
 
-        Whoever may only read gets the id of what others registered.
+        A user with read access alone gets the id of what others registered.
 
         Raises:
             RetriableError: the registry cannot be reached.
-            ConfigurationError: the registry refuses the schema or our credentials, or is not who we trust.
+            ConfigurationError: the registry refuses the schema or our credentials, or its certificate is not trusted.
         """
         ours = RegistrySchema(json.dumps(schema), "AVRO")
         try:

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
-from balance_service.resources import resource
+from balance_service.process.resources import resource
 
 Schema = dict[str, Any]
 """An Avro record schema, parsed from JSON."""
@@ -17,6 +17,14 @@ def load_schema(name: str) -> Schema:
     """The shipped schema of one record, by its simple name, e.g. `FundsAdded`."""
     schema: Schema = json.loads(resource(f"schemas/{name}.avsc").read_text(encoding="utf-8"))
     return schema
+
+
+def subject_of(topic: str, schema: Schema) -> str:
+    """What the registry knows a record on a topic by.
+
+    Source: Confluent's TopicRecordNameStrategy.
+    """
+    return f"{topic}-{full_name(schema)}"
 
 
 def full_name(schema: Any) -> str:

@@ -1,1 +1,1 @@
-"""Who owns what, and where it is."""
+"""Membership in the group, ownership of partitions, and the directory of instances."""

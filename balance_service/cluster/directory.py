@@ -1,129 +1,35 @@
 """The directory of instances: a compacted topic in which each says, every second, what it owns.
 
-One thread follows the topic and publishes for this instance; any thread may look up. What is known crosses as
-an immutable mapping, replaced whole.
+One thread follows the topic and publishes for this instance. What is known is in the `ServerTable`.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from balance_service.clock import elapsed
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
+from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
     from balance_service.kafka.clients import ClientConfig
 
 log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY_SECONDS = 1.0
-SUSPECT_AFTER_SECONDS = 3.0
-ACTIVE, STANDBY = "ACTIVE", "STANDBY"
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 2.0
-_FORGET_AFTER_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTask:
-    """One task, as its instance published it."""
-
-    read_model: str
-    partition: int
-    role: str
-    state: str
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class ApplicationServer:
-    """One instance, as it was last heard of. `heard_at` is of our own clock, -inf for never."""
-
-    address: str
-    incarnation: str
-    tasks: tuple[PublishedTask, ...]
-    heard_at: float
-
-    def is_suspect(self, now: float) -> bool:
-        """Whether it has been silent for so long that it must not be routed to."""
-        return now - self.heard_at > SUSPECT_AFTER_SECONDS
-
-
-class ServerTable:
-    """Who said what, when. Pure but for its clock; the directory's thread writes, any thread reads."""
-
-    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
-        self._clock = clock
-        self._servers: Mapping[str, ApplicationServer] = {}
-
-    def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
-        """Take in one record of the topic.
-
-        Args:
-            address: under which peers reach it; the record's key.
-            record: what the instance said; None is its farewell.
-            live: whether it was said since we began to listen. What is older says nothing about now.
-        """
-        now = self._clock()
-        servers = {a: s for a, s in self._servers.items() if now - s.heard_at < _FORGET_AFTER_SECONDS or not live}
-        if record is None:
-            servers.pop(address, None)
-        else:
-            tasks = tuple(
-                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
-                for t in record["tasks"]
-            )
-            heard_at = now if live else float("-inf")
-            servers[address] = ApplicationServer(address, record["incarnation"], tasks, heard_at)
-        self._servers = servers
-
-    def servers(self) -> Sequence[ApplicationServer]:
-        """All that is known, suspects included, by address."""
-        return [server for _, server in sorted(self._servers.items())]
-
-    def claim(self, read_model: str, partition: int) -> tuple[ApplicationServer, PublishedTask] | None:
-        """The instance whose active task has the highest epoch, and that task; None if there is none.
-
-        Only the highest epoch counts: when its holder is silent, an older one is not the owner instead.
-        """
-        claims = [(s, t) for s, t in self._tasks_of(read_model, partition) if t.role == ACTIVE and t.epoch > 0]
-        return max(claims, key=lambda claim: claim[1].epoch, default=None)
-
-    def owner(self, read_model: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
-        """The owner, if it can answer; None if it is unknown or suspect."""
-        claim = self.claim(read_model, partition)
-        if claim is None or claim[0].is_suspect(self._clock()) or claim[1].state not in states:
-            return None
-        return claim[0]
-
-    def standbys(self, read_model: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
-        """The instances that stand by and can answer, the one that is furthest first."""
-        now = self._clock()
-        able = [
-            (task.position, server.address, server)
-            for server, task in self._tasks_of(read_model, partition)
-            if task.role == STANDBY and task.state in states and not server.is_suspect(now)
-        ]
-        return [server for _, _, server in sorted(able, reverse=True)]
-
-    def _tasks_of(self, read_model: str, partition: int) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
-        for server in self._servers.values():
-            for task in server.tasks:
-                if (task.read_model, task.partition) == (read_model, partition):
-                    yield server, task
 
 
 class Directory:
@@ -131,19 +37,24 @@ class Directory:
 
     def __init__(
         self,
+        *,
         consumer_config: ClientConfig,
         producer_config: ClientConfig,
         topic: str,
         address: str,
         codec: AvroCodec,
+        models: Sequence[PublishedModel],
         tasks: Callable[[], Sequence[PublishedTask]],
+        table: ServerTable,
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
-        tasks: what is published.
+        models, tasks: what is published.
+        table: takes in what all publish.
         on_round: called after each publication, on this directory's thread; must return at once.
         """
         self._on_round = on_round
+        self._models = models
         self._topic = topic
         self._codec = codec
         self._tasks = tasks
@@ -158,7 +69,9 @@ class Directory:
             "Read": f"Read on topic '{topic}' and on group '{consumer_config['group.id']}'",
             "Write": f"Write on topic '{topic}'",
         }
-        self.table = ServerTable()
+        self.table = table
+        self.is_read = False
+        """Whether all that was there at the start has been heard."""
         self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
 
     def start(self) -> None:
@@ -182,9 +95,10 @@ class Directory:
                 "applicationServer": server.address,
                 "incarnation": server.incarnation,
                 "suspect": server.is_suspect(now),
+                "models": [model.name for model in server.models],
                 "tasks": [
                     {
-                        "task": f"{t.read_model}_{t.partition}",
+                        "task": f"{t.stage}_{t.partition}",
                         "partition": t.partition,
                         "role": t.role.lower(),
                         "state": t.state,
@@ -230,6 +144,7 @@ class Directory:
         error = message.error()
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
+                self.is_read = True
                 return True
             log.warning("following the directory failed", error=error.str())
             self._note("Read", error)
@@ -272,9 +187,10 @@ class Directory:
         return {
             "address": self.address,
             "incarnation": self._incarnation,
+            "models": [{"name": model.name, "partitions": model.partitions} for model in self._models],
             "tasks": [
                 {
-                    "readModel": task.read_model,
+                    "readModel": task.stage,
                     "partition": task.partition,
                     "role": task.role,
                     "state": task.state,

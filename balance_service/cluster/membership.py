@@ -1,4 +1,4 @@
-"""Membership in the consumer group: which partitions are ours, and until when that may be trusted.
+"""Membership in the consumer group: which partitions of which topics are ours, and until when that may be trusted.
 
 One thread polls, runs the rebalance callbacks and renews the lease; any thread may ask. The consumer owns
 partitions only: it is paused on all of them, and Spark does the reading.
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.clock import elapsed
 from balance_service.kafka.clients import not_authorized
+from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from balance_service.kafka.clients import ClientConfig
 
 log = structlog.get_logger(__name__)
+
+Partitions = frozenset[tuple[str, int]]
+"""Topics, each with the number of a partition."""
 
 _POLL_SECONDS = 0.1
 _MARGIN_SECONDS = 1.0
@@ -31,13 +34,13 @@ _STOP_SECONDS = 5.0
 class AssignmentListener(Protocol):
     """Told of changes of assignment, on the membership thread."""
 
-    def assigned(self, partitions: frozenset[int]) -> None:
+    def assigned(self, partitions: Partitions) -> None:
         """These became ours. Must return at once."""
 
-    def revoked(self, partitions: frozenset[int]) -> None:
+    def revoked(self, partitions: Partitions) -> None:
         """These must be let go before this returns, within a bound."""
 
-    def lost(self, partitions: frozenset[int]) -> None:
+    def lost(self, partitions: Partitions) -> None:
         """These are another's by now."""
 
 
@@ -90,32 +93,32 @@ class Membership:
 
     def __init__(
         self,
+        *,
         config: ClientConfig,
-        topic: str,
+        topics: Sequence[str],
         session_timeout_ms: int,
         listener: AssignmentListener,
-        positions: Callable[[], Mapping[int, int]],
+        positions: Callable[[], Mapping[tuple[str, int], int]],
     ) -> None:
         """Args:
-        positions: partition → position of each task that answers; committed for tools, and to renew the
-            lease.
+        positions: of each partition of which a task answers; committed for tools, and to renew the lease.
         """
-        self._topic = topic
+        self._topics = sorted(set(topics))
         self._listener = listener
         self._positions = positions
         self.lease = Lease(session_timeout_ms)
         self._renew_every = session_timeout_ms / 1000 / _RENEWALS_PER_SESSION
         self._sent_at: float | None = None
         self._next_renewal = 0.0
-        self._renewed_for: frozenset[int] = frozenset()
+        self._renewed_for: Partitions = frozenset()
         self._stopping = threading.Event()
         self.joined = threading.Event()
         """Set at the first assignment, be it an empty one."""
-        self.partitions: frozenset[int] = frozenset()
+        self.partitions: Partitions = frozenset()
         """What is ours, as of the last rebalance."""
         self.problem = ""
         """What the brokers do not allow; empty while all is well."""
-        self._grants = f"Read on group '{config['group.id']}' and on topic '{topic}'"
+        self._grants = f"Read on group '{config['group.id']}' and on {_named(self._topics)}"
         self._consumer = Consumer({**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -133,7 +136,7 @@ class Membership:
         # The consumer is closed by the thread that polls it: closing during a poll hangs for ever.
         try:
             self._consumer.subscribe(
-                [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
             while not self._stopping.is_set():
                 self._poll()
@@ -162,7 +165,7 @@ class Membership:
         is_due = now >= self._next_renewal or not self._renewed_for >= mine.keys()
         if not mine or not is_due or self._sent_at is not None:
             return
-        offsets = [TopicPartition(self._topic, p, o) for p, o in mine.items()]
+        offsets = [TopicPartition(topic, p, o) for (topic, p), o in mine.items()]
         try:
             self._sent_at, self._next_renewal = now, now + self._renew_every
             self._renewed_for = frozenset(mine)
@@ -174,10 +177,12 @@ class Membership:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         sent_at, self._sent_at = self._sent_at, None
         failure = error or next((p.error for p in partitions if p.error), None)
-        if failure is None and sent_at is not None:
+        # The coordinator checks the membership for all partitions at once, and the right to each topic for itself.
+        is_member = error is None and any(p.error is None for p in partitions)
+        if is_member and sent_at is not None:
             self.lease.renew(sent_at)
             self.problem = ""
-        elif failure is not None:
+        if failure is not None:
             self._next_renewal = elapsed() + _POLL_SECONDS
             log.debug("the group did not confirm the lease", error=str(failure))
             self._note(failure)
@@ -189,10 +194,10 @@ class Membership:
             log.error("the group is out of reach", reason=self.problem)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        new = self._numbers(assigned)
+        new = _pairs(assigned)
         if assigned:
             # Explicit offsets: without them a new group would look for committed ones and report an error.
-            parts = [TopicPartition(self._topic, p, OFFSET_END) for p in sorted(new)]
+            parts = [TopicPartition(topic, p, OFFSET_END) for topic, p in sorted(new)]
             consumer.incremental_assign(parts)
             consumer.pause(parts)
         self.partitions |= new
@@ -200,23 +205,31 @@ class Membership:
         self.problem = ""
         self.joined.set()
         self._listener.assigned(new)
-        log.info("assigned", partitions=sorted(new), all=sorted(self.partitions))
+        log.info("assigned", partitions=_shown(new), all=_shown(self.partitions))
 
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
-        gone = self._numbers(revoked)
+        gone = _pairs(revoked)
         self.partitions -= gone
         self._listener.revoked(gone)
         consumer.incremental_unassign(revoked)
-        log.info("revoked", partitions=sorted(gone), all=sorted(self.partitions))
+        log.info("revoked", partitions=_shown(gone), all=_shown(self.partitions))
 
     def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
         self.lease.revoke()
-        gone = self._numbers(lost)
+        gone = _pairs(lost)
         self.partitions -= gone
         self._listener.lost(gone)
         consumer.incremental_unassign(lost)
-        log.warning("lost", partitions=sorted(gone), all=sorted(self.partitions))
+        log.warning("lost", partitions=_shown(gone), all=_shown(self.partitions))
 
-    @staticmethod
-    def _numbers(partitions: Iterable[TopicPartition]) -> frozenset[int]:
-        return frozenset(p.partition for p in partitions)
+
+def _pairs(partitions: Iterable[TopicPartition]) -> Partitions:
+    return frozenset((p.topic, p.partition) for p in partitions)
+
+
+def _shown(partitions: Partitions) -> list[str]:
+    return [f"{topic}-{partition}" for topic, partition in sorted(partitions)]
+
+
+def _named(topics: Sequence[str]) -> str:
+    return " and ".join(f"topic '{topic}'" for topic in topics)

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _SEED = 0x9747B28C
+# To set columns up costs as much as so many keys one by one.
+_MANY = 16
 
 
 def murmur2(data: bytes) -> int:
@@ -50,3 +54,18 @@ def partitions_of(keys: NDArray[np.uint8], partitions: int) -> NDArray[np.uint32
         h = (h ^ tail.view("<u4").ravel()) * m
     h = (h ^ h >> np.uint32(13)) * m
     return ((h ^ h >> np.uint32(15)) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)
+
+
+def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
+    """The partitions of some keys of any lengths."""
+    if len(keys) < _MANY:
+        return [partition_of(key, partitions) for key in keys]
+    lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+    found = np.empty(len(keys), dtype=np.int64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        of_length = b"".join([keys[row] for row in rows.tolist()])
+        data = np.frombuffer(of_length, dtype=np.uint8).reshape(len(rows), length)
+        found[rows] = partitions_of(data, partitions)
+    same: list[int] = found.tolist()
+    return same

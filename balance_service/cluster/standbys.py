@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from balance_service.clock import elapsed
+from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from balance_service.cluster.directory import ServerTable
+    from balance_service.cluster.server_table import ServerTable
 
 # An instance that is silent for a moment should not cost another one a restore.
 _KEEP_SECONDS = 15.0
@@ -29,10 +29,11 @@ def chosen(task: str, addresses: Iterable[str], owner: str | None, replicas: int
 
 
 class StandbyChooser:
-    """What this instance stands by for. Called by one thread."""
+    """The partitions of a read model that this instance stands by for. Called by one thread."""
 
     def __init__(
         self,
+        *,
         table: ServerTable,
         read_model: str,
         partitions: int,
@@ -51,7 +52,7 @@ class StandbyChooser:
     def partitions(self) -> frozenset[int]:
         """The partitions this instance is chosen for, or was a moment ago."""
         now = self._clock()
-        live = {server.address for server in self._table.servers() if not server.is_suspect(now)}
+        live = {s.address for s in self._table.servers() if s.hosts(self._read_model) and not s.is_suspect(now)}
         for partition in range(self._partitions if self._replicas else 0):
             claim = self._table.claim(self._read_model, partition)
             owner = None if claim is None else claim[0].address

@@ -1,21 +1,18 @@
-"""High watermarks of the source, read by a thread every second: what lag is measured against."""
+"""High watermarks of a source: what lag is measured against. One thread refreshes them, any may ask."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.clock import elapsed
 from balance_service.errors import BalanceServiceError
+from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 log = structlog.get_logger(__name__)
-
-_EVERY_SECONDS = 1.0
 
 
 class Watermarks:
@@ -27,18 +24,7 @@ class Watermarks:
         """
         self._read = read
         self._clock = clock
-        self._stopping = threading.Event()
         self._known: tuple[Mapping[int, int], float] = ({}, float("-inf"))
-        self._thread = threading.Thread(target=self._run, name="watermarks", daemon=True)
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def stop(self, timeout_seconds: float) -> None:
-        """End, within the bound."""
-        self._stopping.set()
-        self._thread.join(timeout_seconds)
 
     def refresh(self) -> None:
         """Ask the broker now."""
@@ -53,12 +39,11 @@ class Watermarks:
         """How long ago the broker was asked."""
         return self._clock() - self._known[1]
 
+    def end(self, partition: int) -> int | None:
+        """A partition's end as last read; None while it is not known."""
+        return self._known[0].get(partition)
+
     def lag(self, partition: int, position: int) -> int | None:
         """Records between a position and the end; None while the end is not known."""
-        end = self._known[0].get(partition)
+        end = self.end(partition)
         return None if end is None or position < 0 else max(0, end - position)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.refresh()
-            self._stopping.wait(_EVERY_SECONDS)

@@ -6,32 +6,30 @@ One thread serves delivery reports; any event loop or thread may publish.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.schema_registry import topic_record_subject_name_strategy
-from confluent_kafka.schema_registry.avro import AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
+from opentelemetry.trace import SpanKind
 
-from balance_service.avro.schemas import load_schema
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized, refused
 from balance_service.kafka.connection import Connection
-from balance_service.tracing import UNTRACED, SpanKind
+from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from decimal import Decimal
 
     from confluent_kafka import Message
+    from opentelemetry.trace import Tracer
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.clients import ClientConfig
-    from balance_service.tracing import Tracing
 
 _POLL_SECONDS = 0.1
 _CERTAINLY_NOT_WRITTEN = {
@@ -53,26 +51,14 @@ class FundsAddedSerializer:
     """`FundsAdded` as a frame, its schema registered under the topic and the record's name."""
 
     def __init__(self, registry: SchemaRegistry, topic: str) -> None:
+        """Raises RetriableError while the registry cannot be reached."""
         schema = load_schema("FundsAdded")
-        # Beforehand, so that an unreachable registry shows as one of our errors, once.
-        registry.register(f"{topic}-{schema['namespace']}.{schema['name']}", schema)
-        self._serialize = AvroSerializer(
-            registry.client,
-            json.dumps(schema),
-            conf={"subject.name.strategy": topic_record_subject_name_strategy},
-        )
-        self._context = SerializationContext(topic, MessageField.VALUE)
+        self._codec = AvroCodec(registry, subject_of(topic, schema), schema)
 
     def __call__(self, customer_id: str, amount: Decimal) -> bytes:
         """The frame of a new event; the amount has at most 16 digits before the point and 2 after."""
-        event = {
-            "id": str(uuid.uuid4()),
-            "occurredOn": datetime.now(UTC),
-            "customerId": customer_id,
-            "amount": amount,
-        }
-        frame: bytes = self._serialize(event, self._context)
-        return frame
+        event = {"id": str(uuid.uuid4()), "occurredOn": datetime.now(UTC), "customerId": customer_id, "amount": amount}
+        return self._codec.encode(event)
 
 
 class FundsAddedPublisher:
@@ -84,11 +70,11 @@ class FundsAddedPublisher:
         registry: SchemaRegistry,
         topic: str,
         timeout_seconds: float,
-        tracing: Tracing = UNTRACED,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         """Raises RetriableError while the registry cannot be reached, ConfigurationError for a wrong property."""
         self._topic = topic
-        self._tracing = tracing
+        self._tracer = tracer
         self._serialize = FundsAddedSerializer(registry, topic)
         self._connection = Connection()
         try:
@@ -115,15 +101,13 @@ class FundsAddedPublisher:
             "messaging.operation.name": "send",
             "messaging.destination.name": self._topic,
         }
-        with self._tracing.span(f"send {self._topic}", SpanKind.PRODUCER, attributes) as span:
-            partition, offset = await self._publish(customer_id, amount, idempotency_key, span.context())
-            span.tell("messaging.destination.partition.id", str(partition))
-            span.tell("messaging.kafka.offset", offset)
+        with open_span(self._tracer, f"send {self._topic}", SpanKind.PRODUCER, attributes) as span:
+            partition, offset = await self._publish(customer_id, amount, idempotency_key)
+            span.set_attribute("messaging.destination.partition.id", str(partition))
+            span.set_attribute("messaging.kafka.offset", offset)
             return partition, offset
 
-    async def _publish(
-        self, customer_id: str, amount: Decimal, idempotency_key: bytes | None, trace_context: Mapping[str, str]
-    ) -> Delivered:
+    async def _publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None) -> Delivered:
         loop = asyncio.get_running_loop()
         delivered: asyncio.Future[Delivered | KafkaError] = loop.create_future()
 
@@ -131,7 +115,8 @@ class FundsAddedPublisher:
             if not delivered.done():
                 delivered.set_result(outcome)
 
-        headers: dict[str, str | bytes | None] = dict(trace_context)
+        headers: dict[str, str | bytes | None] = {}
+        W3C.inject(headers)
         if idempotency_key is not None:
             headers[IDEMPOTENCY_HEADER] = idempotency_key
         self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))

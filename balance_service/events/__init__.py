@@ -1,1 +1,1 @@
-"""What comes in: the source topic, decoded on Spark, in micro-batches."""
+"""What comes in: the source topic, decoded on Spark, and pulled by the tasks."""

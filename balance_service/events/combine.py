@@ -1,4 +1,4 @@
-"""Updates of one micro-batch, combined per partition and key in Arrow, on the driver."""
+"""Updates of one batch of a partition, combined by key in Arrow."""
 
 from __future__ import annotations
 
@@ -8,30 +8,44 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from balance_service.events.decode import IGNORED, NOTE, UNRESOLVED
-from balance_service.read_models.read_model import Combine
+from balance_service.events.best import best_of
+from balance_service.events.decode import NOTE, UNRESOLVED
+from balance_service.events.updates import IGNORED
+from balance_service.observability.tracing import TRACEPARENT_HEADER
+from balance_service.read_models.folds import Best, Combine
 from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate
-from balance_service.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.read_models.folds import Combination
+
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
-_ROW = "row"
+# No name that a column can have.
+_ROW = "#row"
 # As Python objects keys and states take a multiple of their bytes, so they are made of some at a time.
 _SLICE_KEYS = 20_000
+# To set columns up costs as much as so many events one by one.
+_FEW_ROWS = 32
+# A batch may hold a million events, and each link is sent with the span.
+_MOST_LINKS = 32
+# As a Python object.
+_LETTER_BYTES = 500
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
 
 
-_ENVELOPE = frozenset({"partition", "offset", "key"})
+_ENVELOPE = frozenset({"offset", "key", "timestamp"})
+# What these come to does not depend on the order of the events, ties aside.
+_IN_ANY_ORDER = (Combine.SUM, Combine.MAX, Combine.MIN)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
-    """What a micro-batch means for one partition; `updates` and `events` as in `TaskBatch`.
+    """What some events of a partition come to; `updates` and `events` as in `TaskBatch`.
 
-    `combined` has a row for each key that `events` has none of: `key` and the update columns, sorted by key.
+    `combined` has a row for each key that `events` has none of: `key` and the update columns, sorted by key. Of a stage
+    without states it has all events, as they came.
     """
 
     combined: pa.Table | None = None
@@ -46,6 +60,16 @@ class PartitionUpdates:
         return 0 if self.combined is None else int(self.combined.num_rows)
 
     @property
+    def combined_bytes(self) -> int:
+        """What the combined updates take."""
+        return 0 if self.combined is None else int(self.combined.nbytes)
+
+    @property
+    def letter_bytes(self) -> int:
+        """What the dead letters take."""
+        return sum(_LETTER_BYTES + len(letter.key or b"") + len(letter.value or b"") for letter in self.dead_letters)
+
+    @property
     def updates(self) -> list[CombinedUpdates]:
         """The combined updates, some keys at a time."""
         if self.combined is None:
@@ -53,13 +77,15 @@ class PartitionUpdates:
         slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
         return [CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in slices]
 
-    def and_then(self, later: PartitionUpdates, combine: Mapping[str, Combine] | None) -> PartitionUpdates | None:
+    def and_then(self, later: PartitionUpdates, combine: Mapping[str, Combination] | None) -> PartitionUpdates | None:
         """What both mean together; None where that is not what one after the other means.
 
-        They can be one where each key's updates are sums of one sign, or maxima: then nothing that came of the way from
-        one to the other, an overflow, is hidden.
+        They can be one where each key's updates are sums of one sign, or extremes: then nothing that came of the way
+        from one to the other, an overflow, is hidden.
         """
-        if combine is None or self.events or later.events or Combine.LAST in combine.values():
+        if combine is None or self.events or later.events:
+            return None
+        if any(how not in _IN_ANY_ORDER for how in combine.values()):
             return None
         tables = [part.combined for part in (self, later) if part.combined is not None]
         both = pa.concat_tables(tables) if tables else None
@@ -78,7 +104,7 @@ class PartitionUpdates:
 
 
 class PartitionRows:
-    """The rows of one partition in a decoded micro-batch; there is at least one.
+    """Decoded rows of one partition, in offset order; there is at least one.
 
     `updates` are those to fold: `offset`, `key` and the update columns. `notes` are those with a note, its fields as
     columns beside `offset`, be they to fold or not.
@@ -104,39 +130,51 @@ class PartitionRows:
         """The schema ids that were not known when the plan was made."""
         return set(pc.unique(self.notes["schema_id"].drop_null()).to_pylist())
 
-    def traceparents(self, most: int) -> list[str]:
-        """Of at most so many records whose trace is kept, what names their spans."""
-        found: list[str] = self.notes[TRACEPARENT_HEADER].drop_null().slice(0, most).to_pylist()
+    def traceparents(self) -> list[str]:
+        """Of some of the records whose trace is kept, what names their spans."""
+        found: list[str] = self.notes[TRACEPARENT_HEADER].drop_null().slice(0, _MOST_LINKS).to_pylist()
         return found
 
-    def singly(self, updates: pa.Table, records: pa.Table | None = None) -> list[KeyedUpdate]:
+    def singly(self, updates: pa.Table, records: Mapping[int, DeadLetter] | None = None) -> list[KeyedUpdate]:
         """Some of `updates`, in offset order.
 
         Args:
-            records: the records of all of them, among others, as `read_records` has them; without them, an update has
-                its record if it names an idempotency key.
+            records: the records of all of them by offset; without them, an update has its record if it names an
+                idempotency key.
         """
         once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist()
-        kept = {row["offset"]: row for row in (once if records is None else records.to_pylist())}
+        kept = {row["offset"]: _record(row, "") for row in once} if records is None else records
         idempotency_keys = {row["offset"]: row["idempotency_key"] for row in once}
+        is_timed = "timestamp" in updates.column_names
         return [
             KeyedUpdate(
                 row["key"],
                 {name: value for name, value in row.items() if name not in _ENVELOPE},
-                _record(kept[row["offset"]], "") if row["offset"] in kept else None,
+                kept.get(row["offset"]),
                 idempotency_keys.get(row["offset"]),
+                *([row["offset"], row["timestamp"]] if is_timed else ()),
             )
-            for row in updates.sort_by("offset").to_pylist()
+            for row in updates.sort_by("offset").to_pylist(maps_as_pydicts="strict")
         ]
 
-    def combined(self, combine: Mapping[str, Combine] | None) -> PartitionUpdates:
+    def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
         """The updates of each key as one.
 
         Unresolved records count as dead letters: ask the registry about `unresolved` ids first.
+
+        Args:
+            few_rows: so many events are not worth combining.
         """
+        updates, events = self._combined(combine, few_rows)
+        return self._with_notes(updates, events)
+
+    def as_they_came(self) -> PartitionUpdates:
+        """All events, for a stage without states."""
+        return self._with_notes(self.updates.combine_chunks() if self.updates.num_rows else None, ())
+
+    def _with_notes(self, updates: pa.Table | None, events: Sequence[KeyedUpdate]) -> PartitionUpdates:
         is_ignored = pc.equal(self.notes["cause"], IGNORED)
         letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
-        updates, events = self._combined(combine)
         return PartitionUpdates(
             combined=updates,
             events=events,
@@ -148,10 +186,12 @@ class PartitionRows:
             ],
         )
 
-    def _combined(self, combine: Mapping[str, Combine] | None) -> tuple[pa.Table | None, Sequence[KeyedUpdate]]:
+    def _combined(
+        self, combine: Mapping[str, Combination] | None, few_rows: int
+    ) -> tuple[pa.Table | None, Sequence[KeyedUpdate]]:
         """An update of each key that can have one, and the events of the others."""
         rows = self.updates
-        if combine is None or _may_overflow(rows, combine):
+        if combine is None or rows.num_rows <= few_rows or _may_overflow(rows, combine):
             return None, self.singly(rows)
         alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
         if not any(len(keys) for keys in alone):
@@ -168,19 +208,6 @@ class PartitionRows:
         return chunks
 
 
-def by_partition(table: pa.Table) -> dict[int, PartitionRows]:
-    """Split a decoded micro-batch; partitions in ascending order."""
-    batches: dict[int, list[pa.RecordBatch]] = {}
-    for batch in table.to_batches():
-        partitions = batch.column("partition")
-        found = pc.unique(partitions).to_pylist()
-        for partition in found:
-            # Spark reads each partition by itself, so most batches are of one as they are.
-            rows = batch if len(found) == 1 else batch.filter(pc.equal(partitions, partition))
-            batches.setdefault(partition, []).append(rows.drop_columns(["partition"]))
-    return {partition: PartitionRows(pa.Table.from_batches(batches[partition])) for partition in sorted(batches)}
-
-
 def _widest(rows: pa.Table) -> pa.Table:
     """The same with decimals of all digits there are: how many come from Spark depends on what writers there are."""
     fields = [
@@ -190,7 +217,7 @@ def _widest(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema(fields))
 
 
-def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combine]) -> list[pa.Array]:
+def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
     """Keys with updates of both signs: their sum would hide that the state overflowed on the way to it."""
     keys = [pa.array([], rows.schema.field("key").type)]
     for name, how in combine.items():
@@ -207,22 +234,32 @@ def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:
     return bounds["min"] is not None and bounds["min"] < 0 < bounds["max"]
 
 
-def _aggregated(rows: pa.Table, combine: Mapping[str, Combine]) -> pa.Table:
-    aggregates = [(name, how.value) for name, how in combine.items() if how is not Combine.LAST]
-    if len(aggregates) < len(combine):
-        # Arrow knows no last decimal, but the greatest row number of a key is that of its last row.
+def _aggregated(rows: pa.Table, combine: Mapping[str, Combination]) -> pa.Table:
+    """One row for each key, in their order."""
+    of_arrow = {name: how for name, how in combine.items() if how in _IN_ANY_ORDER}
+    aggregates = [(name, how.value) for name, how in of_arrow.items()]
+    if len(of_arrow) < len(combine):
+        # Arrow knows no first or last decimal, but the row numbers of a key tell its first and last row.
         rows = rows.sort_by("offset").append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
-        aggregates.append((_ROW, "max"))
-    result = rows.group_by("key").aggregate(aggregates)
+        for name, how in combine.items():
+            if isinstance(how, Combine) and how not in _IN_ANY_ORDER:
+                known = pc.if_else(pc.is_valid(rows[name]), rows[_ROW], None)
+                rows = rows.append_column(_ROW + name, known)
+                aggregates.append((_ROW + name, "max" if how is Combine.LAST else "min"))
+    result = rows.group_by("key", use_threads=False).aggregate(aggregates)
     columns = {
-        name: rows[name].take(result[f"{_ROW}_max"]) if how is Combine.LAST else result[f"{name}_{how.value}"]
+        name: best_of(rows, name, how, result["key"])
+        if isinstance(how, Best)
+        else result[f"{name}_{how.value}"]
+        if name in of_arrow
+        else rows[name].take(result[f"{_ROW}{name}_{'max' if how is Combine.LAST else 'min'}"])
         for name, how in combine.items()
     }
     # Neighbours in the store one after the other: reading and writing them costs it half of what any order would.
     return pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
 
 
-def _may_overflow(rows: pa.Table, combine: Mapping[str, Combine]) -> bool:
+def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
     """Whether a sum could leave Arrow's type for it, which would wrap without a word."""
     for name, how in combine.items():
         kind = rows.schema.field(name).type

@@ -6,17 +6,17 @@ Every record becomes one row. The `cause` in its note says what it is: null, as 
 
 from __future__ import annotations
 
-import struct
 import threading
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service.avro.codec import MAGIC
+from balance_service.avro.codec import MAGIC, frame_header
 from balance_service.events.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
+from balance_service.events.updates import IGNORED, judged_cause, key_column, update_columns
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.state.records import RESERVED_PREFIX
-from balance_service.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
+    from balance_service.read_models.flow import Leg
     from balance_service.read_models.read_model import ReadModel
 
-IGNORED = "ignored"
 UNRESOLVED = "unresolved"
 NOTE = "note"
 
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
-_ENVELOPE = ("partition", "offset", "timestamp", "key", "record_key", "value", "idempotency_key")
+_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key")
+# Of what the record has besides, what only some legs hand over.
+_CARRIED = ("headers",)
 
 
 class Decoder:
-    """Decodes by the writer's schema, found by id. `resolve` is called by one thread at a time, `updates` by any.
+    """Decodes by the writer's schema, found by id. Any thread may call.
 
     A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
     never again, for what it means does not change; one that the registry does not know is asked for anew each time,
@@ -44,19 +46,32 @@ class Decoder:
     """
 
     def __init__(
-        self, spark: SparkSession, read_model: ReadModel, registry: SchemaRegistry, *, with_traces: bool = False
+        self,
+        spark: SparkSession,
+        read_model: ReadModel,
+        leg: Leg,
+        registry: SchemaRegistry,
+        *,
+        with_traces: bool = False,
     ) -> None:
         """Args:
+        leg: of the read model, whose records it decodes.
         with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
         """
         self._spark = spark
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
         self._read_model = read_model
+        self._leg = leg
+        self._readers = leg.event_schemas
+        self._takes_any_key = leg.by is not None or not read_model.has_states()
+        columns = update_columns(read_model, leg)
+        self._envelope = (*_ENVELOPE, *(name for name in _CARRIED if name in columns))
         self._registry = registry
         self._events: dict[int, WriterSchema] = {}
         self._ignored: set[int] = set()
         self._incompatible: set[int] = set()
         self._known = threading.Lock()
+        self._resolving = threading.Lock()
 
     def resolve(self, schema_ids: Iterable[int]) -> bool:
         """Ask the registry for these ids; returns whether it knows any, so that a new plan will.
@@ -64,47 +79,38 @@ class Decoder:
         Raises:
             RetriableError: the registry does not answer; what was learned until then is kept.
         """
-        learned = False
-        for schema_id in schema_ids:
-            writer = self._registry.writer_schema(schema_id)
-            if writer is None:
-                continue
-            learned = True
-            is_ours = writer.record in self._read_model.event_schemas
-            is_readable = is_ours and self._is_readable(writer)
-            with self._known:
-                if is_readable:
-                    self._events[schema_id] = writer
-                else:
-                    (self._incompatible if is_ours else self._ignored).add(schema_id)
-        return learned
+        with self._resolving:
+            learned = [schema_id for schema_id in schema_ids if self._learn(schema_id)]
+        return bool(learned)
 
-    def warm_up(self) -> None:
-        """Decode a made-up record, so that the JVM has loaded what the first micro-batch needs before it comes."""
-        frames = [F.lit(bytearray(struct.pack(">bI", MAGIC, i))) for i in (*self._events, 0)]
-        records = self._spark.range(1).select(
-            F.lit(bytearray(b"key")).alias("key"),
-            F.explode(F.array(*frames)).alias("value"),
-            F.lit(0).alias("partition"),
-            F.col("id").alias("offset"),
-            F.current_timestamp().alias("timestamp"),
-            F.expr("cast(null as array<struct<key:string,value:binary>>)").alias("headers"),
-        )
-        self.updates(records).toArrow()
+    def _learn(self, schema_id: int) -> bool:
+        writer = self._registry.writer_schema(schema_id)
+        if writer is None:
+            return False
+        is_ours = writer.record in self._readers
+        is_readable = is_ours and self._is_readable(writer)
+        with self._known:
+            if is_readable:
+                self._events[schema_id] = writer
+            else:
+                (self._incompatible if is_ours else self._ignored).add(schema_id)
+        return True
 
     def updates(self, records: DataFrame) -> DataFrame:
         """The plan: Kafka records → one row each.
 
         Returns:
-            Columns `partition`, `offset`; `key` and the update columns where there is an update; `note`, null for a
+            Columns `offset`; `key` and the update columns where there is an update; `note`, null for a
             plain update, else a list of one struct: `cause`; `idempotency_key` where the event of an update names one;
             unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
             `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
         with self._known:
             typed = self._typed(records)
-        updates = self._read_model.updates(typed)
-        columns = [name for name in updates.columns if name not in {*typed.columns, "cause"}]
+        columns = update_columns(self._read_model, self._leg)
+        key = key_column(self._leg)
+        keyed = {} if key is None else {"key": key}
+        updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._leg)})
         # A projection of its own: inlined into every column below it would be computed as often.
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
@@ -113,7 +119,9 @@ class Decoder:
         note = F.struct(
             "cause",
             F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
-            F.when(keep_record, F.unix_millis("timestamp")).alias("timestamp"),
+            F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
+                "timestamp"
+            ),
             F.when(keep_record, F.col("record_key")).alias("record_key"),
             F.when(keep_record, F.col("value")).alias("value"),
             F.when(cause.isNull(), F.col("idempotency_key")).alias("idempotency_key"),
@@ -121,7 +129,6 @@ class Decoder:
         )
         is_noted = any_of(F.col(name).isNotNull() for name in ("cause", "idempotency_key", *self._traceparent))
         return judged.select(
-            "partition",
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
             # An absent list takes a fifth of the bytes that its absent fields would, and most rows have none.
@@ -130,11 +137,11 @@ class Decoder:
 
     def _typed(self, records: DataFrame) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
-        value, header, readers = F.col("value"), F.col("header"), self._read_model.event_schemas
+        value, header, readers = F.col("value"), F.col("header"), self._readers
         cause = (
-            F.when(F.col("key").isNull(), "key-null")
+            F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
             .when(_is_one_of(header, self._events), F.lit(None))
-            .when(value.isNull(), "value-null")
+            .when(value.isNull(), F.lit(None if self._read_model.source.tombstones else "value-null"))
             .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")
             .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
             .when(_is_one_of(header, self._ignored), IGNORED)
@@ -143,7 +150,6 @@ class Decoder:
         )
         # Each step is a projection of its own, so that what it computes is computed once, however often it is used.
         split = records.select(
-            "partition",
             "offset",
             "timestamp",
             "key",
@@ -153,7 +159,6 @@ class Decoder:
             F.expr(f"substring(value, {_HEADER_BYTES + 1})").alias("body"),
         )
         framed = split.select(
-            "partition",
             "offset",
             "timestamp",
             "key",
@@ -161,6 +166,7 @@ class Decoder:
             "value",
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
+            *self._envelope[len(_ENVELOPE) :],
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
                 F.when(header == _frame_header(i), decoded(F.col("body"), readers[w.record], w.text)).alias(
@@ -174,7 +180,7 @@ class Decoder:
             for record, reader in readers.items()
         }
         shaped = framed.select(
-            *_ENVELOPE,
+            *self._envelope,
             *self._traceparent,
             "frame_cause",
             *(
@@ -193,15 +199,18 @@ class Decoder:
             ),
         )
         names = {record: reader["name"] for record, reader in readers.items()}
+        undecoded = ~any_of(F.col(name).isNotNull() for name in names.values())
+        if self._read_model.source.tombstones:
+            undecoded &= F.col("value").isNotNull()
         problem = F.coalesce(
             "frame_cause",
             *(F.col(f"{name}.{PROBLEM}") for name in names.values()),
-            F.when(~any_of(F.col(name).isNotNull() for name in names.values()), "body-undecodable"),
+            F.when(undecoded, "body-undecodable"),
         )
         judged = shaped.withColumn("frame_cause", problem)
         intact = F.col("frame_cause").isNull()
         return judged.select(
-            *_ENVELOPE,
+            *self._envelope,
             *self._traceparent,
             "frame_cause",
             F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias("event_type"),
@@ -210,7 +219,7 @@ class Decoder:
 
     def _is_readable(self, writer: WriterSchema) -> bool:
         """Whether Spark can decode it and it has all the fields that our schema needs."""
-        reader = self._read_model.event_schemas[writer.record]
+        reader = self._readers[writer.record]
         empty = self._spark.createDataFrame([], "value binary")
         try:
             events = empty.select(decoded(F.col("value"), reader, writer.text).alias("event"))
@@ -239,7 +248,7 @@ def _first_header(headers: Column, name: str) -> Column:
 
 
 def _frame_header(schema_id: int) -> Column:
-    return F.lit(bytearray(struct.pack(">bI", MAGIC, schema_id)))
+    return F.lit(bytearray(frame_header(schema_id)))
 
 
 def _is_one_of(header: Column, schema_ids: Collection[int]) -> Column:

@@ -1,85 +1,134 @@
-"""Micro-batches gathered for one commit.
+"""How much of what arrives is committed at once, and when.
 
-Behind, when one full micro-batch follows the other, most of what a commit costs is per key, and the keys of several
-micro-batches are far fewer than those of each. So a full one waits for the next, and several are committed as one. One
-that is not full has come to the end of the topic, and waits for nothing.
+Idle, an event is committed as soon as it arrives. Under load, commits begin 10 to 25 ms apart, by how long one takes: a
+transaction has a price, and what arrives meanwhile shares it. While a task is behind, what is known to be there is
+committed together, as far as the bounds allow: most of a commit's price is per key, and the keys of many events are far
+fewer than the events. The events are combined part by part as they come, so that memory holds keys, not events.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
 
 from balance_service.events.combine import PartitionUpdates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.events.combine import PartitionRows
-    from balance_service.read_models.read_model import Combine
+    from balance_service.read_models.folds import Combination
 
-# A batch is cut by partition, and each share rounded down.
-_FULL = 0.9
-_MOST_BATCHES = 8
+_LEAST_PACE_SECONDS = 0.010
+_MOST_PACE_SECONDS = 0.025
+_PACE_BY_COMMIT = 1.5
+# While behind: small messages cost as much to receive as large ones.
+_BETWEEN_PULLS_SECONDS = 0.02
+# How long a pause means that nothing more comes: what is left below the end may be control records. So far from the
+# end, it is Spark that pauses.
+_PAUSE_SECONDS = 0.05
+_FAR_ROWS = 10_000
+_FAR_PAUSE_SECONDS = 0.5
+# What has been pulled is not visible for so much longer.
+_GATHER_SECONDS = 10.0
+# Of events that are combined, or folded one by one, in one go: no fewer than this.
+_PART_ROWS = 65_536
+_PART_BYTES = 8 << 20
 # A transaction has to end within its time, and what is written is in memory more than once.
 _MOST_KEYS = 1_000_000
-# As Python objects they take far more than a key does.
-_MOST_DEAD_LETTERS = 10_000
+_MOST_LETTER_BYTES = 8 << 20
+
+
+class Source(Protocol):
+    """Where rows are pulled from."""
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        """All rows that have arrived since the last pull; None if there is none in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the records `[starts, ends)` of some partitions come to."""
+    """What some events of a partition come to, those below `end`."""
 
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-    parts: Mapping[int, PartitionUpdates]
-    """Of the partitions that have records."""
-    waiting: Mapping[int, str]
-    """The partitions that cannot be folded for now, and why."""
-    traceparents: Mapping[int, Sequence[str]]
-    rows: Mapping[int, PartitionRows]
-    """Of one micro-batch; empty of several: they would fill the memory."""
-    began: float
-    """Seconds, monotonic."""
-    batches: int = 1
+    updates: PartitionUpdates
+    end: int
+    traces: Sequence[str] = ()
+    rows: PartitionRows | None = None
+    """The events; None once they are combined with others: they would fill the memory."""
 
-    def may_grow(self, most_records: int) -> bool:
-        """Whether the next micro-batch will be here soon, and may be gathered with this one.
+    def and_then(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
+        """Both as one; None if they have to be committed one after the other."""
+        both = self.updates.and_then(later.updates, combine)
+        if both is None or both.keys > _MOST_KEYS or both.letter_bytes > _MOST_LETTER_BYTES:
+            return None
+        return replace(later, updates=both, traces=self.traces or later.traces, rows=None)
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The pace of one partition; outlives its tasks, so that a commit that failed is not tried again as it was."""
+
+    most_rows: int
+    combine: Mapping[str, Combination] | None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _part_by_part: bool = field(init=False, default=False)
+    _next: float = field(init=False, default=0.0)
+
+    def gather(
+        self, source: Source, timeout_seconds: float, known_end: int | None, part: Callable[[pa.Table], Gathered]
+    ) -> list[Gathered]:
+        """What is to be committed next, in order; nothing if no event came in time.
 
         Args:
-            most_records: what a micro-batch is bounded to.
+            known_end: the partition's end as far as it is known.
+            part: events in offset order → what they come to. What it raises ends the gathering.
         """
-        parts = self.parts.values()
-        has_room = sum(part.keys for part in parts) < _MOST_KEYS and self.batches < _MOST_BATCHES
-        is_plain = not self.waiting and not any(part.events for part in parts)
-        letters = sum(len(part.dead_letters) for part in parts)
-        return self.is_full(most_records) and is_plain and has_room and letters < _MOST_DEAD_LETTERS
+        self.sleep(max(0.0, self._next - self.clock()))
+        batch = source.pull(timeout_seconds)
+        if batch is None:
+            return []
+        gathered: list[Gathered] = []
+        pending, rows, end, until = [batch], batch.num_rows, end_of(batch), self.clock() + _GATHER_SECONDS
+        while known_end is not None and end < known_end and rows < self.most_rows and self.clock() < until:
+            if _is_part(pending, gathered):
+                gathered, pending = self._with(gathered, part(pa.Table.from_batches(pending))), []
+                if self._part_by_part or len(gathered) > 1:
+                    return gathered
+            self.sleep(_BETWEEN_PULLS_SECONDS)
+            batch = source.pull(_FAR_PAUSE_SECONDS if known_end - end > _FAR_ROWS else _PAUSE_SECONDS)
+            if batch is None:
+                break
+            pending.append(batch)
+            rows, end = rows + batch.num_rows, end_of(batch)
+        if known_end is not None and end >= known_end:
+            self._part_by_part = False
+        return self._with(gathered, part(pa.Table.from_batches(pending))) if pending else gathered
 
-    def is_full(self, most_records: int) -> bool:
-        """Whether its micro-batches are as large as they may be, so that the end of the topic was not met."""
-        records = sum(end - self.starts[partition] for partition, end in self.ends.items())
-        return records >= self.batches * most_records * _FULL
+    def committed(self, began: float) -> None:
+        """What was gathered is committed; `began` is when that began, by the clock."""
+        took = self.clock() - began
+        self._next = began + min(max(_PACE_BY_COMMIT * took, _LEAST_PACE_SECONDS), _MOST_PACE_SECONDS)
 
-    def and_then(self, later: Gathered, combine: Mapping[str, Combine] | None) -> Gathered | None:
-        """Both as one; None if they have to be committed one after the other."""
-        if self.waiting or later.waiting:
-            return None
-        parts: dict[int, PartitionUpdates] = {}
-        for partition in sorted({*self.parts, *later.parts}):
-            nothing = PartitionUpdates()
-            both = self.parts.get(partition, nothing).and_then(later.parts.get(partition, nothing), combine)
-            if both is None:
-                return None
-            parts[partition] = both
-        traceparents = {p: (*t, *later.traceparents.get(p, ())) for p, t in self.traceparents.items()}
-        return Gathered(
-            self.starts,
-            later.ends,
-            parts,
-            {},
-            {**later.traceparents, **traceparents},
-            {},
-            self.began,
-            self.batches + later.batches,
-        )
+    def failed(self) -> None:
+        """It could not be committed, perhaps for being too large: go part by part until the known end is reached."""
+        self._part_by_part = True
+
+    def _with(self, gathered: list[Gathered], later: Gathered) -> list[Gathered]:
+        both = gathered[-1].and_then(later, self.combine) if gathered else None
+        return [*gathered, later] if both is None else [*gathered[:-1], both]
+
+
+def _is_part(batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:
+    rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
+    # A part is as large as what it is combined with. Smaller ones would have all keys sorted again for a few events.
+    before = gathered[-1].updates if gathered else PartitionUpdates()
+    return bool(rows >= max(_PART_ROWS, before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
+
+
+def end_of(rows: pa.RecordBatch | pa.Table) -> int:
+    """The offset after the last row."""
+    return int(rows["offset"][-1].as_py()) + 1

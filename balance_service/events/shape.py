@@ -1,4 +1,8 @@
-"""A writer's record in the fields and types of ours, on Spark; and what of it would not survive that."""
+"""A writer's record in the fields and types of ours, on Spark; and what of it would not survive that.
+
+A field of one value is cast, and looked at for what the cast would lose. Arrays, maps, records and enums are resolved
+by Avro itself, as its specification has it, from the writer's schema to ours.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.avro.functions import from_avro
+
+from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.events.nested import SPARK_TYPES, check_resolvable, nested_type, resolved_by_avro, widened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +32,19 @@ _LONG_DIGITS = 18
 _LONG_BYTES = 8
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _EXACT_TYPES = ("decimal", "int", "bigint")
+# Taken from any type that can be cast to it.
+_TAKES_ANY = ("string", "timestamp")
+_PROMOTIONS = {
+    ("int", "bigint"),
+    ("int", "float"),
+    ("int", "double"),
+    ("bigint", "float"),
+    ("bigint", "double"),
+    ("float", "double"),
+    ("string", "binary"),
+}
+# A plain number is a time in the unit that we read it in, of which Spark holds so many.
+_FROM_LONG = {"timestamp-millis": (F.timestamp_millis, 10**15), "timestamp-micros": (F.timestamp_micros, 10**18)}
 
 
 def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
@@ -35,10 +55,9 @@ def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
     Args:
         texts: the writers' schemas.
     """
-    writers = [{field["name"]: field["type"] for field in json.loads(text)["fields"]} for text in texts]
+    writers = [fields_of(json.loads(text)) for text in texts]
     return {
-        field["name"]: _spark_type(field["type"], [writer.get(field["name"]) for writer in writers])
-        for field in reader["fields"]
+        name: _spark_type(kind, [writer.get(name) for writer in writers]) for name, kind in fields_of(reader).items()
     }
 
 
@@ -54,7 +73,7 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
 
     Raises:
         KeyError: the writer lacks a field that has no default.
-        TypeError: the writer has money in a type that is not exact.
+        TypeError: the writer has money in a type that is not exact, or another value in one that means something else.
     """
     written = {field.name: field.dataType.simpleString() for field in records.select(f"{column}.*").schema}
     narrow = {field["name"]: kind for field, kind in _narrow_decimals(json.loads(text))}
@@ -63,17 +82,25 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
     lossy: list[Column] = []
     for field in reader["fields"]:
         name, wanted = field["name"], types[field["name"]]
+        ours, is_nullable = without_null(field["type"])
         if name not in written:
             shaped.append(F.lit(field["default"]).cast(wanted).alias(name))
             continue
-        if wanted.startswith("decimal") and not written[name].startswith(_EXACT_TYPES):
-            raise TypeError(f"{name} is {written[name]}, which is not exact")
         source, kind = F.col(f"{column}.`{name}`"), written[name]
-        missing.append(source.isNull())
+        if not is_nullable:
+            missing.append(source.isNull())
+        if resolved_by_avro(ours):
+            shaped.append(source.cast(wanted).alias(name))
+            continue
+        _check_taken(name, wanted, kind)
+        if kind == "bigint" and simple_name(ours) in _FROM_LONG:
+            of_number, most = _FROM_LONG[simple_name(ours)]
+            # What is beyond stays beyond what Python holds, for which the event is refused if the time is used.
+            source, kind = of_number(F.least(F.greatest(source, F.lit(-most)), F.lit(most))), wanted
         if name in narrow:
             kind = f"decimal({narrow[name]['precision']},{narrow[name].get('scale', 0)})"
-            source = source.try_cast(kind)
-            lossy.append(source.isNull())
+            whole, source = source, source.try_cast(kind)
+            lossy.append(source.isNull() if not is_nullable else source.isNull() & whole.isNotNull())
         target = source if kind == wanted else source.try_cast(wanted)
         if not _holds(wanted, kind):
             # There and back: Spark would compare decimals of two scales in a third, which may round.
@@ -88,9 +115,36 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
     return F.struct(*shaped, problem.alias(PROBLEM))
 
 
+def _check_taken(name: str, wanted: str, written: str) -> None:
+    """Raises TypeError if values of a Spark type may not be taken for another."""
+    if wanted.startswith("decimal"):
+        if not written.startswith(_EXACT_TYPES):
+            raise TypeError(f"{name} is {written}, which is not exact")
+    elif written != wanted and wanted not in _TAKES_ANY and (written, wanted) not in _PROMOTIONS:
+        raise TypeError(f"{name} is {written}, which is no {wanted}")
+
+
 def decoded(body: Column, reader: Schema, text: str) -> Column:
-    """An Avro body as its writer's struct; all of it null where it does not decode."""
-    return from_avro(body, _decodable(reader, text), {"mode": "PERMISSIVE"})
+    """An Avro body as a struct of its writer's fields; all of it null where it does not decode.
+
+    Raises TypeError if Avro would take a value in a field for something that it is not.
+    """
+    options = {"mode": "PERMISSIVE"}
+    nested = {name: kind for name, kind in fields_of(reader).items() if resolved_by_avro(without_null(kind)[0])}
+    writer = json.loads(_decodable(reader, text))
+    if nested:
+        written = fields_of(writer)
+        ours = [
+            {**field, "type": widened(field["type"])}
+            if field["name"] in nested
+            else {"name": field["name"], "type": written[field["name"]]}
+            for field in reader["fields"]
+            if field["name"] in written or (field["name"] in nested and "default" in field)
+        ]
+        for name in nested.keys() & written.keys():
+            check_resolvable(written[name], nested[name], writer)
+        options["avroSchema"] = json.dumps({**writer, "fields": ours})
+    return from_avro(body, json.dumps(writer), options)
 
 
 def _decodable(reader: Schema, text: str) -> str:
@@ -101,7 +155,10 @@ def _decodable(reader: Schema, text: str) -> str:
     replaced.
     """
     schema = json.loads(text)
-    wanted = {field["name"]: field["type"] for field in reader["fields"]}
+    wanted = fields_of(reader)
+    for field in schema["fields"]:
+        if resolved_by_avro(without_null(wanted.get(field["name"]))[0]):
+            field["type"] = widened(field["type"])
     for _, kind in _narrow_decimals(schema):
         kind["precision"] = _LONG_DIGITS + 1
     for field in schema["fields"]:
@@ -126,6 +183,11 @@ def any_of(conditions: Iterable[Column]) -> Column:
     return functools.reduce(operator.or_, conditions, F.lit(False))
 
 
+def all_of(conditions: Iterable[Column]) -> Column:
+    """Whether every condition holds; none of them may be null."""
+    return functools.reduce(operator.and_, conditions, F.lit(True))
+
+
 def _holds(wanted: str, written: str) -> bool:
     """Whether every value of one Spark type fits into another unchanged."""
     if written == wanted:
@@ -142,25 +204,17 @@ def struct_type(types: Mapping[str, str]) -> str:
     return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in types.items())},{PROBLEM}:string>"
 
 
-_SPARK_TYPES: Mapping[str, str] = {
-    "timestamp-millis": "timestamp",
-    "string": "string",
-    "long": "bigint",
-    "int": "int",
-    "boolean": "boolean",
-    "bytes": "binary",
-}
-
-
 def _spark_type(avro: Any, written: Iterable[Any]) -> str:
-    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one it has no use for yet.
+    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one that events may not have.
 
     Args:
         written: the field's types in the writers' schemas; None where a writer lacks it.
     """
-    logical = str(avro.get("logicalType", avro["type"])) if isinstance(avro, dict) else avro
-    if logical != "decimal":
-        return _SPARK_TYPES[logical]
+    avro, _ = without_null(avro)
+    if resolved_by_avro(avro):
+        return nested_type(widened(avro))
+    if simple_name(avro) != "decimal":
+        return SPARK_TYPES[simple_name(avro)]
     scale = avro.get("scale", 0)
     fits = all(_integer_digits(kind) + scale <= _LONG_DIGITS for kind in written)
     return f"decimal({_LONG_DIGITS if fits else _MAX_PRECISION},{scale})"

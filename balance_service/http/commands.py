@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from balance_service.errors import RetriableError
-from balance_service.http.parameters import add_funds, idempotency_key
-from balance_service.http.problems import Problem, unavailable
+from balance_service.errors import InvalidInputError, RetriableError
+from balance_service.http.bodies import add_funds
+from balance_service.http.parameters import IDEMPOTENCY_KEY, Given
+from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:
     from balance_service.commands.publisher import FundsAddedPublisher
-    from balance_service.metrics import Metrics
+    from balance_service.observability.metrics import Metrics
 
 PATH = "/api/balance.addFunds"
 
@@ -29,13 +30,16 @@ class Commands:
         """Append `FundsAdded`, and answer with the position at which it will be visible."""
         began, status = time.perf_counter(), 500
         try:
-            key = idempotency_key(request)
+            key = Given(request).optional(IDEMPOTENCY_KEY)
             command = add_funds(await request.read())
             try:
                 partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
             except RetriableError as error:
                 raise unavailable(str(error)) from error
             status = 202
+        except InvalidInputError:
+            status = 400
+            raise
         except Problem as problem:
             status = problem.status
             raise

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from balance_service.http.openapi import document
-from balance_service.http.problems import RETRY_AFTER_SECONDS, Problem
+from balance_service.http.server.problems import RETRY_AFTER_SECONDS, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,12 +28,8 @@ class Operable(Protocol):
 class Operations:
     """Answers operators."""
 
-    def __init__(self, instance: Operable, *, authorises: bool = False, limits_rate: bool = False) -> None:
-        """Args:
-        authorises, limits_rate: whether clients need tokens, and may ask only so often; the OpenAPI document says so.
-        """
+    def __init__(self, instance: Operable) -> None:
         self._instance = instance
-        self._openapi = document(authorises=authorises, limits_rate=limits_rate)
 
     async def live(self, _request: web.Request) -> web.Response:
         """200 while the process answers at all."""
@@ -57,7 +52,3 @@ class Operations:
     async def status(self, _request: web.Request) -> web.Response:
         """Instances, partitions, roles, epochs, positions, lags, states."""
         return web.json_response(self._instance.status())
-
-    async def openapi(self, _request: web.Request) -> web.Response:
-        """The OpenAPI 3.1 description of all this."""
-        return web.Response(text=self._openapi, content_type="application/json")

@@ -1,188 +1,258 @@
-"""Parameters and bodies, checked before anything is done with them."""
+"""The parameters of requests: each is declared once, and read as it is declared."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
 
-from balance_service.http.problems import Problem
-from balance_service.read_models.balance import MAX_CUSTOMER_ID_BYTES
+from balance_service.commands.add_funds import IDEMPOTENCY_KEY as KEY_PATTERN
+from balance_service.commands.add_funds import idempotency_key_of
+from balance_service.errors import InvalidInputError
+from balance_service.http.api.declarations import Parameter
+from balance_service.http.api.schemas import CUSTOMER_ID as CUSTOMER_ID_SCHEMA
+from balance_service.http.api.schemas import POSITION_PATTERN
+from balance_service.read_models.keys import TEXT, checked_key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from aiohttp import web
 
+    from balance_service.read_models.keys import KeyType
+
+T = TypeVar("T")
 _MAX_PARAMETERS = 16
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_MAX_LAG = re.compile(r"[0-9]{1,18}")
-_IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,128}")
-_MIN_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,18})")
-# Digits are checked before a number is made of them: Decimal takes "Infinity", "1_000" and exponents of any
-# size.
-_DECIMAL = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
-_JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
-_EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
-_AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceQuery:
-    """A checked query: the customer's key, the position to wait for, and how many records behind is recent enough."""
+def _formed(name: str, pattern: str, form: str, read: Callable[[str], T], **declared: Any) -> Parameter[T]:
+    """A parameter of a form that a pattern tells, and a sentence: "<name> must be <form>"."""
 
-    customer_id: str
+    def parse(text: str) -> T:
+        if not re.fullmatch(pattern, text):
+            raise InvalidInputError(f"{name} must be {form}")
+        return read(text)
+
+    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    return Parameter(name=name, schema=schema, parse=parse, **declared)
+
+
+def _position(text: str) -> tuple[int, int]:
+    partition, _, offset = text.partition(":")
+    return int(partition), int(offset)
+
+
+CUSTOMER_ID = Parameter(
+    name="customerId",
+    description="The customer. Percent-encoded UTF-8, given exactly once.",
+    schema=CUSTOMER_ID_SCHEMA,
+    parse=partial(checked_key, name="customerId"),
+    example="c1",
+    is_required=True,
+)
+MIN_POSITION = _formed(
+    "minPosition",
+    POSITION_PATTERN,
+    "partition:offset, such as 0:42",
+    _position,
+    description="Read your writes: answer only once the key's partition has been applied up to this position, as "
+    "`partition:offset`. The `Balance-Position` of a command's answer fits. Waits up to the service's "
+    "`BALANCE_READ_TIMEOUT` (5 s unless configured), then answers 503. A partition other than the key's is an error "
+    "(400).",
+    example="1:42",
+)
+MAX_LAG = _formed(
+    "maxLag",
+    "[0-9]{1,18}",
+    "a number of records, such as 100",
+    int,
+    description="Bounds staleness: answer only from a state at most so many records behind the end of the key's "
+    "partition, by a reading of that end at most 3 s old. A standby may answer, and so may an owner that is still "
+    "catching up. If none is that near, 503.",
+    example="100",
+)
+IDEMPOTENCY_KEY = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description="A name for this addition. Of several additions to one customer with the same name within "
+    "`BALANCE_IDEMPOTENCY_WINDOW` (24 h unless configured), the first is applied; one with another amount goes to the "
+    "dead letters. Every retry is answered 202, with the position of the retry. Given at most once.",
+    schema={"type": "string", "pattern": f"^{KEY_PATTERN}$"},
+    parse=idempotency_key_of,
+    example="9b2f0c1e-order-1041",
+)
+
+
+MODEL = Parameter(
+    name="model",
+    place="path",
+    description="The read model; `/api/models` lists them.",
+    schema={"type": "string"},
+    parse=str,
+    example="balance",
+    is_required=True,
+)
+KEY = Parameter(
+    name="key",
+    place="path",
+    description="The key, percent-encoded.",
+    schema=CUSTOMER_ID_SCHEMA,
+    parse=partial(checked_key, name="key"),
+    example="c1",
+    is_required=True,
+)
+
+
+def _bound(name: str, description: str) -> Parameter[str]:
+    return Parameter(
+        name=name,
+        description=description,
+        schema=CUSTOMER_ID_SCHEMA,
+        parse=partial(checked_key, name=name),
+        example="c1",
+    )
+
+
+FROM = _bound("from", "The least key to be listed.")
+TO = _bound("to", "The greatest key to be listed.")
+PREFIX = _bound("prefix", "What every key that is listed begins with.")
+AFTER = _bound("after", "The key after which the list begins: `next` of the page before.")
+LIMIT = _formed(
+    "limit",
+    "[1-9][0-9]{0,2}|1000",
+    "a number from 1 to 1000",
+    int,
+    description="Most entries to be listed, at most 1000.",
+    example="100",
+)
+BY = Parameter(
+    name="by",
+    description="The field whose greatest values are listed.",
+    schema={"type": "string"},
+    parse=str,
+    example="amount",
+    is_required=True,
+)
+PARTIAL = _formed(
+    "partial",
+    "true|false",
+    "true or false",
+    lambda text: text == "true",
+    description="`true`: answer although some partitions cannot be read; `Balance-Missing` names them.",
+    example="true",
+)
+PARTITIONS = _formed(
+    "partitions",
+    "[0-9]{1,5}(?:,[0-9]{1,5})*",
+    "numbers separated by commas, such as 0,3",
+    lambda text: [int(number) for number in text.split(",")],
+    description="Only between instances: the partitions that are asked about.",
+    example="0,3",
+    is_required=True,
+)
+
+
+class Given:
+    """The parameters that a request gives. Every reading raises InvalidInputError for what is not as declared."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+
+    def required(self, parameter: Parameter[T]) -> T:
+        """The value of a parameter that must be given."""
+        values = self._values(parameter)
+        if not values:
+            raise InvalidInputError(f"{parameter.name} is missing")
+        return _parsed(parameter, values)
+
+    def optional(self, parameter: Parameter[T]) -> T | None:
+        """The value of a parameter; None if it is not given."""
+        values = self._values(parameter)
+        return _parsed(parameter, values) if values else None
+
+    def _values(self, parameter: Parameter[T]) -> list[str]:
+        if parameter.place == "header":
+            return self._request.headers.getall(parameter.name, [])
+        if parameter.place == "path":
+            return [self._of_path(parameter.name)]
+        return [value for name, value in self._query if name == parameter.name]
+
+    def _of_path(self, name: str) -> str:
+        # aiohttp leaves what is no UTF-8 as it was escaped, so that two keys would be one.
+        resource = self._request.match_info.route.resource
+        place = "" if resource is None else resource.canonical
+        raw = self._request.rel_url.raw_path.split("/")[place.split("/").index(f"{{{name}}}")]
+        try:
+            return unquote_to_bytes(raw).decode()
+        except UnicodeDecodeError:
+            raise InvalidInputError(f"{name} is not UTF-8") from None
+
+    @cached_property
+    def _query(self) -> list[tuple[str, str]]:
+        try:
+            return parse_qsl(
+                self._request.rel_url.raw_query_string,
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=_MAX_PARAMETERS,
+            )
+        except UnicodeDecodeError:
+            raise InvalidInputError("the query is not UTF-8") from None
+        except ValueError:
+            raise InvalidInputError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyQuery:
+    """A checked query for one key: where it is asked, the position to wait for, and how stale its answer may be.
+
+    `path` and `parameters` are what a peer is asked with; `noun` is what the key is called. `told_as` is the key beside
+    the value in the answer; None: the answer is the value alone.
+    """
+
+    key: bytes
+    path: str
+    parameters: Mapping[str, str]
+    noun: str
+    told_as: str | None = None
     min_position: tuple[int, int] | None = None
     max_lag: int | None = None
 
     @property
-    def key(self) -> bytes:
-        """The customer's record key."""
-        return self.customer_id.encode()
-
-    @property
     def takes_standbys(self) -> bool:
-        """Whether one that is not the owner may answer: only who says how recent is recent enough."""
+        """Whether a standby may answer: only if the query says how recent is recent enough."""
         return self.min_position is not None or self.max_lag is not None
 
-    def parameters(self) -> dict[str, str]:
-        """The query as parameters again, for a peer."""
-        parameters = {"customerId": self.customer_id}
-        if self.min_position is not None:
-            parameters["minPosition"] = f"{self.min_position[0]}:{self.min_position[1]}"
-        if self.max_lag is not None:
-            parameters["maxLag"] = str(self.max_lag)
-        return parameters
 
+def key_query(
+    request: web.Request, key: Parameter[str], path_of: Callable[[str], str], noun: str, key_type: KeyType = TEXT
+) -> KeyQuery:
+    """The query for the key that a parameter names. Raises InvalidInputError.
 
-@dataclass(frozen=True, slots=True)
-class AddFunds:
-    """A checked command."""
-
-    customer_id: str
-    amount: Decimal
-
-
-def balance_query(request: web.Request) -> BalanceQuery:
-    """The query in a request's parameters. Raises Problem 400."""
-    try:
-        pairs = parse_qsl(
-            request.rel_url.raw_query_string,
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=_MAX_PARAMETERS,
-        )
-    except UnicodeDecodeError:
-        raise Problem(400, "the query is not UTF-8") from None
-    except ValueError:
-        raise Problem(400, f"the query has more than {_MAX_PARAMETERS} parameters") from None
-    customer_id = _only(pairs, "customerId")
-    if customer_id is None:
-        raise Problem(400, "customerId is missing")
-    min_position, max_lag = _only(pairs, "minPosition"), _only(pairs, "maxLag")
-    return BalanceQuery(
-        checked_customer_id(customer_id),
-        None if min_position is None else _position(min_position),
-        None if max_lag is None else _lag(max_lag),
+    Args:
+        path_of: the key → where a peer is asked for it.
+    """
+    given = Given(request)
+    value, min_position, max_lag = given.required(key), given.optional(MIN_POSITION), given.optional(MAX_LAG)
+    parameters = {key.name: value} if key.place == "query" else {}
+    if min_position is not None:
+        parameters[MIN_POSITION.name] = f"{min_position[0]}:{min_position[1]}"
+    if max_lag is not None:
+        parameters[MAX_LAG.name] = str(max_lag)
+    return KeyQuery(
+        key=key_type.parse(value),
+        path=path_of(value),
+        parameters=parameters,
+        noun=noun,
+        told_as=value if key.place == "path" else None,
+        min_position=min_position,
+        max_lag=max_lag,
     )
 
 
-def idempotency_key(request: web.Request) -> bytes | None:
-    """The header `Idempotency-Key` of a request, if it has one. Raises Problem 400."""
-    values = request.headers.getall("Idempotency-Key", [])
-    if not values:
-        return None
+def _parsed(parameter: Parameter[T], values: list[str]) -> T:
     if len(values) > 1:
-        raise Problem(400, "Idempotency-Key is given more than once")
-    return checked_idempotency_key(values[0])
-
-
-def checked_idempotency_key(value: str) -> bytes:
-    """The key, if it can be one. Raises Problem 400."""
-    if not _IDEMPOTENCY_KEY.fullmatch(value):
-        raise Problem(400, "Idempotency-Key must have 1 to 128 visible ASCII characters")
-    return value.encode()
-
-
-def add_funds(body: bytes) -> AddFunds:
-    """The command in a request's body. Raises Problem 400."""
-    try:
-        parsed = json.loads(
-            body,
-            parse_float=_Number,
-            parse_int=_Number,
-            parse_constant=_no_constant,
-            object_pairs_hook=_object,
-        )
-    except (ValueError, RecursionError):
-        raise Problem(400, 'the body is not JSON; send {"customerId": "c1", "amount": 12.34}') from None
-    if not isinstance(parsed, dict):
-        raise Problem(400, 'the body is not a JSON object; send {"customerId": "c1", "amount": 12.34}')
-    customer_id = parsed.get("customerId")
-    if isinstance(customer_id, _Number) or not isinstance(customer_id, str):
-        raise Problem(400, "customerId is missing" if customer_id is None else "customerId is not a string")
-    return AddFunds(checked_customer_id(customer_id), amount_of(parsed.get("amount")))
-
-
-def checked_customer_id(customer_id: str) -> str:
-    """The id, if it can be a record's key. Raises Problem 400."""
-    try:
-        size = len(customer_id.encode())
-    except UnicodeEncodeError:
-        raise Problem(400, "customerId is not UTF-8") from None
-    if not 1 <= size <= MAX_CUSTOMER_ID_BYTES:
-        raise Problem(400, f"customerId must have 1 to {MAX_CUSTOMER_ID_BYTES} bytes of UTF-8")
-    if _CONTROL_CHARACTER.search(customer_id):
-        raise Problem(400, "customerId must not contain control characters")
-    return customer_id
-
-
-def amount_of(value: Any) -> Decimal:
-    """An exact amount of money from JSON's number (as its digits) or string. Raises Problem 400."""
-    if not isinstance(value, str):
-        raise Problem(400, "amount is missing" if value is None else _AMOUNT_RULE)
-    digits = value
-    if isinstance(value, _Number) and _JSON_NUMBER.fullmatch(value):
-        digits = format(Decimal(value), "f")
-    if not _DECIMAL.fullmatch(digits) or Decimal(digits) <= 0:
-        raise Problem(400, _AMOUNT_RULE)
-    return Decimal(digits).quantize(Decimal("0.01"), context=_EXACT)
-
-
-class _Number(str):
-    """A JSON number's own digits: it never passes through a binary float."""
-
-    __slots__ = ()
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON leaves it open which of two values counts; where they are money, neither does.
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise Problem(400, "the body has a name more than once in an object")
-    return fields
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _only(pairs: list[tuple[str, str]], name: str) -> str | None:
-    values = [value for key, value in pairs if key == name]
-    if len(values) > 1:
-        raise Problem(400, f"{name} is given more than once")
-    return values[0] if values else None
-
-
-def _position(text: str) -> tuple[int, int]:
-    match = _MIN_POSITION.fullmatch(text)
-    if match is None:
-        raise Problem(400, "minPosition must be partition:offset, such as 0:42")
-    return int(match[1]), int(match[2])
-
-
-def _lag(text: str) -> int:
-    if not _MAX_LAG.fullmatch(text):
-        raise Problem(400, "maxLag must be a number of records, such as 100")
-    return int(text)
+        raise InvalidInputError(f"{parameter.name} is given more than once")
+    return parameter.parse(values[0])

@@ -1,140 +1,117 @@
-"""`GET /api/customers.getBalance`: answered from the local store, or by the owner or a standby, one hop away."""
+"""Queries for one key of a read model: answered from the local store, or by the owner or a standby, one hop away."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
-from balance_service.http.parameters import BalanceQuery, balance_query
-from balance_service.http.problems import PROBLEM_JSON, Problem, body_of, headers_of, unavailable
-from balance_service.http.proxy import FORWARDED_HEADER
+from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
+from balance_service.http.answer import JSON, Answer
+from balance_service.http.parameters import CUSTOMER_ID, KeyQuery, key_query
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.server.problems import Problem, unavailable
+from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from decimal import Decimal
 
+    from aiohttp import web
     from prometheus_client import Histogram
 
-    from balance_service.http.answers import PeerAnswer
-    from balance_service.http.proxy import Proxy
+    from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import LocalAnswer, Routing
-    from balance_service.metrics import Metrics
+    from balance_service.observability.metrics import Metrics
 
 PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
 _LOOKED_UP = (200, 404)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
-_JSON = "application/json"
-_PROBLEM = f"{PROBLEM_JSON}; charset=utf-8"
-_NO_SUCH_CUSTOMER = body_of(Problem(404, "no such customer")).encode()
+_CUSTOMER = "customer"
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 _HEADROOM_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceAnswer:
-    """What is answered, from the local store or by a peer; `headers` are those of this API."""
-
-    status: int
-    body: bytes
-    content_type: str
-    headers: Mapping[str, str]
-
-    @classmethod
-    def of(cls, problem: Problem) -> BalanceAnswer:
-        """A problem."""
-        return cls(problem.status, body_of(problem).encode(), _PROBLEM, headers_of(problem))
-
-    def response(self) -> web.Response:
-        """The same as aiohttp's."""
-        headers = {**self.headers, "Content-Type": self.content_type}
-        return web.Response(status=self.status, body=self.body, headers=headers)
-
-
+@dataclass(slots=True, eq=False, kw_only=True)
 class Queries:
-    """Answers balance queries."""
+    """Answers queries for one key of a read model."""
 
-    def __init__(
-        self,
-        routing: Routing,
-        proxy: Proxy,
-        address: str,
-        view: Callable[[bytes], Mapping[str, Any]],
-        on_damage: Callable[[int, StoreCorruptedError], None],
-        timeout_seconds: float,
-        metrics: Metrics,
-    ) -> None:
-        """Args:
-        view: framed state → what the query answers.
-        on_damage: told that the store of a partition is damaged.
-        """
-        self._routing = routing
-        self._proxy = proxy
-        self._address = address
-        self._view = view
-        self._on_damage = on_damage
-        self._timeout_seconds = timeout_seconds
-        self._metrics = metrics
-        self._observed: dict[tuple[str, int], Histogram] = {}
+    read_model: str
+    routing: Routing
+    proxy: Proxy
+    address: str
+    view: Callable[[bytes], Mapping[str, Any]]
+    """Framed state → what the query answers."""
+    on_damage: Callable[[int, StoreCorruptedError], None]
+    """Told that the store of a partition is damaged."""
+    timeout_seconds: float
+    metrics: Metrics
+    _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
 
     async def get_balance(self, request: web.Request) -> web.Response:
-        """A customer's balance, from its owner; from a standby too, if the query says how recent it must be."""
-        answer = await self._observed_answer(
-            lambda: balance_query(request), is_forwarded=FORWARDED_HEADER in request.headers
-        )
+        """A customer's state, from its owner; from a standby too, if the query says how recent it must be."""
+        return await self.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, _CUSTOMER))
+
+    async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
+        """The same for whichever key the request names.
+
+        Args:
+            parse: the query in the request.
+        """
+        answer = await self._observed_answer(parse, is_forwarded=FORWARDED_HEADER in request.headers)
         return answer.response()
 
-    async def answer(self, key: bytes) -> BalanceAnswer:
+    async def answer(self, key: bytes) -> Answer:
         """The same to a query of a client with no more than a customer.
 
         Raises:
             Problem: as `get_balance`.
         """
-        return await self._observed_answer(lambda: BalanceQuery(key.decode()), is_forwarded=False)
+        return await self._observed_answer(lambda: _plain(key), is_forwarded=False)
 
-    def at_once(self, key: bytes) -> BalanceAnswer | None:
+    def at_once(self, key: bytes) -> Answer | None:
         """The owner's answer to a query with no more than a customer, if this instance is that.
 
         None if it is not, or has anything else to say: `get_balance` will say it.
         """
         began = time.perf_counter()
-        partition = self._routing.partition_of(key)
+        partition = self.routing.partition_of(key)
         try:
-            local = self._routing.read(partition, key)
+            local = self.routing.read(partition, key)
             if local is None or not local.is_owner:
                 return None
-            answer = self._answer(partition, local)
+            answer = self._answer(partition, local, None)
         except (BalanceServiceError, Problem):
             return None
         self._observe("local", answer.status, began)
         return answer
 
-    async def _observed_answer(self, parse: Callable[[], BalanceQuery], *, is_forwarded: bool) -> BalanceAnswer:
+    async def _observed_answer(self, parse: Callable[[], KeyQuery], *, is_forwarded: bool) -> Answer:
         began = time.perf_counter()
         answered, status = "none", 500
         try:
             query = parse()
-            partition = self._routing.partition_of(query.key)
+            partition = self.routing.partition_of(query.key)
             if query.min_position is not None and query.min_position[0] != partition:
                 raise Problem(
-                    400, f"minPosition is of partition {query.min_position[0]}, the customer's is {partition}"
+                    400, f"minPosition is of partition {query.min_position[0]}, the {query.noun}'s is {partition}"
                 )
-            deadline = time.monotonic() + self._timeout_seconds
+            deadline = time.monotonic() + self.timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local)
+                answered, answer = "local", self._answer(partition, local, query)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, deadline)
             status = answer.status
             return answer
+        except InvalidInputError:
+            status = 400
+            raise
         except Problem as problem:
             status = problem.status
             raise
@@ -142,12 +119,12 @@ class Queries:
             self._observe(answered, status, began)
 
     async def _local(
-        self, partition: int, query: BalanceQuery, deadline: float, *, is_forwarded: bool
+        self, partition: int, query: KeyQuery, deadline: float, *, is_forwarded: bool
     ) -> LocalAnswer | None:
         """An answer from here that is recent enough; None if others are to be asked.
 
-        The owner waits for the wanted position, for nobody knows more. So does a standby that was asked by a peer, for
-        that is not to be passed on.
+        The owner waits for the wanted position, because no other instance is further. So does a standby that a peer
+        asked, because a forwarded query is not forwarded again.
         """
         while True:
             local = self._read(partition, query)
@@ -155,22 +132,22 @@ class Queries:
                 return local
             may_answer = local is not None and (local.is_owner or query.takes_standbys)
             if is_forwarded and not may_answer:
-                raise Problem(_MISDIRECTED, f"{self._address} does not own partition {partition}")
+                raise Problem(_MISDIRECTED, f"{self.address} does not own partition {partition}")
             if local is None or not (local.is_owner or is_forwarded):
                 return None
             if _is_reached(local, query):
                 behind = "an unknown number of" if local.lag is None else local.lag
-                raise unavailable(f"{self._address} is {behind} records behind, and maxLag is {query.max_lag}")
+                raise unavailable(f"{self.address} is {behind} records behind, and maxLag is {query.max_lag}")
             if time.monotonic() >= deadline:
                 raise unavailable(f"position {partition}:{_wanted(query)} was not reached in time")
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _read(self, partition: int, query: BalanceQuery) -> LocalAnswer | None:
+    def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
         try:
-            return self._routing.read(partition, query.key)
+            return self.routing.read(partition, query.key)
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, error)
-        # Not from the error: its frames hold the view, and that the lock of the store that is to be made anew.
+        # Raise outside `except`: the traceback would keep the view, and so the store's lock, alive.
         if query.takes_standbys:
             return None
         raise refusal
@@ -179,11 +156,11 @@ class Queries:
         """What is answered where the local store, or a state in it, cannot be read."""
         if isinstance(error, RetriableError):
             return unavailable(str(error))
-        self._on_damage(partition, error)
+        self.on_damage(partition, error)
         return unavailable("the local store is damaged and is being restored")
 
-    async def _proxied(self, partition: int, query: BalanceQuery, deadline: float) -> BalanceAnswer:
-        """A peer's answer; asks all who may have one once more if that fails, for the owner may have changed.
+    async def _proxied(self, partition: int, query: KeyQuery, deadline: float) -> Answer:
+        """A peer's answer. If none answers, all candidates are asked once more, because the owner may have changed.
 
         A query that waits for a position goes on asking: it outlasts a partition's move where its deadline does.
         """
@@ -197,46 +174,45 @@ class Queries:
                 # It may have become ours.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local)
+                    return self._answer(partition, local, query)
             # A copy here may be recent enough by the second time.
-            has_copy = not attempt and query.takes_standbys and self._routing.has_copy(partition)
+            has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
             for address, seconds, is_last in self._candidates(partition, query, deadline, has_copy=has_copy):
                 try:
-                    answer = await self._proxy.get(address, PATH, query.parameters(), self._address, seconds)
+                    answer = await self.proxy.get(address, query.path, query.parameters, self.address, seconds)
                 except RetriableError as error:
-                    self._metrics.proxied(address, "failed")
+                    self.metrics.proxied(address, "failed")
                     refusal = unavailable(str(error))
                     continue
                 if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
-                    self._metrics.proxied(address, "failed")
+                    self.metrics.proxied(address, "failed")
                     refusal = unavailable(f"what answers at {address} is not the instance that was asked")
                     continue
-                self._metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
+                self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status == _MISDIRECTED:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
                 elif is_last or answer.status != _UNAVAILABLE:
-                    return _passed_on(answer)
+                    return answer
         raise refusal
 
     def _candidates(
-        self, partition: int, query: BalanceQuery, deadline: float, *, has_copy: bool
+        self, partition: int, query: KeyQuery, deadline: float, *, has_copy: bool
     ) -> Iterator[tuple[str, float, bool]]:
-        """Whom to ask, one after the other; for how long; whether it is the last one.
+        """The peers to ask in turn: address, seconds to wait, and whether it is the last one.
 
-        Half of what is left, while there is somebody else to ask, or a copy here to look at again.
+        Each gets half of the time left while there is another peer to ask, or a copy here to look at again.
         """
-        owner = self._routing.owner(partition)
-        servers = [] if owner is None else [owner]
-        servers += self._routing.standbys(partition) if query.takes_standbys else []
-        for following, server in zip(range(len(servers) - 1, -1, -1), servers, strict=True):
+        addresses = self.routing.candidates(partition, takes_standbys=query.takes_standbys)
+        for following, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            yield server.address, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
+            yield address, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
 
-    def _answer(self, partition: int, local: LocalAnswer) -> BalanceAnswer:
+    def _answer(self, partition: int, local: LocalAnswer, query: KeyQuery | None) -> Answer:
+        """An answer from here; without a query, to the plain one for a customer."""
         headers = {
-            "Balance-Application-Server": self._address,
+            "Balance-Application-Server": self.address,
             "Balance-Role": "active" if local.is_owner else "standby",
             "Balance-Position": f"{partition}:{local.position.offset}",
             "Balance-Epoch": str(local.position.epoch),
@@ -244,49 +220,49 @@ class Queries:
         if local.lag is not None:
             headers["Balance-Lag"] = str(local.lag)
         if local.frame is None:
-            return BalanceAnswer(404, _NO_SUCH_CUSTOMER, _PROBLEM, headers)
+            return _no_such(_CUSTOMER if query is None else query.noun)._replace(headers=headers)
         try:
-            view = self._view(local.frame)
+            view = self.view(local.frame)
         except (StoreCorruptedError, RetriableError) as error:
             raise self._refusal(partition, error) from error
-        return BalanceAnswer(200, exact_json(view).encode(), _JSON, headers)
+        told_as = None if query is None else query.told_as
+        body = exact_json(view if told_as is None else {"key": told_as, "value": view})
+        return Answer(200, body.encode(), JSON, headers)
 
     def _observe(self, answered: str, status: int, began: float) -> None:
         elapsed = time.perf_counter() - began
         observed = self._observed.get((answered, status))
         if observed is None:
-            observed = self._observed[answered, status] = self._metrics.query_seconds.labels(answered, str(status))
+            observed = self._observed[answered, status] = self.metrics.query_seconds.labels(
+                self.read_model, answered, str(status)
+            )
         observed.observe(elapsed)
 
 
-def _wanted(query: BalanceQuery) -> int:
+def _plain(key: bytes) -> KeyQuery:
+    return KeyQuery(key=key, path=PATH, parameters={CUSTOMER_ID.name: key.decode()}, noun=_CUSTOMER)
+
+
+@cache
+def _no_such(noun: str) -> Answer:
+    return Problem(404, f"no such {noun}").answer()
+
+
+def _wanted(query: KeyQuery) -> int:
     return 0 if query.min_position is None else query.min_position[1]
 
 
-def _is_reached(local: LocalAnswer, query: BalanceQuery) -> bool:
+def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
     return local.position.offset >= _wanted(query)
 
 
-def _is_recent_enough(local: LocalAnswer, query: BalanceQuery) -> bool:
+def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
     """Whether an answer may be given: the owner's, or one that is as recent as the query wants it."""
     is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
     return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)
 
 
-def exact_json(view: Mapping[str, Any]) -> str:
-    """A flat JSON object of decimals, with exactly their digits."""
-    return "{" + ", ".join(f'"{name}": {_digits(value)}' for name, value in view.items()) + "}"
-
-
-def _digits(value: Decimal) -> str:
-    return format(value, "f")
-
-
-def _is_of(answer: PeerAnswer, address: str, query: BalanceQuery) -> bool:
+def _is_of(answer: Answer, address: str, query: KeyQuery) -> bool:
     """Whether an answer is of the instance that was asked, in a role that counts: addresses are given to others."""
     is_its_own = answer.headers.get("Balance-Application-Server") == address
     return is_its_own and (query.takes_standbys or answer.headers.get("Balance-Role") == "active")
-
-
-def _passed_on(answer: PeerAnswer) -> BalanceAnswer:
-    return BalanceAnswer(answer.status, answer.body, answer.content_type, answer.headers)

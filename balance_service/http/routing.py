@@ -1,4 +1,4 @@
-"""Partition of the key → who owns it: this instance, a peer, or nobody for now.
+"""Partition of the key → its owner: this instance, a peer, or none for now.
 
 Called on the event loop's thread only; what it asks answers from immutable snapshots.
 """
@@ -6,25 +6,24 @@ Called on the event loop's thread only; what it asks answers from immutable snap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.state.records import Role
 from balance_service.state.task_state import ANSWERING
 
 if TYPE_CHECKING:
-    from balance_service.cluster.directory import ApplicationServer, ServerTable
     from balance_service.cluster.membership import Lease
+    from balance_service.cluster.server_table import ServerTable
     from balance_service.cluster.watermarks import Watermarks
     from balance_service.state.records import Position
-    from balance_service.state.store import StoreView
+    from balance_service.state.store.store import StoreView
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _WATERMARK_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalAnswer:
+class LocalAnswer(NamedTuple):
     """A state as the local store has it, framed, with what is needed to say where it came from."""
 
     frame: bytes | None
@@ -45,6 +44,16 @@ class Readable(Protocol):
         """States and position as of the last commit; None unless it answers."""
 
 
+class Copy(NamedTuple):
+    """All states of a partition as the local store has them; `was_owned` is of before they were looked at."""
+
+    partition: int
+    task: Readable
+    view: StoreView
+    position: Position
+    was_owned: bool
+
+
 class ReadableTasks(Protocol):
     """The tasks of this instance."""
 
@@ -53,37 +62,29 @@ class ReadableTasks(Protocol):
 
 
 class Leased(Protocol):
-    """Whoever holds the lease of this instance."""
+    """Holds the lease of this instance."""
 
     @property
     def lease(self) -> Lease:
         """Until when it may answer as owner."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Routing:
-    """Finds who may answer for a key of one read model."""
+    """Finds the instances that may answer for a key of one read model."""
 
-    def __init__(
-        self,
-        read_model: str,
-        partitions: int,
-        address: str,
-        tasks: ReadableTasks,
-        membership: Leased,
-        watermarks: Watermarks,
-        servers: ServerTable,
-    ) -> None:
-        self._read_model = read_model
-        self._partitions = partitions
-        self._address = address
-        self._tasks = tasks
-        self._membership = membership
-        self._watermarks = watermarks
-        self._servers = servers
+    read_model: str
+    partitions: int
+    """How many there are."""
+    address: str
+    tasks: ReadableTasks
+    membership: Leased
+    watermarks: Watermarks
+    servers: ServerTable
 
     def partition_of(self, key: bytes) -> int:
         """The key's partition."""
-        return partition_of(key, self._partitions)
+        return partition_of(key, self.partitions)
 
     def read(self, partition: int, key: bytes) -> LocalAnswer | None:
         """The state as this instance has it; None if it has none to answer from.
@@ -94,33 +95,45 @@ class Routing:
         Raises:
             StoreCorruptedError: the store is damaged there.
         """
-        task = self._tasks.task(partition)
+        copy = self.copy(partition)
+        if copy is None:
+            return None
+        frame = copy.view.get(key)
+        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))
+
+    def copy(self, partition: int) -> Copy | None:
+        """A partition as this instance has it; None if it has none to answer from."""
+        task = self.tasks.task(partition)
         if task is None:
             return None
         role, view = task.role, task.view
         if view is None or view.position is None:
             return None
-        frame = view.get(key)
-        # Checked after the read: a pause before this line may have outlasted the lease, or the partition's move.
-        is_owner = role is Role.ACTIVE and self._membership.lease.holds and task.view is not None
-        return LocalAnswer(frame, view.position, self._lag(partition, view.position.offset), is_owner)
+        return Copy(partition, task, view, view.position, role is Role.ACTIVE)
+
+    def lag_of(self, copy: Copy) -> int | None:
+        """Records between a copy and the source's end; None if that is not known as of lately."""
+        is_fresh = self.watermarks.age_seconds <= _WATERMARK_SECONDS
+        return self.watermarks.lag(copy.partition, copy.position.offset) if is_fresh else None
+
+    def is_owned(self, copy: Copy) -> bool:
+        """Whether what was read of a copy is the owner's answer; to be asked after the read.
+
+        A pause during it may have outlasted the lease, or the partition's move.
+        """
+        return copy.was_owned and self.membership.lease.holds and copy.task.view is not None
 
     def has_copy(self, partition: int) -> bool:
         """Whether this instance has something to answer from, be it not recent enough."""
-        task = self._tasks.task(partition)
+        task = self.tasks.task(partition)
         return task is not None and task.view is not None
 
-    def owner(self, partition: int) -> ApplicationServer | None:
-        """The peer that owns a partition, as far as is known; never this instance."""
-        server = self._servers.owner(self._read_model, partition, _ANSWERING)
-        return None if server is None or server.address == self._address else server
+    def candidates(self, partition: int, *, takes_standbys: bool) -> list[str]:
+        """The addresses of peers that may answer for a partition, in the order in which to ask them.
 
-    def standbys(self, partition: int) -> list[ApplicationServer]:
-        """The peers that stand by for a partition, the one that is furthest first; never this instance."""
-        servers = self._servers.standbys(self._read_model, partition, _ANSWERING)
-        return [server for server in servers if server.address != self._address]
-
-    def _lag(self, partition: int, position: int) -> int | None:
-        """Records between a position and the source's end; None if that is not known as of lately."""
-        is_fresh = self._watermarks.age_seconds <= _WATERMARK_SECONDS
-        return self._watermarks.lag(partition, position) if is_fresh else None
+        The owner, as far as it is known; then, if they will do, its standbys, the one that is furthest first.
+        """
+        owner = self.servers.owner(self.read_model, partition, _ANSWERING)
+        servers = [] if owner is None else [owner]
+        servers += self.servers.standbys(self.read_model, partition, _ANSWERING) if takes_standbys else []
+        return [server.address for server in servers if server.address != self.address]

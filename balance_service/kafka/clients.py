@@ -32,7 +32,7 @@ _MIB = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 _QUEUE_KBYTES = 1 << 20
 # A task's writer waits where its queue is full; a small record takes some 300 bytes there.
-_WRITER_MESSAGES = 100_000
+_WRITER_MESSAGES = 20_000
 _TRANSACTION_TIMEOUT_MS = 60_000
 
 _NOT_AUTHORIZED = {
@@ -69,12 +69,14 @@ def producer_config(settings: Settings) -> ClientConfig:
 
 
 def transactional_config(settings: Settings, transactional_id: str) -> ClientConfig:
-    """The one writer of a task. What a killed one leaves open its successor ends at once; else the timeout does."""
+    """The one writer of a task. Its successor aborts any transaction it leaves open; failing that, the timeout does."""
     return {
         # By itself it would follow the transaction's: a connection that is dead without a word should not last as long.
         "socket.timeout.ms": settings.session_timeout_ms - 100,
         **producer_config(settings),
         "queue.buffering.max.messages": _WRITER_MESSAGES,
+        # A commit waits for its records, and no more of them are to come.
+        "linger.ms": 0,
         "transactional.id": transactional_id,
         # Not the session's: a commit that takes longer than that would be tried again as it is, for ever.
         "transaction.timeout.ms": max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS),
@@ -85,7 +87,7 @@ def reader_config(settings: Settings) -> ClientConfig:
     """A consumer that is told its partitions, reads what is committed, and sees the end of each."""
     return {
         **common_config(settings),
-        # Looked up though it is never joined, so it is the one that this user may read.
+        # librdkafka looks the group up even if we never join, so use the one that this user may read.
         "group.id": settings.application_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

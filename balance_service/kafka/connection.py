@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _REFUSED = {KafkaError._AUTHENTICATION, KafkaError._SSL}
 # What comes as a mere failure of the transport: the other side's word on our certificate, or on how we talk to it.
 _SIGNS = ("ssl/tls alert", "SSL handshake failed", "security.protocol")
-# Whoever gives out the tokens, or a proxy before the brokers, may only be down for now.
+# The issuer of tokens, or a proxy before the brokers, may only be down for now.
 _MAY_PASS = ("Failed to acquire SASL OAUTHBEARER token", "Disconnected")
 _SETTINGS = "BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE"
 

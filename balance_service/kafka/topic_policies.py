@@ -15,6 +15,8 @@ log = structlog.get_logger(__name__)
 
 FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _COMPACTION_LAG = "min.compaction.lag.ms"
+# So that a table that is read anew still has the versions of a day, which is the history that tables have by default.
+TABLE = {"cleanup.policy": "compact", _COMPACTION_LAG: str(24 * 60 * 60 * 1000)}
 CHANGELOG = {"cleanup.policy": "compact", _COMPACTION_LAG: str(60 * 60 * 1000)}
 DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 MAX_MESSAGE_BYTES = "max.message.bytes"
@@ -29,18 +31,25 @@ _UNBOUNDED = str((1 << 63) - 1)
 # What is copied keeps its timestamp, however old or new it is.
 _TIMESTAMPS_AS_GIVEN = {_TIMESTAMP_TYPE: "CreateTime", _BEFORE: _UNBOUNDED, _AFTER: _UNBOUNDED}
 _DAY_MS = 24 * 60 * 60 * 1000
-_DEAD_LETTER_HEADROOM_BYTES = 64 << 10
+_HEADROOM_BYTES = 64 << 10
 
 
 def dead_letters(source: Mapping[str, str]) -> dict[str, str]:
     """Of the topic that takes every record of a source of this configuration, with headers of our own."""
-    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(_largest(source) + _DEAD_LETTER_HEADROOM_BYTES)}
+    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADROOM_BYTES)}
 
 
 def copy_of(source: Mapping[str, str]) -> dict[str, str]:
     """Of a topic that takes every record of a source of this configuration as it is."""
     as_given = {name: value for name, value in _TIMESTAMPS_AS_GIVEN.items() if name in source}
     return {**FOR_EVER, **as_given, MAX_MESSAGE_BYTES: str(_largest(source))}
+
+
+def with_headers(source: Mapping[str, str]) -> dict[str, str]:
+    """Of a topic that takes every record of a source of this configuration, with a header of our own."""
+    # What the source has let in is not further in the future when it is sent on.
+    bounds = {name: value for name, value in source.items() if name == _AFTER}
+    return {**copy_of(source), **bounds, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADROOM_BYTES)}
 
 
 def check_source(name: str, config: Mapping[str, str], *, allow_finite_retention: bool) -> None:
@@ -68,6 +77,18 @@ def warn_of_timestamps(name: str, config: Mapping[str, str]) -> None:
             "the source takes timestamps of any future: one that Spark cannot count in microseconds stops it; "
             f"set {_AFTER}=3600000",
             topic=name,
+        )
+
+
+def check_table(name: str, config: Mapping[str, str], *, allow_finite_retention: bool) -> None:
+    """Raises ConfigurationError if a topic of this configuration may lose rows of a table."""
+    policy = config["cleanup.policy"]
+    if allow_finite_retention or policy == "compact":
+        return
+    if finite := [key for key in ("retention.ms", "retention.bytes") if int(config[key]) >= 0]:
+        raise ConfigurationError(
+            f"the table's topic '{name}' has cleanup.policy={policy} and a finite {' and '.join(finite)}, so rows are "
+            "lost; set cleanup.policy=compact, or BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
         )
 
 
@@ -110,14 +131,32 @@ def check_dead_letters(
 
 def check_copy(name: str, config: Mapping[str, str], source_name: str, source: Mapping[str, str]) -> None:
     """Raises ConfigurationError if a topic would not take the records of another as they are."""
+    _check_takes(name, config, f"records of '{source_name}'", _largest(source))
+
+
+def check_with_headers(name: str, config: Mapping[str, str], source_name: str, source: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a topic would not take the records of another with a header of our own."""
+    _check_takes(name, config, f"records of '{source_name}'", _largest(source) + _HEADROOM_BYTES)
+
+
+def check_output(name: str, config: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a topic would refuse what is sent to it, or change its time."""
+    _check_takes(name, config, "what is sent to it", BATCH_BYTES)
+    if int(config.get(_BEFORE, _UNBOUNDED)) < int(_UNBOUNDED):
+        raise ConfigurationError(
+            f"topic '{name}' refuses records with old timestamps, and what is sent to it has those of its events; "
+            f"set its {_BEFORE}={_UNBOUNDED}"
+        )
+
+
+def _check_takes(name: str, config: Mapping[str, str], what: str, largest: int) -> None:
     if config[_TIMESTAMP_TYPE] != "CreateTime":
         raise ConfigurationError(
             f"topic '{name}' puts its own timestamps on records; set its message.timestamp.type=CreateTime"
         )
-    if int(config[MAX_MESSAGE_BYTES]) < (largest := _largest(source)):
+    if int(config[MAX_MESSAGE_BYTES]) < largest:
         raise ConfigurationError(
-            f"topic '{name}' may refuse records of '{source_name}' as too large; "
-            f"set its max.message.bytes={largest} or more"
+            f"topic '{name}' may refuse {what} as too large; set its max.message.bytes={largest} or more"
         )
 
 

@@ -1,4 +1,4 @@
-"""The topics the service needs: created if missing, refused if they cannot keep its promises."""
+"""Topics as the broker has them: what there is, how far it goes, and how to make and delete it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka import topic_policies
 from balance_service.kafka.clients import by_remedy, common_config, refused
 from balance_service.kafka.connection import Connection
 
@@ -42,7 +41,6 @@ _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
 _LOOK_AGAIN_SECONDS = 1.0
-_RECOMMENDED_REPLICAS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Topic:
 
 
 class Topics:
-    """Looks topics up, makes them, checks their policies. Any thread may call."""
+    """Looks topics up, makes and deletes them, tells their offsets. Any thread may call."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError if the client refuses a property."""
@@ -97,78 +95,58 @@ class Topics:
             found = self.find(name)
         return found
 
-    def prepare(self) -> Topic:
-        """Create what is missing, check what is there, and return the source topic.
+    def ensure(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        """A topic, created if missing. Raises as `create`."""
+        return self.find(name) or self.create(name, partitions, config)
+
+    def create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        """Create a topic and wait until it appears; one that somebody else creates meanwhile will do.
 
         Raises:
-            ConfigurationError: a topic is missing and may not be created, or cannot keep our promises.
+            ConfigurationError: the cluster has fewer brokers than BALANCE_REPLICATION_FACTOR.
             RetriableError: the broker does not answer.
         """
-        settings = self._settings
-        source = self.find(settings.topic)
-        if source is None:
-            if not settings.create_topics:
-                raise ConfigurationError(
-                    f"topic '{settings.topic}' does not exist and BALANCE_CREATE_TOPICS is off; "
-                    "create it with `balance-service topics create`, or correct BALANCE_TOPIC"
-                )
-            source = self._create(settings.topic, settings.partitions, topic_policies.FOR_EVER)
-        config = self._config(source.name)
-        self._check_source(source.name, config)
-        topic_policies.warn_of_timestamps(source.name, config)
-        changelog = self.prepare_changelog(source)
-        dead_letters = settings.dead_letters_topic
-        found = self._ensure(dead_letters, source.partitions, topic_policies.dead_letters(config))
-        # Where the source has more partitions than the changelog, that is what is wrong, and each task says so.
-        partitions = min(source.partitions, changelog.partitions)
-        topic_policies.check_dead_letters(
-            dead_letters, found.partitions, self._config(dead_letters), partitions, config
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=self._settings.replication_factor,
+            config=dict(config),
         )
-        self._ensure(settings.application_servers_topic, 1, topic_policies.DIRECTORY)
-        self._warn_of_few_replicas()
-        return source
+        try:
+            self._admin.create_topics([topic], request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
+            log.info("topic created", topic=name, partitions=partitions)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.INVALID_REPLICATION_FACTOR:
+                raise ConfigurationError(
+                    f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the "
+                    f"cluster has brokers, so topic '{name}' cannot be created; lower it"
+                ) from error
+            # Another instance, started at the same moment, may have been first.
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                grant = f"Create on topic '{name}', or create it beforehand"
+                raise self._by_remedy(error, f"creating topic {name}", grant) from error
+        deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
+        while (created := self.find(name)) is None or created.partitions == 0:
+            if time.monotonic() > deadline:
+                raise RetriableError(f"topic {name} was created but does not appear")
+            time.sleep(0.1)
+        return created
 
-    def prepare_changelog(self, source: Topic) -> Topic:
-        """The changelog, created if missing.
-
-        Raises:
-            ConfigurationError: it is not compacted, so that a restore might miss states.
-        """
-        changelog = self._ensure(self._settings.changelog_topic, source.partitions, topic_policies.CHANGELOG)
-        topic_policies.check_changelog(changelog.name, self._config(changelog.name))
-        return changelog
-
-    def dead_letter_bytes(self, source: Topic) -> int:
-        """What a batch of dead letters may come to, in bytes; their topic is made again if it was deleted since."""
-        name = self._settings.dead_letters_topic
-        if self.find(name) is None:
-            self._create(name, source.partitions, topic_policies.dead_letters(self._config(source.name)))
-        return int(self._config(name)[topic_policies.MAX_MESSAGE_BYTES])
-
-    def prepare_copy(self, source: Topic, name: str, partitions: int | None) -> Topic:
-        """A topic that takes every record of `source` as it is and keeps it for ever, created if missing.
-
-        Args:
-            source: what is to be copied.
-            name: of the copy.
-            partitions: None for as many as the copy has, or the source if the copy is missing.
-
-        Raises:
-            ConfigurationError: it is there and has another partition count, or its policies are not such.
-        """
-        source_config = self._config(source.name)
-        copy = self.find(name)
-        if copy is None:
-            copy = self._create(name, partitions or source.partitions, topic_policies.copy_of(source_config))
-        if partitions not in (None, copy.partitions):
-            raise ConfigurationError(
-                f"topic '{name}' has {copy.partitions} partitions, not {partitions}; "
-                "name a topic that does not exist yet, or leave --partitions out"
-            )
-        config = self._config(name)
-        self._check_source(name, config)
-        topic_policies.check_copy(name, config, source.name, source_config)
-        return copy
+    def config(self, name: str) -> dict[str, str]:
+        """A topic's configuration as it is in effect. Raises RetriableError if the broker does not answer."""
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            entries = self._admin.describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_SECONDS)[
+                resource
+            ].result(_REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise self._by_remedy(
+                error, f"reading the configuration of topic {name}", f"DescribeConfigs on topic '{name}'"
+            ) from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"the configuration of topic {name}") from error
+        return {key: str(entry.value) for key, entry in entries.items()}
 
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it is gone."""
@@ -249,65 +227,12 @@ class Topics:
         with suppress(KafkaException):
             self._admin.list_topics(name, timeout=_METADATA_TIMEOUT_SECONDS)
 
-    def _ensure(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
-        return self.find(name) or self._create(name, partitions, config)
-
-    def _create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
-        topic = NewTopic(
-            name,
-            num_partitions=partitions,
-            replication_factor=self._settings.replication_factor,
-            config=dict(config),
-        )
+    def brokers(self) -> int:
+        """How many brokers there are. Raises RetriableError if none answers."""
         try:
-            self._admin.create_topics([topic], request_timeout=_REQUEST_TIMEOUT_SECONDS)[name].result()
-            log.info("topic created", topic=name, partitions=partitions)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.INVALID_REPLICATION_FACTOR:
-                raise ConfigurationError(
-                    f"BALANCE_REPLICATION_FACTOR {self._settings.replication_factor} is more than the "
-                    f"cluster has brokers, so topic '{name}' cannot be created; lower it"
-                ) from error
-            # Another instance, started at the same moment, may have been first.
-            if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                grant = f"Create on topic '{name}', or create it beforehand"
-                raise self._by_remedy(error, f"creating topic {name}", grant) from error
-        deadline = time.monotonic() + _APPEARS_WITHIN_SECONDS
-        while (created := self.find(name)) is None or created.partitions == 0:
-            if time.monotonic() > deadline:
-                raise RetriableError(f"topic {name} was created but does not appear")
-            time.sleep(0.1)
-        return created
-
-    def _config(self, name: str) -> dict[str, str]:
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        try:
-            entries = self._admin.describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_SECONDS)[
-                resource
-            ].result(_REQUEST_TIMEOUT_SECONDS)
-        except KafkaException as error:
-            raise self._by_remedy(
-                error, f"reading the configuration of topic {name}", f"DescribeConfigs on topic '{name}'"
-            ) from error
-        except FutureTimeoutError as error:
-            raise self._silent(f"the configuration of topic {name}") from error
-        return {key: str(entry.value) for key, entry in entries.items()}
-
-    def _check_source(self, name: str, config: Mapping[str, str]) -> None:
-        topic_policies.check_source(name, config, allow_finite_retention=self._settings.allow_finite_retention)
-
-    def _warn_of_few_replicas(self) -> None:
-        try:
-            brokers = len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
+            return len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
         except KafkaException as error:
             raise self._by_remedy(error, "counting the brokers") from error
-        if brokers >= _RECOMMENDED_REPLICAS > self._settings.replication_factor:
-            log.warning(
-                "few replicas: a lost broker may lose events",
-                replication_factor=self._settings.replication_factor,
-                brokers=brokers,
-            )
 
 
 def _describe(name: str) -> str:

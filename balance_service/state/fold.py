@@ -3,66 +3,54 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.errors import PoisonRecordError
+from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.state.idempotency import Retries
+from balance_service.state.own_code import OwnCodeFailedError, call_own
+from balance_service.state.records import MISPLACED
+from balance_service.state.work import Folded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.read_models.addition import Addition
     from balance_service.read_models.read_model import ReadModel, State
-    from balance_service.state.addition import Addition
-    from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate, Record, TaskBatch
-    from balance_service.state.store import StateStore
+    from balance_service.state.emission import BatchEmission, Emission
+    from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Record, TaskBatch
+    from balance_service.state.store.store import StateStore
 
-MISPLACED = "key-not-of-this-partition"
+STATE_UNFIT = "state-does-not-fit"
+_offset = attrgetter("offset")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Folding:
     """How updates become states, and which keys may be here; the same for all tasks of a read model."""
 
     read_model: ReadModel
-    addition: Addition | None
+    acceleration: Addition | None
+    """What makes states of combined updates that the fold would make alike; None: the fold makes them all."""
     state_codec: AvroCodec
     position_codec: AvroCodec
     marker_codec: AvroCodec
     partition_of: Callable[[bytes], int]
     partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
     idempotency_window_ms: int
+    emission: Emission | None = None
+    """How the read model emits; None if it does not."""
 
-
-@dataclass(slots=True)
-class Folded:
-    """New states and markers, framed; the events that turned out not to be applicable, or were applied before.
-
-    `columns` are keys and states, row for row, some at a time and null where there is none: as Python's objects, those
-    of a large batch would take a multiple of their bytes.
-    """
-
-    stream_time_ms: int
-    columns: list[tuple[pa.Array, pa.Array]]
-    others: list[Record] = field(default_factory=list)
-    dead_letters: list[DeadLetter] = field(default_factory=list)
-    duplicates: int = 0
-
-    def records(self) -> Iterator[Record]:
-        """All that is new, for the changelog and for the store."""
-        for keys, frames in self.columns:
-            yield from (
-                (key, frame)
-                for key, frame in zip(keys.to_pylist(), frames.to_pylist(), strict=True)
-                if frame is not None
-            )
-        yield from self.others
+    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+        """See `Work.outcome`."""
+        return fold(batch, partition, self, store)
 
 
 def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
@@ -70,23 +58,28 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
 
     Events that came singly are folded so, in offset order. So are those of a key of which the combined update cannot
     be applied, from its events read again.
+
+    Raises:
+        TaskHaltedError: the read model's own code fails at an event.
     """
-    columns, records, read_again, strangers = _fold_combined(batch.updates, partition, folding, store)
+    columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store)
+    emission = None if folding.emission is None else folding.emission.of_batch(partition, store.position)
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
     strangers |= {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
+    stands_at = store.position
+    source = "" if stands_at is None else stands_at.source
     retries = Retries.of(
         itertools.chain.from_iterable(singly.values()),
         store,
-        folding.marker_codec,
-        folding.idempotency_window_ms,
-        -1 if store.position is None else store.position.stream_time_ms,
+        folding,
+        -1 if stands_at is None else stands_at.stream_time_ms,
     )
-    folded = Folded(retries.stream_time_ms, columns)
-    after: dict[bytes, State] = {}
+    folded = Folded(retries.stream_time_ms, columns, created=created)
+    after: dict[bytes, State | None] = {}
     for key in singly.keys() - strangers:
-        if not _fold_singly(folding, before[key], singly[key], retries, folded, after):
+        if not _fold_singly(folding, source, before[key], singly[key], retries, folded, after, emission):
             read_again.add(key)
     again = sorted(read_again | strangers)
     before |= _read(store, folding, read_again - before.keys())
@@ -94,27 +87,40 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         if key in strangers:
             folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
         else:
-            _fold_singly(folding, before[key], events, retries, folded, after)
+            _fold_singly(folding, source, before[key], events, retries, folded, after, emission)
     encode = folding.state_codec.encode
-    folded.others = [*records, *((key, encode(state)) for key, state in after.items()), *retries.records(store)]
+    for key, state in after.items():
+        if state is not None:
+            records.append((key, encode(state)))
+            folded.created += before[key] is None
+        elif before[key] is not None:
+            records.append((key, None))
+            folded.deleted += 1
+    folded.others = [*records, *retries.records(store)]
+    folded.outputs.sort(key=_offset)
     return folded
 
 
 def _fold_combined(
     updates: Iterable[CombinedUpdates], partition: int, folding: Folding, store: StateStore
-) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes]]:
-    """The new states, in columns and others; the keys whose update cannot be applied; those that do not belong here."""
+) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes], int]:
+    """The new states, in columns and others; the keys whose update cannot be applied; those that do not belong here.
+
+    Last, how many of the states are of keys that had none.
+    """
     columns: list[tuple[pa.Array, pa.Array]] = []
     records: list[Record] = []
     inapplicable: set[bytes] = set()
     strangers: set[bytes] = set()
+    created = 0
     encode, decode = folding.state_codec.encode, folding.state_codec.decode
     for some in updates:
         keys = some.keys.to_pylist()
         frames = store.get_many(keys)
-        added = _added(folding, partition, frames, some)
-        columns.append((some.keys, pa.array(added, pa.binary())))
-        rest = [row for row, frame in enumerate(added) if frame is None]
+        after = _accelerated(folding, partition, frames, some)
+        columns.append((some.keys, pa.array(after, pa.binary())))
+        created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
+        rest = [row for row, frame in enumerate(after) if frame is None]
         for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
             if before is None and folding.partition_of(update.key) != partition:
                 strangers.add(update.key)
@@ -124,61 +130,86 @@ def _fold_combined(
             except PoisonRecordError:
                 inapplicable.add(update.key)
             else:
+                if state is None:
+                    # Only a fold of its own deletes, and its updates are not combined.
+                    raise FatalError(f"a standard fold of {folding.read_model.name} has deleted a state")
                 records.append((update.key, encode(state)))
-    return columns, records, inapplicable, strangers
+                created += before is None
+    return columns, records, inapplicable, strangers, created
 
 
-def _added(
+def _accelerated(
     folding: Folding, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
 ) -> list[bytes | None]:
-    """The next states that come of adding columns; None for those that only the fold can tell."""
-    if folding.addition is None:
+    """The next states that the acceleration makes; None for those that only the fold can tell."""
+    if folding.acceleration is None:
         return [None] * len(frames)
-    amounts = some.columns[folding.addition.column]
-    added = folding.addition.add(frames, amounts)
-    new = pa.array([row for row, frame in enumerate(frames) if frame is None], pa.int64())
-    begun = folding.addition.begin(
-        some.keys.take(new), amounts.take(new), lambda keys: folding.partitions_of(keys) == partition
+    return folding.acceleration.next_states(
+        some.keys, some.columns, frames, lambda keys: folding.partitions_of(keys) == partition
     )
-    for row, frame in zip(new.to_pylist(), begun, strict=True):
-        added[row] = frame
-    return added
 
 
 def _fold_singly(
     folding: Folding,
+    source: str,
     state: State | None,
     events: Sequence[KeyedUpdate],
     retries: Retries,
     folded: Folded,
-    after: dict[bytes, State],
+    after: dict[bytes, State | None],
+    emission: BatchEmission | None,
 ) -> bool:
-    """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record."""
+    """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record.
+
+    Raises:
+        TaskHaltedError: the read model's own code failed at an event of `source`, a topic and its partition.
+    """
     letters: list[DeadLetter] = []
-    duplicates, is_changed = 0, False
+    outputs: list[Output] = []
+    duplicates, last = 0, None
     for event in events:
         try:
             if retries.is_repeated(event):
                 duplicates += 1
                 continue
-            state = _step(folding, state, event)
+            following = _step(folding, state, event)
+            if emission is not None:
+                outputs += emission.of_event(event, following)
         except PoisonRecordError as error:
             if event.record is None:
                 retries.forget(events)
                 return False
+            if isinstance(error, OwnCodeFailedError):
+                raise error.halting(folding.read_model.name, source, event.record.offset) from error.__cause__
             letters.append(replace(event.record, cause=error.cause))
         else:
-            is_changed = True
+            state, last = following, event
             retries.remember(event)
-    if is_changed and state is not None:
-        after[events[0].key] = state
+    if last is not None:
+        if emission is not None:
+            try:
+                outputs += emission.of_last(last, state)
+            except OwnCodeFailedError as error:
+                # Its events are applied, so none of them can become a dead letter.
+                raise error.halting(folding.read_model.name, source, last.offset) from error.__cause__
+        after[last.key] = state
     folded.dead_letters += letters
+    folded.outputs += outputs
     folded.duplicates += duplicates
     return True
 
 
-def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State:
-    return folding.read_model.fold(state, {**update.update, "key": update.key})
+def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State | None:
+    after = call_own(folding.read_model.next_state, state, update.key, update.update)
+    if after is None or folding.read_model.folds:
+        return after
+    # What a fold of its own made may not fit the schema, or come back as another value, a float's nearest; that must
+    # not depend on where a batch ends.
+    try:
+        frame = folding.state_codec.encode(after)
+    except Exception as error:  # fastavro raises whatever its writer trips over
+        raise PoisonRecordError(STATE_UNFIT, f"the fold's state does not fit its schema: {error}") from error
+    return folding.state_codec.decode(frame)
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

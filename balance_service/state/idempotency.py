@@ -18,11 +18,12 @@ from balance_service.errors import PoisonRecordError
 from balance_service.state.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.state.fold import Folding
     from balance_service.state.records import KeyedUpdate, Record
-    from balance_service.state.store import StateStore
+    from balance_service.state.store.store import StateStore
 
 REUSED = "idempotency-key-reused"
 _BY_NAME = RESERVED_PREFIX + b"once-by-name"
@@ -49,15 +50,14 @@ class Retries:
 
     window_ms: int
     codec: AvroCodec
+    repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     known: Mapping[bytes, Marker]
     times: Mapping[int, int]
     stream_time_ms: int
     fresh: dict[bytes, Marker] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        updates: Iterable[KeyedUpdate], store: StateStore, codec: AvroCodec, window_ms: int, stream_time_ms: int
-    ) -> Retries:
+    def of(updates: Iterable[KeyedUpdate], store: StateStore, folding: Folding, stream_time_ms: int) -> Retries:
         """Look up the markers of all updates that have an idempotency key.
 
         Args:
@@ -70,8 +70,10 @@ class Retries:
             times[offset] = now = max(now, _in_ms(timestamp_ms, now))
         names = list({name for _, _, name in once})
         frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
-        known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
-        return Retries(window_ms, codec, known, times, now)
+        known = {name: _marker(folding.marker_codec.decode(frame)) for name, frame in frames if frame is not None}
+        return Retries(
+            folding.idempotency_window_ms, folding.marker_codec, folding.read_model.repeated, known, times, now
+        )
 
     def is_repeated(self, update: KeyedUpdate) -> bool:
         """Whether an event with the same idempotency key was applied to the same state within the window.
@@ -85,7 +87,7 @@ class Retries:
         marker = self.fresh.get(name) or self.known.get(name)
         if marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:
             return False
-        if marker.fingerprint != _fingerprint(update):
+        if marker.fingerprint != self._fingerprint(update):
             raise PoisonRecordError(REUSED, "an event with this idempotency key changed something else")
         return True
 
@@ -97,13 +99,17 @@ class Retries:
         timestamp_ms = _in_ms(update.record.timestamp_ms, now)
         # Where it has expired already, it would never be found.
         if timestamp_ms + self.window_ms > now:
-            self.fresh[_name(update)] = Marker(timestamp_ms, _fingerprint(update))
+            self.fresh[_name(update)] = Marker(timestamp_ms, self._fingerprint(update))
 
     def forget(self, updates: Iterable[KeyedUpdate]) -> None:
         """These were not applied after all: they will be judged again."""
         for update in updates:
             if _is_once(update):
                 self.fresh.pop(_name(update), None)
+
+    def _fingerprint(self, update: KeyedUpdate) -> bytes:
+        changed = repr(sorted((name, str(value)) for name, value in self.repeated(update.update).items()))
+        return hashlib.sha256(changed.encode()).digest()[:_FINGERPRINT_BYTES]
 
     def records(self, store: StateStore) -> list[Record]:
         """What the changelog and the store are to be told: new markers, and expired ones removed."""
@@ -141,11 +147,6 @@ def _is_once(update: KeyedUpdate) -> bool:
 def _name(update: KeyedUpdate) -> bytes:
     framed = struct.pack(">I", len(update.key)) + update.key + (update.idempotency_key or b"")
     return hashlib.sha256(framed).digest()[:_NAME_BYTES]
-
-
-def _fingerprint(update: KeyedUpdate) -> bytes:
-    changed = repr(sorted((name, str(value)) for name, value in update.update.items()))
-    return hashlib.sha256(changed.encode()).digest()[:_FINGERPRINT_BYTES]
 
 
 def _by_time(timestamp_ms: int) -> bytes:

@@ -9,30 +9,37 @@ import structlog
 
 from balance_service.errors import StoreCorruptedError, TaskHaltedError
 from balance_service.kafka.clients import transactional_config
-from balance_service.state.changelog import ChangelogWriter
-from balance_service.state.dead_letters import Envelope
+from balance_service.kafka.topic_setup import dead_letter_bytes
+from balance_service.state.changelog.dead_letters import Envelope
+from balance_service.state.changelog.writer import ChangelogWriter
 from balance_service.state.records import Position
-from balance_service.state.store import FORMAT, StateStore, StoreIdentity
+from balance_service.state.sent import sent_up_to
+from balance_service.state.store.database import Database
+from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings
-    from balance_service.state.fold import Folding
+    from balance_service.settings import Settings, Stage
     from balance_service.state.records import TaskId
-    from balance_service.state.state_directory import StateDirectory
+    from balance_service.state.store.directory import StateDirectory
+    from balance_service.state.tables.joined import JoinedTables
+    from balance_service.state.work import Work
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """What all tasks of one read model share."""
+    """What all tasks of one stage share."""
 
     settings: Settings
+    stage: Stage
     topics: Topics
     source: Topic
-    folding: Folding
+    work: Work
     state_directory: StateDirectory
+    joined: JoinedTables | None = None
+    """The tables that the stage joins with; None if it joins with none."""
 
 
 def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
@@ -86,13 +93,13 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
     identity = StoreIdentity(
         FORMAT,
         context.settings.application_id,
-        task_id.read_model,
+        task_id.stage,
         task_id.partition,
         context.source.partitions,
         context.source.topic_id,
         changelog.topic_id,
     )
-    store = StateStore(path, context.folding.position_codec)
+    store = StateStore(path, context.work.position_codec)
     stored = store.identity
     if stored == identity:
         return store
@@ -101,19 +108,19 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
         if stored.changelog_topic_id == changelog.topic_id:
             raise TaskHaltedError(_made_anew(context.source.name))
         log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
-        StateStore.wipe(path)
-        store = StateStore(path, context.folding.position_codec)
+        Database.wipe(path)
+        store = StateStore(path, context.work.position_codec)
     store.identity = identity
     return store
 
 
-def open_writer(task_id: TaskId, context: TaskContext) -> ChangelogWriter:
-    """The writer of the task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
-    settings = context.settings
-    config = transactional_config(settings, f"{settings.application_id}-{task_id.read_model}-{task_id.partition}")
-    largest = min(context.topics.dead_letter_bytes(context.source), int(str(config["message.max.bytes"])))
-    envelope = Envelope(context.source.name, task_id.partition, settings.application_id, largest)
-    return ChangelogWriter(config, task_id, settings.changelog_topic, settings.dead_letters_topic, envelope)
+def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:
+    """The writer of a task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
+    config = transactional_config(settings, stage.transactional_id(task_id.partition))
+    letter_bytes = dead_letter_bytes(topics, stage, source)
+    largest = min(letter_bytes, int(str(config["message.max.bytes"])))
+    envelope = Envelope(task_id.stage, source.name, task_id.partition, settings.application_id, largest)
+    return ChangelogWriter(config, task_id, stage.changelog, stage.dead_letters, envelope)
 
 
 def starting_position(
@@ -137,7 +144,14 @@ def starting_position(
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
                 "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
             )
-        return Position(start, least_epoch, source.topic_id, changelog_topic_id=changelog_topic_id)
+        return Position(
+            start,
+            least_epoch,
+            source.topic_id,
+            changelog_topic_id=changelog_topic_id,
+            source=f"{source.name}:{partition}",
+            emitted_up_to=sent_up_to(context.settings, context.topics, context.stage, source, partition),
+        )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
     check_still_there(source.name, partition, stored.offset, start, end)
@@ -161,6 +175,6 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
 
 def _made_anew(source: str) -> str:
     return (
-        f"topic '{source}' was deleted or made anew, so the balances are no longer its fold; "
-        "run `balance-service rebuild`"
+        f"topic '{source}' was deleted or made anew, so what was made of it is no longer its fold; "
+        "run `balance-service rebuild`, or, for a stage without states, start anew with another BALANCE_APPLICATION_ID"
     )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from balance_service.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
@@ -17,19 +19,24 @@ RESERVED_PREFIX = b"\xff"
 
 POSITION_KEY = RESERVED_PREFIX + b"position"
 
+_POSITION_FORMAT = 1
+
+MISPLACED = "key-not-of-this-partition"
+"""The cause of a record whose key, by murmur2, belongs to another partition."""
+
 Record = tuple[bytes, bytes | None]
 """A record of a changelog: key and value, framed; no value deletes the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """The work of one read model on one source partition, e.g. `balance_0`."""
+    """The work of one stage on one partition of its source, e.g. `balance_0`."""
 
-    read_model: str
+    stage: str
     partition: int
 
     def __str__(self) -> str:
-        return f"{self.read_model}_{self.partition}"
+        return f"{self.stage}_{self.partition}"
 
 
 class Role(Enum):
@@ -41,11 +48,13 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything below `offset` of the source partition is in the store; `epoch` fences the task.
+    """Everything below `offset` of the source partition `source` is in the store; `epoch` fences the task.
 
     `source_topic_id` tells the source from another topic that took its name later, `changelog_topic_id` the changelog;
     that is empty in what was written before it was recorded. `stream_time_ms` is the greatest timestamp of an event
-    with an idempotency key below `offset`, -1 if there is none: what makes such keys expire.
+    with an idempotency key below `offset`, -1 if there is none: what makes such keys expire. `source` is the topic and
+    its partition, such as `balance:0`; `keys` is how many keys have a state. What events below `emitted_up_to` come to
+    was sent before the stage began anew, and is not sent again.
     """
 
     offset: int
@@ -53,26 +62,45 @@ class Position:
     source_topic_id: str
     stream_time_ms: int = -1
     changelog_topic_id: str = ""
+    source: str = ""
+    keys: int = 0
+    emitted_up_to: int = 0
 
-    def record(self) -> dict[str, int | str]:
+    def record(self) -> dict[str, Any]:
         """The Avro record `Position`."""
         return {
-            "position": self.offset,
+            "format": _POSITION_FORMAT,
+            "offsets": {self.source: self.offset},
             "epoch": self.epoch,
             "sourceTopicId": self.source_topic_id,
             "streamTime": self.stream_time_ms,
             "changelogTopicId": self.changelog_topic_id,
+            "keys": self.keys,
+            "emittedUpTo": self.emitted_up_to,
         }
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Position:
-        """Of the Avro record `Position`."""
+        """Of the Avro record `Position`.
+
+        Raises:
+            ConfigurationError: it was written by a newer version.
+        """
+        if record["format"] != _POSITION_FORMAT:
+            raise ConfigurationError(
+                f"a position has format {record['format']}, this version knows {_POSITION_FORMAT}; "
+                "run the version that wrote it, or rebuild the read model"
+            )
+        ((source, offset),) = record["offsets"].items()
         return Position(
-            record["position"],
+            offset,
             record["epoch"],
             record["sourceTopicId"],
             record["streamTime"],
             record["changelogTopicId"],
+            source,
+            record["keys"],
+            record["emittedUpTo"],
         )
 
 
@@ -92,16 +120,34 @@ class KeyedUpdate(NamedTuple):
 
     `record` is the event's own; None where several are combined, or it was not kept. `idempotency_key` is what its
     producer named it by, so that of several with the same name one counts; such an event always has its record.
+    `offset` and `timestamp_ms` are the record's where the read model emits, else -1.
     """
 
     key: bytes
     update: Mapping[str, Any]
     record: DeadLetter | None = None
     idempotency_key: bytes | None = None
+    offset: int = -1
+    timestamp_ms: int = -1
+
+
+class Output(NamedTuple):
+    """A record to be sent to a topic in the transaction of a commit; it came of the source's record at `offset`."""
+
+    offset: int
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: list[tuple[str, bytes | None]]
 
 
 class CombinedUpdates(NamedTuple):
-    """One update of each of some keys, in columns: row for row, the keys (binary) and what changes under them."""
+    """One update of each of some keys, in columns: row for row, the keys (binary) and what changes under them.
+
+    Of a stage without states, the events themselves, in offset order: a key may be there more than once, or be null.
+    """
 
     keys: pa.Array
     columns: pa.RecordBatch
@@ -109,13 +155,16 @@ class CombinedUpdates(NamedTuple):
     def take(self, rows: Sequence[int]) -> list[KeyedUpdate]:
         """Some of them, one by one."""
         indices = pa.array(rows, pa.int64())
-        keys, updates = self.keys.take(indices).to_pylist(), self.columns.take(indices).to_pylist()
+        keys, updates = (
+            self.keys.take(indices).to_pylist(),
+            self.columns.take(indices).to_pylist(maps_as_pydicts="strict"),
+        )
         return [KeyedUpdate(key, update) for key, update in zip(keys, updates, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
-    """One task's part of a micro-batch: the source offsets `[start, end)`.
+    """What a task commits together: the source offsets `[start, end)`.
 
     `updates` are combined, one of each key in all slices together; `events` are those of other keys, singly, in offset
     order. `singles` reads the events of some keys again, as `events` with their records; it is asked only where an
@@ -124,12 +173,12 @@ class TaskBatch:
 
     start: int
     end: int
-    updates: Sequence[CombinedUpdates]
-    events: Sequence[KeyedUpdate]
-    applied: int
-    ignored: int
-    dead_letters: Sequence[DeadLetter]
-    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False)
+    updates: Sequence[CombinedUpdates] = ()
+    events: Sequence[KeyedUpdate] = ()
+    applied: int = 0
+    ignored: int = 0
+    dead_letters: Sequence[DeadLetter] = ()
+    singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, default=lambda _keys: ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One read model on one source partition: its store, its role, its state machine.
 
-A supervising thread opens, tails, promotes and closes the task, a commit thread processes batches, any thread may take
-a view. The lock is held while the task is opened, tails, processes or is freed; views and snapshots need none.
+A supervising thread opens, tails, promotes, feeds and closes the task; any thread may halt or close it, or take a view.
+The lock is held while the task is opened, tails, processes or is freed; views and snapshots need none.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import FatalError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
-from balance_service.failpoints import reach
 from balance_service.kafka.clients import reader_config
-from balance_service.state.changelog_reader import ChangelogReader
+from balance_service.kafka.topic_setup import prepare_changelog
+from balance_service.process.failpoints import reach
+from balance_service.state.changelog.completeness import Wholeness
+from balance_service.state.changelog.reader import ChangelogReader
+from balance_service.state.changelog.restoration import Restoration
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.opening import (
     check_same_changelog,
@@ -26,19 +29,17 @@ from balance_service.state.opening import (
     starting_position,
 )
 from balance_service.state.records import Role, StoreSizes, TaskSnapshot
-from balance_service.state.restoration import Restoration
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
-from balance_service.state.wholeness import Wholeness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from balance_service.kafka.topics import Topic
-    from balance_service.state.changelog import ChangelogWriter
+    from balance_service.state.changelog.writer import ChangelogWriter
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskBatch, TaskId
-    from balance_service.state.store import StateStore, StoreView
-    from balance_service.state.store_batch import StoreBatch
+    from balance_service.state.store.batch import StoreBatch
+    from balance_service.state.store.store import StateStore, StoreView
 
 log = structlog.get_logger(__name__)
 
@@ -153,12 +154,12 @@ class Task:
         with self._held():
             topics, source = self._context.topics, self._context.source
             check_same_log(source, topics.find_patiently(source.name))
-            changelog = topics.find_patiently(self._context.settings.changelog_topic)
+            changelog = topics.find_patiently(self._context.stage.changelog)
             check_same_changelog(self._changelog_topic_id, None if changelog is None else changelog.topic_id)
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
-        """Commit this task's part of a micro-batch.
+        """Commit a micro-batch.
 
         Raises:
             TaskMigratedError: the part is not ours to take, or the task was fenced or closed.
@@ -169,7 +170,7 @@ class Task:
         with self._held():
             if self._state is not TaskState.RUNNING or self._store is None or self._writer is None:
                 raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
-            done = commit(batch, self.task_id.partition, self._context.folding, self._store, self._writer)
+            done = commit(batch, self.task_id.partition, self._context.work, self._store, self._writer)
             self._shown = self._store.view
             return done
 
@@ -256,7 +257,7 @@ class Task:
         self._to(TaskState.RESTORING)
         context, partition = self._context, self.task_id.partition
         topics, source = context.topics, context.source
-        changelog = topics.prepare_changelog(source)
+        changelog = prepare_changelog(topics, context.stage, source)
         check_same_log(source, topics.find_patiently(source.name), changelog)
         self._changelog_topic_id = changelog.topic_id
         # (a) A store that is no copy of this changelog is worth nothing.
@@ -282,7 +283,7 @@ class Task:
         context, task_id = self._context, self.task_id
         store, reader = self._opened()
         # (b) From here on no predecessor can commit.
-        self._writer = open_writer(task_id, context)
+        self._writer = open_writer(task_id, context.settings, context.stage, context.topics, context.source)
         self._writer.fence(self._closing.is_set)
         reach("fenced")
         # (c) So the changelog's end, taken now, is the end.
@@ -294,7 +295,7 @@ class Task:
         )
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, context.folding.position_codec, store, self._writer)
+        write_position(position, context.work.position_codec, store, self._writer)
         reach("position-written")
         reader.close()
         self._reader = None
@@ -335,7 +336,7 @@ class Task:
         self.restoration.advance(records, changelog_offset)
 
     def _changelog_end(self, *, committed: bool = True) -> int:
-        changelog, partition = self._context.settings.changelog_topic, self.task_id.partition
+        changelog, partition = self._context.stage.changelog, self.task_id.partition
         return self._context.topics.offsets(changelog, [partition], committed=committed)[partition]
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:

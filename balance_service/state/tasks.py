@@ -1,15 +1,15 @@
 """The tasks of one instance: one supervising thread per assigned partition.
 
-The membership thread calls `assign` and `revoke`, the directory's `stand_by`; each supervising thread opens its task,
-tails or promotes it, and opens another when one is closed while the partition is still to be worked on; the stream
-reads `running` and is told of changes.
+The membership thread calls `assign` and `dismiss`, the directory's `stand_by`. Each supervising thread opens its task,
+then tails, promotes or feeds it, and opens another when one is closed while the partition is still to be worked on.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -25,7 +25,7 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.state.records import Role, TaskId
-from balance_service.state.store import StateStore, has_room
+from balance_service.state.store.database import Database, has_room
 from balance_service.state.task import Task
 from balance_service.state.task_state import ANSWERING, TaskState
 
@@ -43,20 +43,34 @@ _FENCED_BACK_OFF_SECONDS = 2.0
 _WAITING_SECONDS = 2.0
 
 
+class Feed(Protocol):
+    """Where running tasks get their events from."""
+
+    def run(self, task: Task, interrupted: threading.Event) -> None:
+        """Have a task fold until interrupted, or until it has to wait or is halted.
+
+        Raises:
+            BalanceServiceError: the task is to be closed, by the error's remedy.
+        """
+
+
 class Tasks:
     """Tasks by partition. Invariant: at most one task per partition is open at a time."""
 
-    def __init__(self, read_model: str, context: TaskContext, on_change: Callable[[], None]) -> None:
-        self._read_model = read_model
+    def __init__(self, stage: str, context: TaskContext, feed: Feed, on_change: Callable[[], None]) -> None:
+        self._stage = stage
         self._context = context
+        self._feed = feed
         self._on_change = on_change
         self._lock = threading.Lock()
         self._supervisors: dict[int, _Supervisor] = {}
+        self._leaving: list[_Supervisor] = []
+        self._stopped = False
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Begin to own each partition, from its standby where there is one; returns at once."""
         with self._lock:
-            for partition in partitions:
+            for partition in () if self._stopped else partitions:
                 if partition in self._supervisors:
                     self._supervisors[partition].promote()
                 else:
@@ -66,23 +80,28 @@ class Tasks:
         """Keep standbys of exactly these partitions, but of none that is owned here; returns at once."""
         wanted = frozenset(partitions)
         with self._lock:
+            if self._stopped:
+                return
             for partition in wanted - self._supervisors.keys():
                 self._supervise(partition, Role.STANDBY)
             standbys = {p for p, supervisor in self._supervisors.items() if supervisor.role is Role.STANDBY}
-            for partition in standbys - wanted:
-                self._supervisors.pop(partition).stop()
+            self._dismiss(standbys - wanted)
 
-    def revoke(self, partitions: Iterable[int], timeout_seconds: float) -> None:
-        """Close these tasks; running commits may end first, within the bound."""
+    def dismiss(self, partitions: Iterable[int]) -> list[Task]:
+        """Open no other tasks of these partitions; returns at once those there were, which are to be closed."""
         with self._lock:
-            leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
-        for supervisor in leaving:
-            supervisor.stop()
+            return [supervisor.task for supervisor in self._dismiss(partitions)]
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Close all tasks and end their threads, for good; returns whether all have ended within the bound."""
         deadline = time.monotonic() + timeout_seconds
-        for supervisor in leaving:
-            supervisor.close(max(0.0, deadline - time.monotonic()))
-        if leaving:
-            self._on_change()
+        with self._lock:
+            self._stopped = True
+        for task in self.dismiss(list(self._supervisors)):
+            task.close(max(0.0, deadline - time.monotonic()))
+        for supervisor in self._leaving:
+            supervisor.ended(max(0.0, deadline - time.monotonic()))
+        return all(supervisor.ended(0) for supervisor in self._leaving)
 
     def task(self, partition: int) -> Task | None:
         """The task of a partition, in whichever role; None if there is none here."""
@@ -93,10 +112,6 @@ class Tasks:
         """All tasks, in whichever role, by partition."""
         return [supervisor.task for _, supervisor in sorted(self._supervisors.copy().items())]
 
-    def running(self) -> dict[int, Task]:
-        """The tasks that fold, by partition."""
-        return {t.task_id.partition: t for t in self.all() if t.state is TaskState.RUNNING}
-
     def answering(self) -> dict[int, Task]:
         """The tasks that are asked, in whichever role, by partition."""
         return {t.task_id.partition: t for t in self.all() if t.state in ANSWERING}
@@ -105,31 +120,35 @@ class Tasks:
         """What each task says of itself, by partition."""
         return [task.snapshot() for task in self.all()]
 
-    def wait(self, task: Task, reason: str) -> None:
-        """A task cannot go on for now: it leaves the stream and is tried again every two seconds."""
-        supervisor = self._supervisors.get(task.task_id.partition)
-        if supervisor is not None and supervisor.task is task:
-            supervisor.wait(reason)
-
     def failed(self, task: Task, error: BalanceServiceError) -> None:
-        """A task failed while it processed: close it, so that its supervisor opens another."""
+        """A task was found to be damaged while it was read: close it, so that its supervisor opens another."""
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(task, error)
 
     def _supervise(self, partition: int, role: Role) -> None:
-        task_id = TaskId(self._read_model, partition)
-        self._supervisors[partition] = _Supervisor(task_id, self._context, role, self._on_change)
+        task_id = TaskId(self._stage, partition)
+        self._supervisors[partition] = _Supervisor(task_id, self._context, self._feed, role, self._on_change)
+
+    def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
+        leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
+        for supervisor in leaving:
+            supervisor.stop()
+        self._leaving = [s for s in self._leaving if not s.ended(0)] + leaving
+        return leaving
 
 
 class _Supervisor:
     """Keeps one partition's task at work in the role that is wanted, from a thread of its own."""
 
-    def __init__(self, task_id: TaskId, context: TaskContext, role: Role, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, task_id: TaskId, context: TaskContext, feed: Feed, role: Role, on_change: Callable[[], None]
+    ) -> None:
         self.role = role
         """What the task is to be; what it is, it says itself."""
         self._task_id = task_id
         self._context = context
+        self._feed = feed
         self._on_change = on_change
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -148,11 +167,8 @@ class _Supervisor:
     def failed(self, task: Task, error: BalanceServiceError) -> None:
         """The task must be closed and opened anew; returns at once."""
         self._failed = task, _alone(error)
-        self._wake.set()
-
-    def wait(self, reason: str) -> None:
-        """The task cannot go on for now."""
-        self.task.wait(reason)
+        # Nobody is to be answered from it while its thread finds the time.
+        task.give_up()
         self._wake.set()
 
     def stop(self) -> None:
@@ -161,13 +177,15 @@ class _Supervisor:
         self._wake.set()
         self.task.give_up()
 
-    def close(self, timeout_seconds: float) -> None:
-        """Close the task, whatever the thread is doing."""
-        deadline = time.monotonic() + timeout_seconds
-        self.task.close(timeout_seconds)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+    def ended(self, timeout_seconds: float) -> bool:
+        """Whether the thread has ended, within the bound."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def _supervise(self) -> None:
+        joined, partition = self._context.joined, self._task_id.partition
+        if joined is not None:
+            joined.hold(partition)
         try:
             while not self._stopping.is_set():
                 error = self._attempt(self.task.open) or self._watch()
@@ -176,6 +194,8 @@ class _Supervisor:
                 self._recover(error)
         finally:
             self.task.close(max(_BACK_OFF_SECONDS))
+            if joined is not None:
+                joined.let_go(partition)
 
     def _attempt(self, step: Callable[[], None]) -> BalanceServiceError | None:
         """One step of the task's life, and what went wrong with it."""
@@ -185,6 +205,8 @@ class _Supervisor:
         except NotAuthorizedError as error:
             return _alone(error)
         except (TaskHaltedError, ConfigurationError) as error:
+            if isinstance(error, TaskHaltedError) and error.__cause__ is not None:
+                self._log.error("the read model's code failed", exc_info=error.__cause__)
             self.task.halt(str(error))
         except BalanceServiceError as error:
             return _alone(error)
@@ -202,11 +224,13 @@ class _Supervisor:
             state, error = self.task.state, None
             if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
                 error = self._attempt(self.task.tail if self.role is Role.STANDBY else self.task.promote)
+            elif state is TaskState.RUNNING:
+                error = self._attempt(partial(self._feed.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
                 self.task.resume()
                 self._on_change()
             self._wake.clear()
-            error = error or self._reported()
+            error = self._reported() or error
             if isinstance(error, StoreFullError):
                 error = self._wait_for_room(error)
             if error is not None:
@@ -238,7 +262,7 @@ class _Supervisor:
         self.task.close(max(_BACK_OFF_SECONDS))
         self._on_change()
         if isinstance(error, StoreCorruptedError):
-            StateStore.wipe(self._context.state_directory.store_path(self._task_id))
+            Database.wipe(self._context.state_directory.store_path(self._task_id))
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):

@@ -31,9 +31,9 @@ final class Balance {
         return sum.bitLength() < Long.SIZE ? bytes(sum.longValue()) : sum.toByteArray();
     }
 
-    /** The balance with its two decimals. */
-    static BigDecimal decimal(byte[] balance) {
-        return new BigDecimal(new BigInteger(balance), AmountReader.SCALE);
+    /** The balance with its decimals, two if it is of hundredths. */
+    static BigDecimal decimal(byte[] balance, int scale) {
+        return new BigDecimal(new BigInteger(balance), scale);
     }
 
     private static byte[] bytes(long balance) {

@@ -14,7 +14,6 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.Properties;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
@@ -23,8 +22,6 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AdminClientConfig;
-import org.apache.kafka.clients.consumer.ConsumerConfig;
-import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -33,7 +30,6 @@ import org.apache.kafka.streams.CloseOptions;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.KeyQueryMetadata;
 import org.apache.kafka.streams.StoreQueryParameters;
-import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.Topology;
 import org.apache.kafka.streams.errors.InvalidStateStoreException;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
@@ -61,7 +57,7 @@ public final class BalanceStreams {
     private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(6);
     private static final Duration PROXY_TIMEOUT = Duration.ofSeconds(5);
 
-    private final Map<String, String> options;
+    private final Options options;
     private final HostInfo self;
     private final KafkaStreams streams;
     private final Admin admin;
@@ -75,10 +71,10 @@ public final class BalanceStreams {
     private volatile Long firstAppliedAtMs;
     private volatile Long restoredAtMs;
 
-    private BalanceStreams(Map<String, String> options) {
+    private BalanceStreams(Options options) {
         this.options = options;
         self = HostInfo.buildFromEndpoint(options.get("application-server"));
-        streams = new KafkaStreams(topology(), properties());
+        streams = new KafkaStreams(topology(), options.properties());
         admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, options.get("bootstrap-servers")));
         streams.setStateListener((now, before) -> {
             if (now == KafkaStreams.State.RUNNING && runningAtMs == null) {
@@ -95,16 +91,11 @@ public final class BalanceStreams {
     }
 
     public static void main(String[] args) throws IOException {
-        Map<String, String> options = new HashMap<>(Map.of("topic", "balance", "standbys", "0"));
-        options.put("stream-threads", String.valueOf(Runtime.getRuntime().availableProcessors()));
-        for (int i = 0; i + 1 < args.length; i += 2) {
-            options.put(args[i].substring("--".length()), args[i + 1]);
-        }
-        new BalanceStreams(options).run();
+        new BalanceStreams(Options.of(args)).run();
     }
 
     private void run() throws IOException {
-        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", number("http-port")), 1024);
+        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", options.number("http-port")), 1024);
         // A thread for each request under way: two instances that wait for each other cannot run out of them.
         server.setExecutor(Executors.newCachedThreadPool());
         server.createContext("/api/customers.getBalance", answering(this::balance));
@@ -123,45 +114,13 @@ public final class BalanceStreams {
         var store = Stores.keyValueStoreBuilder(
                 Stores.persistentKeyValueStore(STORE), Serdes.ByteArray(), Serdes.ByteArray());
         // A cache of no bytes would still be passed through by every record.
-        store = number("cache-bytes") > 0 ? store.withCachingEnabled() : store.withCachingDisabled();
+        store = options.number("cache-bytes") > 0 ? store.withCachingEnabled() : store.withCachingDisabled();
         WriterSchemas schemas = new WriterSchemas(options.get("schema-registry-url"));
         ByteArrayDeserializer bytes = new ByteArrayDeserializer();
         return new Topology()
                 .addSource("events", bytes, bytes, options.get("topic"))
                 .addProcessor("fold", () -> new Fold(schemas), "events")
                 .addStateStore(store.withLoggingEnabled(Map.of()), "fold");
-    }
-
-    private Properties properties() {
-        Properties properties = new Properties();
-        properties.put(StreamsConfig.APPLICATION_ID_CONFIG, options.get("application-id"));
-        properties.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, options.get("bootstrap-servers"));
-        properties.put(StreamsConfig.APPLICATION_SERVER_CONFIG, options.get("application-server"));
-        properties.put(StreamsConfig.STATE_DIR_CONFIG, options.get("state-dir"));
-        properties.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
-        properties.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, number("stream-threads"));
-        properties.put(StreamsConfig.NUM_STANDBY_REPLICAS_CONFIG, number("standbys"));
-        properties.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, number("cache-bytes"));
-        properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, number("commit-interval-ms"));
-        // How soon a partition moves to an instance that has warmed up: the least that is allowed.
-        properties.put(StreamsConfig.PROBING_REBALANCE_INTERVAL_MS_CONFIG, 60_000);
-        // For throughput; a record that arrives alone is still fetched at once.
-        properties.put(StreamsConfig.BUFFERED_RECORDS_PER_PARTITION_CONFIG, 10_000);
-        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 10_000);
-        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_PARTITION_FETCH_BYTES_CONFIG), 4 << 20);
-        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.RECEIVE_BUFFER_CONFIG), 1 << 20);
-        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BATCH_SIZE_CONFIG), 256 << 10);
-        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64L << 20);
-        // Streams' own default, and each commit flushes what lingers.
-        properties.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
-        // As in the service that it is compared with; it does not compress what it writes either.
-        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 10_000);
-        properties.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
-        return properties;
-    }
-
-    private int number(String option) {
-        return Integer.parseInt(options.get(option));
     }
 
     private static long sinceStartMs() {
@@ -279,7 +238,7 @@ public final class BalanceStreams {
         byte[] balance = store.get(key);
         return balance == null
                 ? new Answer(404, "{\"detail\":\"no such customer\"}")
-                : new Answer(200, "{\"amount\":" + Balance.decimal(balance) + "}");
+                : new Answer(200, "{\"amount\":" + Balance.decimal(balance, AmountReader.SCALE) + "}");
     }
 
     private Answer ask(HostInfo owner, URI asked) throws IOException, InterruptedException {

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Take out of an installed environment ($1) what the service never loads: it halves the image. The class archive, made
-# after this, runs Spark and the decoder and opens Kafka's clients, so a jar too many taken here fails the build.
+# Take out of an installed environment ($1) what the service never loads: it halves the image. After this Spark's own
+# compiler (janino) makes the service's one Java class, and the class archive runs Spark and the decoder and opens Kafka's
+# clients, so a jar too many taken here fails the build.
 set -eu
 site=$(echo "$1"/lib/python3.*/site-packages)
 jars=$site/pyspark/jars
@@ -10,6 +11,8 @@ grep -v '^#' deploy/spark-jars-left-out.txt | grep . | while read -r pattern; do
   rm "$jars"/$pattern
 done
 
+# The shell of Spark Connect.
+rm -r "$jars"/connect-repl
 rm -r "$site"/pyspark/examples "$site"/pyspark/data
 # PySpark's other interfaces, and the copy of it that Spark's Python workers would read: none is started.
 rm -r "$site"/pyspark/pandas "$site"/pyspark/ml "$site"/pyspark/mllib

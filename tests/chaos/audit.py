@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.checks import Violation
 from tests.chaos.recount import Poison
-from tests.chaos.stores import (
-    POSITION_KEY,
-    Decoder,
-    Logged,
-    compacted,
-    digest,
-    read_committed,
-    read_store,
-    states,
-)
+from tests.chaos.stores import POSITION_KEY, Decoder, Logged, compacted, digest, read_committed, read_store, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +77,8 @@ class Audit:
             for record in records:
                 if record.key == POSITION_KEY and record.value is not None:
                     fields = self._decoder.decode(record.value)
-                    now = fields["epoch"], fields["position"]
+                    (position,) = fields["offsets"].values()
+                    now = fields["epoch"], position
                     if now[0] < last[0] or now[1] < last[1] or now == last:
                         told = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
                         yield Violation("backwards", told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 import uuid
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -13,10 +12,9 @@ import httpx
 import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from balance_service.errors import ConfigurationError
-from balance_service.local.instances import LocalInstance
-from balance_service.local.ports import HOST, free_port
-from balance_service.local.stack import LocalStack
+from balance_service.tools.local.instances import LocalInstance
+from balance_service.tools.local.ports import HOST, free_port
+from balance_service.tools.local.stack import LocalStack
 from tests.chaos.proxy import SilentProxy
 
 if TYPE_CHECKING:
@@ -29,8 +27,7 @@ SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
 _STATUS_SECONDS = 5.0
 # An exception that was not foreseen, and the end of an instance.
-_NEVER_TOLD = ("a commit failed", "a step of the task failed", "a thread failed; stopping")
-_READY_SECONDS = 150.0
+_NEVER_TOLD = ("a step of the task failed", "a thread failed; stopping")
 
 
 class Member:
@@ -69,18 +66,8 @@ class Member:
         self.instance.stop()
 
     def wait_ready(self) -> None:
-        """Return once it wants queries; a loaded machine may take its time.
-
-        Raises:
-            ConfigurationError: it has ended, or takes far too long.
-        """
-        deadline = time.monotonic() + _READY_SECONDS
-        while True:
-            try:
-                return self.instance.wait_ready()
-            except ConfigurationError:
-                if not self.running or time.monotonic() > deadline:
-                    raise
+        """Return once it wants queries. Raises ConfigurationError if it has ended, or takes far too long."""
+        self.instance.wait_ready()
 
     def keep_log(self) -> None:
         """Add the log of the last run to that of all runs; the local stack keeps only two."""

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from tests.chaos.requests import COMMAND_PATH, Connection, Reply
+from tests.support.connections import COMMAND_PATH, Connection, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

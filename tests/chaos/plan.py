@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ _FULL_ROUND = {
     "damage-store": 1,
     "restart-broker": 2,
 }
+# Where each instance and the broker have a processor; with fewer, rounds take longer, and fewer are played.
 _MINUTES_PER_ROUND = 3
 _SEED_OF_CI = 3
 _LANES = 3
@@ -83,6 +85,8 @@ class Plan:
     early_customers: int
     stops_early: bool
     """Whether one violation is enough."""
+    seconds: float = math.inf
+    """No round begins that would end later, by the longest so far."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -98,9 +102,9 @@ class Plan:
 def plan_from_environment() -> Plan:
     """The run that the environment asks for.
 
-    `CHAOS_SEED` replays a run, `CHAOS_MINUTES` makes it a long one, and `CHAOS_FAULTS` names the faults of a short one:
-    comma-separated, `fault` or `fault=times`; `none` for none. With `CHAOS_STOP_EARLY` a run ends soon after the first
-    violation.
+    `CHAOS_SEED` replays a run, `CHAOS_MINUTES` makes it a long one of so many minutes, if one round fits into them, and
+    `CHAOS_FAULTS` names the faults of a short one: comma-separated, `fault` or `fault=times`; `none` for none. With
+    `CHAOS_STOP_EARLY` a run ends soon after the first violation.
     """
     # What lands must not depend on luck.
     drawn = _SEED_OF_CI if os.environ.get("CI") else random.SystemRandom().randrange(10**6)
@@ -110,11 +114,12 @@ def plan_from_environment() -> Plan:
     named = os.environ.get("CHAOS_FAULTS")
     if minutes:
         rounds = [dict(_FULL_ROUND) for _ in range(max(1, round(minutes / _MINUTES_PER_ROUND)))]
-        rounds[-1]["stop-broker-long"] = 1
+        rounds[0]["stop-broker-long"] = 1
         for number, each in enumerate(rounds):
             if number % 2:
                 each["pause-at-produced"] = each.pop("pause-at-begun")
-        return Plan(seed, tuple(_draw(chooser, each) for each in rounds), 300_000, 400.0, 300.0, 1, 2_000, False)
+        drawn_rounds = tuple(_draw(chooser, each) for each in rounds)
+        return Plan(seed, drawn_rounds, 300_000, 400.0, 300.0, 1, 2_000, False, 60 * minutes)
     counts = _SHORT if named is None else _named(named)
     head_start = 3_000 if named is None else 1_000
     return Plan(

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from balance_service.errors import ConfigurationError
-from balance_service.jars import resolve_jars, unpack
-from balance_service.java import REGISTRY_JAVA, java_executable
+from balance_service.process.jars import resolve_jars, unpack
+from balance_service.process.java import REGISTRY_JAVA, java_executable
 from tests.compose.programs import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from tests.chaos.requests import Connection
 from tests.compose.stack import HOST
 from tests.compose.traffic import Events
-from tests.observed import panels
+from tests.support.connections import Connection
+from tests.support.observed import panels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from tests.chaos.requests import Connection, query
 from tests.compose.stack import HOST, Replica, Stack
 from tests.compose.traffic import TOPIC, customer
-from tests.recount import recount
+from tests.support.connections import Connection, query
+from tests.support.recount import recount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
-from tests.chaos.requests import Connection, query
 from tests.compose.monitoring import Prometheus, watched
 from tests.compose.recounted import recounted
 from tests.compose.stack import HOST, Stack
 from tests.compose.traffic import Events, Traffic, customer, is_ready
+from tests.support.connections import Connection, query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

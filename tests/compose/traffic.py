@@ -20,8 +20,8 @@ from confluent_kafka import Producer
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.commands.publisher import FundsAddedSerializer
-from tests.chaos.requests import Connection, query
 from tests.compose.stack import HOST
+from tests.support.connections import Connection, query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from tests.e2e.service import application, new_instance, running, warm_up
+from tests.support.service import application, new_instance, running, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
 
 READ_TIMEOUT_SECONDS = 2
 
@@ -31,3 +33,15 @@ def warm_instance(stack: LocalStack) -> Iterator[LocalInstance]:
 def service(warm_instance: LocalInstance) -> str:
     """Its address."""
     return warm_instance.url
+
+
+@pytest.fixture
+def http(service: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def customer() -> str:
+    """A customer nobody has named yet."""
+    return f"customer-{uuid.uuid4()}"

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.commands import assert_refused, run, started
-from tests.e2e.service import address, admin, application, on
-from tests.integration.engines import eventually
+from tests.e2e.left_in_kafka import admin
+from tests.support.commands import assert_refused, run, started
+from tests.support.service import address, application, on
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
 
 
 @pytest.fixture

@@ -16,28 +16,19 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
 from tests.e2e.nonsense import CUSTOMERS
 from tests.e2e.nonsense_records import Records
 from tests.e2e.nonsense_requests import ask_raw, ask_structured
-from tests.e2e.service import (
-    PARTITIONS,
-    all_balances,
-    application,
-    ends_of,
-    in_changelog,
-    new_instance,
-    process_of,
-    recounted,
-    running,
-    warm_up,
-)
-from tests.integration.engines import Writer, eventually, read_topic
+from tests.support.service import PARTITIONS, all_balances, application, new_instance, process_of, running, warm_up
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
 
 _REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "3000"))
 _RECORDS = int(os.environ.get("FUZZ_RECORDS", "20000"))

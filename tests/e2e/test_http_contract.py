@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from balance_service.http import commands, queries
 from tests.e2e.conftest import READ_TIMEOUT_SECONDS
+from tests.e2e.http_api import add, assert_problem, body_of, post, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import httpx
 
-_MAX_BODY_BYTES = 16 << 10
 _GET_PATHS = (queries.PATH, "/health/live", "/health/ready", "/metrics", "/api/status", "/openapi.json")
 
 
-@pytest.fixture
-def http(service: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture
-def customer() -> str:
-    """A customer nobody has named yet."""
-    return f"customer-{uuid.uuid4()}"
-
-
 def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client, customer: str) -> None:
-    _add(http, customer, "0.1")
+    add(http, customer, "0.1")
 
-    answer = _read(http, customer, _add(http, customer, "0.2"))
+    answer = read(http, customer, add(http, customer, "0.2"))
 
     assert answer.content == b'{"amount": 0.30}'
     assert answer.headers["Content-Type"] == "application/json"
@@ -44,87 +29,27 @@ def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client
 
 @pytest.mark.parametrize("amount", ["9999999999999999.99", '"9999999999999999.99"'])
 def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, customer: str, amount: str) -> None:
-    _add(http, customer, amount)
+    add(http, customer, amount)
 
-    answer = _read(http, customer, _add(http, customer, "0.02"))
+    answer = read(http, customer, add(http, customer, "0.02"))
 
     assert answer.content == b'{"amount": 10000000000000000.01}'
 
 
-@pytest.mark.parametrize(
-    ("amount", "balance"),
-    [
-        ("1", "1.00"),
-        ('"1"', "1.00"),
-        ("12.34", "12.34"),
-        ('"12.34"', "12.34"),
-        ("0.01", "0.01"),
-        ("1e2", "100.00"),
-        ("25E-2", "0.25"),
-        ("1.500", "1.50"),
-        ('"007.50"', "7.50"),
-    ],
-)
-def test_an_amount_may_be_a_number_or_a_decimal_string(
-    http: httpx.Client, customer: str, amount: str, balance: str
-) -> None:
-    answer = _read(http, customer, _add(http, customer, amount))
-
-    assert answer.text == f'{{"amount": {balance}}}'
-
-
-def test_an_amount_that_is_not_money_is_refused_and_not_written(http: httpx.Client, customer: str) -> None:
-    amounts = ["0", "0.00", "-1", "-0.01", "0.001", "1.234", "12345678901234567", "1e16", "1e400", "1e-400"]
-    amounts += ["true", "null", "[]", "{}", "[1]", "NaN", "Infinity", "-Infinity"]
-    strings = [
-        "",
-        "0",
-        "-1",
-        "+1",
-        " 1",
-        "1 ",
-        "1e2",
-        "1_000",
-        "1,5",
-        ".5",
-        "1.",
-        "abc",
-        "NaN",
-        "Infinity",
-        "٣",
-    ]
-    strings += ["0.001", "12345678901234567", "1\n", "0x10"]
-    amounts += [json.dumps(text) for text in strings]
-
-    statuses = {amount: _post(http, _body(customer, amount)).status_code for amount in amounts}
-    statuses["missing"] = _post(http, json.dumps({"customerId": customer}).encode()).status_code
-
-    assert set(statuses.values()) == {400}, statuses
-    assert _read(http, customer, _add(http, customer, "1")).text == '{"amount": 1.00}'
-
-
-def test_a_command_is_answered_202_with_an_empty_body_and_a_position(http: httpx.Client, customer: str) -> None:
-    first, second = (_post(http, _body(customer, "1")) for _ in range(2))
-
-    assert (first.status_code, first.content) == (202, b"")
-    partition, offset = first.headers["Balance-Position"].split(":")
-    assert second.headers["Balance-Position"] == f"{partition}:{int(offset) + 1}"
-
-
 def test_a_write_is_read_at_once_through_its_position(http: httpx.Client, customer: str) -> None:
     for cents in range(1, 11):
-        position = _add(http, customer, "0.01")
+        position = add(http, customer, "0.01")
 
-        answer = _read(http, customer, position)
+        answer = read(http, customer, position)
 
         assert answer.text == f'{{"amount": 0.{cents:02}}}'
         assert int(answer.headers["Balance-Position"].split(":")[1]) >= int(position.split(":")[1])
 
 
 def test_an_answer_says_where_it_came_from(http: httpx.Client, customer: str) -> None:
-    position = _add(http, customer, "1")
+    position = add(http, customer, "1")
 
-    headers = _read(http, customer, position).headers
+    headers = read(http, customer, position).headers
 
     assert headers["Balance-Application-Server"] == f"{http.base_url.host}:{http.base_url.port}"
     assert headers["Balance-Role"] == "active"
@@ -136,32 +61,32 @@ def test_an_answer_says_where_it_came_from(http: httpx.Client, customer: str) ->
 def test_an_unknown_customer_is_a_404_that_says_how_far_was_read(http: httpx.Client, customer: str) -> None:
     answer = http.get(queries.PATH, params={"customerId": customer})
 
-    _assert_problem(answer, 404, "no such customer")
+    assert_problem(answer, 404, "no such customer")
     assert answer.headers["Balance-Role"] == "active"
     assert ":" in answer.headers["Balance-Position"]
 
 
 def test_a_position_too_far_is_a_503_once_the_read_timeout_has_passed(http: httpx.Client, customer: str) -> None:
-    partition, offset = _add(http, customer, "1").split(":")
+    partition, offset = add(http, customer, "1").split(":")
     began = time.monotonic()
 
-    answer = _read(http, customer, f"{partition}:{int(offset) + 1000}")
+    answer = read(http, customer, f"{partition}:{int(offset) + 1000}")
 
-    assert READ_TIMEOUT_SECONDS - 0.1 < time.monotonic() - began < READ_TIMEOUT_SECONDS + 2
-    _assert_problem(answer, 503, "was not reached in time")
+    assert READ_TIMEOUT_SECONDS - 0.1 < time.monotonic() - began < READ_TIMEOUT_SECONDS + 5
+    assert_problem(answer, 503, "was not reached in time")
     assert int(answer.headers["Retry-After"]) >= 1
 
 
 def test_a_position_of_another_partition_is_a_400(http: httpx.Client, customer: str) -> None:
-    partition, offset = _add(http, customer, "1").split(":")
+    partition, offset = add(http, customer, "1").split(":")
 
     for other in (1 - int(partition), 2, 9999999999):
-        _assert_problem(_read(http, customer, f"{other}:{offset}"), 400, f"partition {other}")
+        assert_problem(read(http, customer, f"{other}:{offset}"), 400, f"partition {other}")
 
 
 @pytest.mark.parametrize("position", ["", ":", "0", "0:", ":0", "-1:0", "0:-1", "a:b", "0:1:2", "0:1.5", " 0:1"])
 def test_a_malformed_position_is_a_400(http: httpx.Client, customer: str, position: str) -> None:
-    _assert_problem(_read(http, customer, position), 400, "minPosition")
+    assert_problem(read(http, customer, position), 400, "minPosition")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +110,7 @@ def test_a_malformed_position_is_a_400(http: httpx.Client, customer: str, positi
     ],
 )
 def test_a_query_without_exactly_one_good_id_is_a_400(http: httpx.Client, query: str) -> None:
-    _assert_problem(http.get(f"{queries.PATH}?{query}"), 400)
+    assert_problem(http.get(f"{queries.PATH}?{query}"), 400)
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "客", "😀"])
@@ -194,11 +119,11 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
     longest = letter * (256 // size) + "x" * (256 % size)
     assert len(longest.encode()) == 256
 
-    position = _add(http, longest, "1")
+    position = add(http, longest, "1")
 
-    assert _read(http, longest, position).status_code == 200
-    _assert_problem(http.get(queries.PATH, params={"customerId": longest + "x"}), 400, "256 bytes")
-    _assert_problem(_post(http, _body(longest + "x", "1")), 400, "256 bytes")
+    assert read(http, longest, position).status_code == 200
+    assert_problem(http.get(queries.PATH, params={"customerId": longest + "x"}), 400, "256 bytes")
+    assert_problem(post(http, body_of(longest + "x", "1")), 400, "256 bytes")
 
 
 @pytest.mark.parametrize(
@@ -219,61 +144,22 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
     ],
 )
 def test_an_id_is_any_text_and_comes_through_untouched(http: httpx.Client, customer: str, prefix: str) -> None:
-    position = _add(http, prefix + customer, "1")
+    position = add(http, prefix + customer, "1")
 
-    assert _read(http, prefix + customer, position).text == '{"amount": 1.00}'
-    assert _read(http, customer, None).status_code == 404
+    assert read(http, prefix + customer, position).text == '{"amount": 1.00}'
+    assert read(http, customer, None).status_code == 404
 
 
 def test_a_plus_in_a_query_is_a_space(http: httpx.Client, customer: str) -> None:
-    position = _add(http, f"a {customer}", "1")
+    position = add(http, f"a {customer}", "1")
 
     assert http.get(f"{queries.PATH}?customerId=a+{customer}&minPosition={position}").status_code == 200
     assert http.get(f"{queries.PATH}?customerId=a%2B{customer}").status_code == 404
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"junk",
-        b"customerId=c1&amount=1",
-        b'{"customerId": "c1", "amount": 1',
-        b'{"customerId": "c\xff", "amount": 1}',
-        pytest.param(b"[" * 8000, id="nested too deep"),
-        b"null",
-        b'["c1", 1]',
-        b'{"amount": 1}',
-        b'{"customerId": null, "amount": 1}',
-        b'{"customerId": 1, "amount": 1}',
-        b'{"customerId": ["c1"], "amount": 1}',
-        b'{"customerId": "", "amount": 1}',
-        b'{"customerId": "\\ud800", "amount": 1}',
-        b'{"customerId": "a\\u0000b", "amount": 1}',
-        b'{"customerId": "a\\u0085b", "amount": 1}',
-    ],
-)
-def test_a_body_that_is_no_command_is_a_400(http: httpx.Client, body: bytes) -> None:
-    _assert_problem(_post(http, body), 400)
-
-
-def test_a_body_that_is_not_compressed_as_it_says_is_a_400(http: httpx.Client) -> None:
-    answer = http.post(commands.PATH, content=b"not gzip", headers={"Content-Encoding": "gzip"})
-
-    _assert_problem(answer, 400, "encoded")
-
-
-def test_a_body_has_at_most_16_kib(http: httpx.Client, customer: str) -> None:
-    fits = _body(customer, "1").ljust(_MAX_BODY_BYTES)
-
-    assert _post(http, fits).status_code == 202
-    _assert_problem(_post(http, fits + b" "), 413)
-    _assert_problem(http.post(commands.PATH, content=iter([fits, b" "])), 413)
-
-
 @pytest.mark.parametrize("path", ["/", "/nope", "/api", "/api/customers.getBalance/", "/api//status", "/%ff"])
 def test_an_unknown_path_is_a_404_problem(http: httpx.Client, path: str) -> None:
-    _assert_problem(http.get(path), 404, "nothing at this path")
+    assert_problem(http.get(path), 404, "nothing at this path")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
@@ -281,16 +167,8 @@ def test_an_unknown_path_is_a_404_problem(http: httpx.Client, path: str) -> None
 def test_what_is_read_takes_get_only(http: httpx.Client, path: str, method: str) -> None:
     answer = http.request(method, path)
 
-    _assert_problem(answer, 405, "Allow")
+    assert_problem(answer, 405, "Allow")
     assert answer.headers["Allow"] == "GET"
-
-
-@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_a_command_takes_post_only(http: httpx.Client, method: str) -> None:
-    answer = http.request(method, commands.PATH)
-
-    _assert_problem(answer, 405, "Allow")
-    assert answer.headers["Allow"] == "POST"
 
 
 @pytest.mark.parametrize("path", [*_GET_PATHS, commands.PATH])
@@ -310,7 +188,7 @@ def test_a_ready_instance_says_so(http: httpx.Client) -> None:
 
 def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, customer: str) -> None:
     before = _samples(http)
-    _read(http, customer, _add(http, customer, "1"))
+    read(http, customer, add(http, customer, "1"))
 
     after = _samples(http)
 
@@ -324,7 +202,7 @@ def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, c
         assert sum(after[name].values()) == sum(before[name].values()) + 1, name
     assert sum(after["balance_rebalances_total"].values()) >= 1
     assert sum(after["balance_batch_duration_seconds_count"].values()) >= 1
-    answered = frozenset({("answered", "local"), ("status", "200")})
+    answered = frozenset({("read_model", "balance"), ("answered", "local"), ("status", "200")})
     counts = [s["balance_query_duration_seconds_count"].get(answered, 0) for s in (before, after)]
     assert counts[1] == counts[0] + 1
     assert after["balance_task_state"] == {_task(p) | {active, ("state", "RUNNING")}: 1 for p in (0, 1)}
@@ -353,37 +231,6 @@ def test_the_status_has_every_task_and_every_instance(http: httpx.Client) -> Non
     assert [{name: task[name] for name in shared} for task in server["tasks"]] == [
         {name: task[name] for name in shared} for task in status["tasks"]
     ]
-
-
-def _body(customer_id: str, amount: str) -> bytes:
-    """A command; `amount` is JSON as it stands."""
-    return f'{{"customerId": {json.dumps(customer_id)}, "amount": {amount}}}'.encode()
-
-
-def _post(http: httpx.Client, body: bytes) -> httpx.Response:
-    return http.post(commands.PATH, content=body, headers={"Content-Type": "application/json"})
-
-
-def _add(http: httpx.Client, customer_id: str, amount: str) -> str:
-    """Add funds, and return the position at which they are visible."""
-    answer = _post(http, _body(customer_id, amount))
-    assert answer.status_code == 202, answer.text
-    return answer.headers["Balance-Position"]
-
-
-def _read(http: httpx.Client, customer_id: str, position: str | None) -> httpx.Response:
-    parameters = {"customerId": customer_id} | ({} if position is None else {"minPosition": position})
-    return http.get(queries.PATH, params=parameters)
-
-
-def _assert_problem(answer: httpx.Response, status: int, detail: str = "") -> None:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["Content-Type"].split(";")[0] == "application/problem+json"
-    problem = answer.json()
-    assert problem.keys() == {"type", "title", "status", "detail"}
-    assert problem["status"] == status
-    assert problem["title"]
-    assert detail in problem["detail"]
 
 
 def _samples(http: httpx.Client) -> dict[str, dict[frozenset[tuple[str, str]], float]]:

@@ -12,28 +12,19 @@ import httpx
 import pytest
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.local.stack import LocalStack
-from tests.e2e.commands import started
-from tests.e2e.service import (
-    PARTITIONS,
-    all_balances,
-    application,
-    ask,
-    ends_of,
-    in_changelog,
-    new_instance,
-    on,
-    recounted,
-    running,
-)
-from tests.integration.engines import Writer, eventually
+from balance_service.tools.local.stack import LocalStack
+from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
+from tests.support.commands import started
+from tests.support.service import PARTITIONS, all_balances, application, ask, new_instance, on, running
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from balance_service.local.instances import LocalInstance
-    from tests.e2e.commands import Command
+    from balance_service.tools.local.instances import LocalInstance
+    from tests.support.commands import Command
 
 _KILLS = 5
 _FOLDED = 500

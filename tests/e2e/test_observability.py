@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from balance_service.http import commands, queries
-from balance_service.tracing import TRACEPARENT_HEADER
-from tests.collector import Collector
-from tests.e2e.service import (
+from balance_service.observability.tracing import TRACEPARENT_HEADER
+from tests.support.collector import Collector
+from tests.support.observed import OF_OTHERS, documented, exported
+from tests.support.service import (
     PARTITIONS,
     add,
     address,
@@ -25,18 +25,17 @@ from tests.e2e.service import (
     wait_until_spread,
     warm_up,
 )
-from tests.integration.engines import Writer, eventually, read_topic
-from tests.observed import documented
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
-    from tests.collector import Collected
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+    from tests.support.collector import Collected
 
     Pair = tuple[LocalInstance, LocalInstance]
-    Exported = dict[str, tuple[str, frozenset[str] | None]]
 
 _CALLER = "00f067aa0ba902b7"
 _PATIENCE_SECONDS = 60.0
@@ -139,13 +138,18 @@ def test_the_documented_metrics_are_those_that_are_exported(stack: LocalStack, p
         ask(instance.url, customer)
 
     def sampled() -> bool:
-        found = _exported(pair)
-        # What Spark says of a query is sampled every five seconds, and is not there before its first micro-batch.
-        return documented().keys() <= found.keys() and None not in {labels for _, labels in found.values()}
+        found = exported(pair)
+        # What the JVM says of its heap is sampled every five seconds.
+        return (
+            documented().keys() <= found.keys() and {n for n, (_, labels) in found.items() if labels is None} <= others
+        )
 
+    others = {name for name in documented() if name.startswith(OF_OTHERS)}
     eventually(sampled, "a sample of each", 60)
 
-    assert _exported(pair) == documented()
+    assert exported(pair) == {
+        name: (kind, None if name in others else labels) for name, (kind, labels) in documented().items()
+    }
 
 
 def _caller(trace_id: str) -> dict[str, str]:
@@ -167,17 +171,3 @@ def _collected(collector: Collector, trace_id: str, spans: int) -> list[Collecte
 def _of(spans: list[Collected], kind: str) -> Collected:
     (span,) = (span for span in spans if span.kind == kind)
     return span
-
-
-def _exported(pair: Pair) -> Exported:
-    """Metric → type and labels, as either instance has it; no labels at all where there is no sample of it yet."""
-    found: Exported = {}
-    for instance in pair:
-        for family in text_string_to_metric_families(httpx.get(f"{instance.url}/metrics", timeout=60).text):
-            if family.name.endswith("_created"):
-                continue
-            name = family.name + ("_total" if family.type == "counter" else "")
-            labels = [frozenset(sample.labels) - {"le"} for sample in family.samples]
-            if labels or name not in found:
-                found[name] = (family.type, labels[0] if labels else None)
-    return found

@@ -8,32 +8,22 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
-from tests.e2e.commands import Done, assert_refused, run, started
-from tests.e2e.service import (
-    PARTITIONS,
-    admin,
-    all_balances,
-    application,
-    ends_of,
-    in_changelog,
-    new_instance,
-    on,
-    recounted,
-    running,
-)
-from tests.integration.engines import eventually
+from tests.e2e.left_in_kafka import admin, ends_of, in_changelog, recounted
+from tests.support.commands import Done, assert_refused, run, started
+from tests.support.service import PARTITIONS, all_balances, application, new_instance, on, running
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 _CUSTOMERS = 500
 _FEW, _EVENTS = 2_000, 100_000
 _REFUSED = 2
-# So small that a replay can be interrupted in its middle, though up to eight are committed as one.
+# So small that a replay can be interrupted in its middle.
 _RECORDS_PER_BATCH = "2000"
 _FOLDED = 1_500
 

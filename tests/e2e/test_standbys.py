@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import httpx
 
 from balance_service.http import commands, queries
-from tests.e2e.service import (
+from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
     add,
     amount_of,
     application,
     ask,
+    ask_again,
     customers_of,
     new_instance,
     owned,
@@ -24,14 +25,14 @@ from tests.e2e.service import (
     wait_until_spread,
     warm_up,
 )
-from tests.integration.engines import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
 
 _STANDBY_ANSWERS_WITHIN_SECONDS = 3.0
 _OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
@@ -62,9 +63,9 @@ def test_when_an_owner_is_killed_its_standby_answers_at_once_and_takes_over_with
         assert {lost, kept} == set(range(PARTITIONS))
         customer = customers_of(lost, 1)[0]
         position = add(survivor.url, customer, "12.34")
-        assert amount_of(ask(survivor.url, customer, position)) == Decimal("12.34")
-        eventually(lambda: lost in tasks(survivor, "standby", "TAILING"), "the survivor stands by", 20)
-        eventually(lambda: get(survivor, customer, maxLag="0").headers.get("Balance-Role") is not None, "lag known", 5)
+        assert amount_of(ask_again(survivor.url, customer, position)) == Decimal("12.34")
+        eventually(lambda: lost in tasks(survivor, "standby", "TAILING"), "the survivor stands by")
+        eventually(lambda: get(survivor, customer, maxLag="0").headers.get("Balance-Role") is not None, "lag known")
 
         victim.kill()
         killed_at = time.monotonic()
@@ -98,7 +99,7 @@ def test_a_command_sent_again_with_its_idempotency_key_counts_once(stack: LocalS
         ]
         assert len(set(positions)) == 3
 
-        assert amount_of(ask(instance.url, "c", positions[-1])) == Decimal("2.00")
+        assert amount_of(ask_again(instance.url, "c", positions[-1])) == Decimal("2.00")
 
 
 def test_peers_with_different_secrets_do_not_answer_each_other_and_say_why(stack: LocalStack) -> None:

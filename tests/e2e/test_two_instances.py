@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.service import (
+from tests.e2e.poller import Poller
+from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
     STOP_SECONDS,
-    Poller,
     add,
     address,
     application,
     ask,
+    ask_again,
     customers_of,
     new_instance,
     owned,
@@ -28,22 +29,21 @@ from tests.e2e.service import (
     terminate,
     wait_until_spread,
 )
-from tests.integration.engines import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import httpx
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 
 _CUSTOMERS = [customer for partition in range(PARTITIONS) for customer in customers_of(partition, 20)]
 _STAYING_SILENT_SECONDS = 3.0
 _MOVING_SILENT_SECONDS = 15.0
-_PATIENCE_SECONDS = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def alone(instances: Pair) -> Pair:
     first, second = instances
     if second.running:
         terminate(second)
-    eventually(lambda: owned(first) == set(range(PARTITIONS)), "the first owns everything", 20)
+    eventually(lambda: owned(first) == set(range(PARTITIONS)), "the first owns everything")
     return instances
 
 
@@ -155,7 +155,7 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
         try:
             _send(tree, "suspend")
             time.sleep(SESSION_TIMEOUT_SECONDS + 1)
-            eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other takes over", 20)
+            eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other takes over")
             _assert_answers_everything(awake, balances)
             balances |= _add_and_read(awake, theirs, "0.07")
             # They wait in its socket, and are the first that it sees.
@@ -181,7 +181,7 @@ def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everyt
     staying, leaving = pair
     with Poller([staying], balances) as poller:
         code, seconds = terminate(leaving)
-        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything", 20)
+        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything")
         _assert_answers_everything(staying, balances)
 
     assert code == 0, leaving.log
@@ -202,11 +202,8 @@ def _assert_answers_everything(instance: LocalInstance, balances: dict[str, str]
 
 
 def _answer(instance: LocalInstance, customer: str, position: str | None = None) -> httpx.Response:
-    """A 200; 503 is asked again for a while, as any client would."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (answer := ask(instance.url, customer, position)).status_code == 503:
-        assert time.monotonic() < deadline, answer.text
-        time.sleep(0.1)
+    """A 200, in the end."""
+    answer = ask_again(instance.url, customer, position)
     assert answer.status_code == 200, (customer, answer.text)
     return answer
 

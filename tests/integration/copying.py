@@ -12,16 +12,18 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
-from balance_service.load import produce_load
-from balance_service.topic_copy.copy import Copied, copy_topic
-from tests.integration.engines import Writer, eventually, read_topic, settings_for
+from balance_service.tools.load import produce_load
+from balance_service.tools.topic_copy.copy import Copied, copy_topic
+from tests.integration.engines import settings_for
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(30)]
 

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import time
+import threading
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from confluent_kafka.schema_registry import topic_record_subject_name_strategy as by_record_name
-from confluent_kafka.schema_registry.avro import AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
-
-from balance_service.avro.schemas import load_schema
-from balance_service.engine import Engine
 from balance_service.errors import RetriableError
-from balance_service.metrics import Metrics
-from balance_service.read_models.balance import Balance
+from balance_service.hosting.engine import Engine, Patience
+from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.observability.metrics import Metrics
+from balance_service.read_models.catalogue import hosted_stages, read_model, stages_of
 from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role, TaskId
-from balance_service.state.state_directory import StateDirectory
+from balance_service.state.store.directory import StateDirectory
 from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.settings import Stage
+    from balance_service.tools.local.stack import LocalStack
 
 SESSION_TIMEOUT_MS = 6_000
-_PATIENCE_SECONDS = 60.0
 
 
 def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **overrides: Any) -> Settings:
@@ -51,7 +47,7 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 @contextmanager
 def running_engine(settings: Settings) -> Iterator[Engine]:
     """An engine that has joined its group."""
-    engine = Engine(settings, Balance(), Metrics())
+    engine = Engine(settings, hosted_stages(settings), Metrics(), patience())
     engine.start()
     try:
         yield engine
@@ -63,7 +59,7 @@ def running_engine(settings: Settings) -> Iterator[Engine]:
 def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
     """A standby of the engine's partition, opened, as another instance would keep it; nobody makes it tail yet."""
     with closing(StateDirectory(path, engine.settings.application_id)) as directory:
-        context = replace(engine.tasks._context, state_directory=directory)
+        context = replace(hosted(engine).tasks._context, state_directory=directory)
         task = Task(TaskId("balance", partition), context, Role.STANDBY)
         task.open()
         try:
@@ -72,124 +68,71 @@ def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[T
             task.close(5)
 
 
-def eventually(condition: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
+def patience() -> Patience:
+    """Waits for ever for what is not up yet."""
+    return Patience(threading.Event(), lambda _reason: None)
 
 
-def catch_up(engine: Engine) -> None:
+def hosted(engine: Engine) -> HostedStage:
+    """The one read model of an engine."""
+    (only,) = engine.models.values()
+    return only
+
+
+def balance_stage(settings: Settings) -> Stage:
+    """The names of the balance model's work."""
+    (stage,) = stages_of(read_model("balance"), settings)
+    return stage.names
+
+
+def prepare(topics: Topics, settings: Settings) -> Topic:
+    """The balance model's source; its topics are created and checked."""
+    stage = balance_stage(settings)
+    return prepare_topics(topics, settings, [stage])[stage.source]
+
+
+def problems(engine: Engine) -> list[str]:
+    """What the engine says is wrong with its source or with a query; empty while all is well."""
+    return engine.problems
+
+
+def is_running(engine: Engine, *partitions: int) -> bool:
+    """Whether the tasks of these partitions run, or of all partitions if none is named."""
+    wanted = partitions or range(hosted(engine).source.partitions)
+    tasks = [hosted(engine).tasks.task(partition) for partition in wanted]
+    return all(task is not None and task.state is TaskState.RUNNING for task in tasks)
+
+
+def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until every partition of the source is applied to its end."""
-    partitions = range(engine.source.partitions)
+    partitions = range(hosted(engine).source.partitions)
 
     def caught_up() -> bool:
         try:
-            ends = engine.topics.offsets(engine.source.name, partitions)
+            ends = engine.topics.offsets(hosted(engine).source.name, partitions)
         except RetriableError:
             return False
-        tasks = {p: engine.tasks.task(p) for p in partitions}
+        tasks = {p: hosted(engine).tasks.task(p) for p in partitions}
         return all(
             (task := tasks[p]) is not None and task.view is not None and task.position >= ends[p] for p in partitions
         )
 
-    eventually(caught_up, f"caught up; {engine.tasks.snapshots()} {engine.stream.problem}")
+    eventually(caught_up, lambda: f"caught up; {hosted(engine).tasks.snapshots()} {problems(engine)}", seconds)
 
 
 def balance(engine: Engine, customer: str) -> Decimal | None:
     """A customer's balance as the engine's own stores have it."""
-    for task in engine.tasks.all():
+    for task in hosted(engine).tasks.all():
         view = task.view
         frame = view.get(customer.encode()) if view is not None else None
         if frame is not None:
-            amount: Decimal = engine.state_codec.decode(frame)["amount"]
+            amount: Decimal = hosted(engine).state(frame)["amount"]
             return amount
     return None
 
 
 def counted(engine: Engine, name: str) -> int:
     """A counter of the engine, summed over partitions."""
-    text = engine._metrics.text().decode()  # what /metrics shows
+    text = engine.metrics.text().decode()  # what /metrics shows
     lines = [line for line in text.splitlines() if line.startswith(f"balance_events_{name}_total")]
     return int(sum(float(line.rpartition(" ")[2]) for line in lines))
-
-
-class Writer:
-    """Writes events as an application would, with whatever schema it likes."""
-
-    def __init__(self, stack: LocalStack, topic: str, **config: Any) -> None:
-        self.topic = topic
-        self.registry = SchemaRegistryClient({"url": stack.schema_registry_url})
-        self.producer = Producer(
-            {
-                "bootstrap.servers": stack.bootstrap_servers,
-                "partitioner": "murmur2_random",
-                "linger.ms": 5,
-                **config,
-            }
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.producer.flush(10)
-        self.registry.__exit__()
-
-    def frame(self, customer: str, amount: str, schema: dict[str, Any] | None = None, **fields: Any) -> bytes:
-        """A FundsAdded event under a schema; by default the shipped one."""
-        serializer = AvroSerializer(
-            self.registry,
-            json.dumps(schema or load_schema("FundsAdded")),
-            conf={"subject.name.strategy": by_record_name},
-        )
-        event = {
-            "id": "e1",
-            "occurredOn": datetime.now(UTC),
-            "customerId": customer,
-            "amount": Decimal(amount),
-            **fields,
-        }
-        frame: bytes = serializer(event, SerializationContext(self.topic, MessageField.VALUE))
-        return frame
-
-    def register(self, subject: str, schema: dict[str, Any]) -> int:
-        """The id of a schema."""
-        return int(self.registry.register_schema(subject, Schema(json.dumps(schema), "AVRO")))
-
-    def send(self, key: bytes | str | None, value: bytes | None, **where: Any) -> None:
-        """Append one record."""
-        self.producer.produce(self.topic, value, key, **where)
-        self.producer.poll(0)
-
-    def add(self, customer: str, *amounts: str) -> None:
-        """Append FundsAdded events of a customer."""
-        for amount in amounts:
-            self.send(customer, self.frame(customer, amount))
-        self.producer.flush(10)
-
-
-def read_topic(stack: LocalStack, topic: str) -> list[Any]:
-    """All committed records of a topic, by partition and offset."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": stack.bootstrap_servers,
-            "group.id": "test-reader",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    partitions = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-    records = []
-    while partitions:
-        message = consumer.poll(5)
-        assert message is not None
-        if message.error():
-            partitions.discard(message.partition())
-        else:
-            records.append(message)
-    consumer.close()
-    return sorted(records, key=lambda m: (m.partition(), m.offset()))

@@ -19,11 +19,11 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from balance_service.local.broker import Broker
-from balance_service.local.broker_config import BrokerExtras
-from balance_service.local.ports import HOST, free_port
-from tests.integration.certificates import Authority
+from balance_service.tools.local.broker import Broker
+from balance_service.tools.local.broker_config import BrokerExtras
+from balance_service.tools.local.ports import HOST, free_port
 from tests.integration.tls_servers import protected, token_endpoint
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,21 +13,16 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
+from balance_service.events import gathering
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import (
-    Writer,
-    balance,
-    catch_up,
-    counted,
-    read_topic,
-    running_engine,
-    settings_for,
-)
+from tests.integration.engines import balance, balance_stage, catch_up, counted, prepare, running_engine, settings_for
+from tests.integration.loads import queries
+from tests.support.topics import Writer, read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 
 def _wide(scale: int) -> dict[str, Any]:
@@ -90,7 +85,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
         assert balance(engine, "misplaced") is None
         assert counted(engine, "applied") == 2
         assert counted(engine, "dead_lettered") == len(bad) + 5
-        letters = read_topic(stack, settings.dead_letters_topic)
+        letters = read_topic(stack, balance_stage(settings).dead_letters)
         source = {(m.partition(), m.offset()): m for m in read_topic(stack, settings.topic)}
     by_cause: dict[str, Any] = {}
     for letter in letters:
@@ -104,11 +99,11 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
     assert len(letters) == len(bad) + 5
 
 
-def test_bad_records_in_a_backlog_are_told_apart_though_its_batches_are_committed_together(
+def test_bad_records_in_a_backlog_are_told_apart_though_they_are_committed_together_with_good_ones(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", max_records_per_batch=20)
-    Topics(settings).prepare()
+    prepare(Topics(settings), settings)
     with Writer(stack, settings.topic) as writer:
         for n in range(600):
             writer.add(f"c{n % 7}", "0.01")
@@ -120,7 +115,7 @@ def test_bad_records_in_a_backlog_are_told_apart_though_its_batches_are_committe
         counts = [len(range(c, 600, 7)) for c in range(7)]
         assert [balance(engine, f"c{c}") for c in range(7)] == [Decimal(count) / 100 for count in counts]
         assert counted(engine, "applied") == 600
-        letters = read_topic(stack, settings.dead_letters_topic)
+        letters = read_topic(stack, balance_stage(settings).dead_letters)
     assert [dict(letter.headers())["dead-letter-cause"] for letter in letters] == [b"customer-id-malformed"] * 3
 
 
@@ -136,8 +131,36 @@ def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(
         catch_up(engine)
         assert balance(engine, "rich") == Decimal("9" * 35 + "8.99")
         assert balance(engine, "poor") == Decimal("0.01")
-        (letter,) = read_topic(stack, settings.dead_letters_topic)
+        (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
         assert dict(letter.headers())["dead-letter-cause"] == b"balance-overflow"
+
+
+def test_an_overflow_in_a_backlog_that_is_gathered_in_parts_loses_only_the_event_that_overflows(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once they are combined, parts do not keep their events.
+    monkeypatch.setattr(gathering, "_PART_ROWS", 1_000)
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with Writer(stack, settings.topic) as writer:
+        with running_engine(settings) as engine:
+            writer.send("rich", writer.frame("rich", str(10**36 - 1), _wide(2)))
+            writer.producer.flush(10)
+            catch_up(engine)
+        poor, more = writer.frame("poor", "0.01"), writer.frame("rich", "0.99")
+        for n in range(20_000):
+            writer.send("poor", poor)
+            if n == 5_000:
+                writer.send("rich", writer.frame("rich", "5.00"))
+        writer.send("rich", more)
+        assert writer.producer.flush(30) == 0
+        with running_engine(settings) as engine:
+            catch_up(engine)
+            assert balance(engine, "rich") == Decimal("9" * 36 + ".99")
+            assert balance(engine, "poor") == Decimal("200.00")
+            assert queries(engine, 0, "single events") > 0
+            assert counted(engine, "applied") == 20_001
+    (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
+    assert dict(letter.headers())["dead-letter-cause"] == b"balance-overflow"
 
 
 def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
@@ -188,7 +211,7 @@ def test_a_dead_letter_that_does_not_fit_lies_there_without_its_value(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-    for topic, largest in ((settings.topic, 2 << 20), (settings.dead_letters_topic, 1 << 20)):
+    for topic, largest in ((settings.topic, 2 << 20), (balance_stage(settings).dead_letters, 1 << 20)):
         config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
         admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(10)
     value, key = b"x" * (1 << 20), b"k" * (1 << 20)
@@ -202,7 +225,7 @@ def test_a_dead_letter_that_does_not_fit_lies_there_without_its_value(
         catch_up(engine)
 
         assert balance(engine, "c1") == Decimal("1.00")
-        by_value, by_key = read_topic(stack, settings.dead_letters_topic)
+        by_value, by_key = read_topic(stack, balance_stage(settings).dead_letters)
     assert (by_value.key(), by_value.value()) == (b"c1", None)
     assert dict(by_value.headers())["dead-letter-value-bytes"] == str(len(value)).encode()
     assert (by_key.key(), by_key.value()) == (None, None)
@@ -218,8 +241,8 @@ def test_a_topic_that_could_not_take_dead_letters_is_refused_at_start(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-    topic = settings.dead_letters_topic
+    topic = balance_stage(settings).dead_letters
     admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(10)
 
     with pytest.raises(ConfigurationError, match=said):
-        Topics(settings).prepare()
+        prepare(Topics(settings), settings)

@@ -10,28 +10,30 @@ import pytest
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Position, TaskId
-from balance_service.state.store_batch import StoreBatch
+from balance_service.state.store.batch import StoreBatch
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
-    Writer,
     balance,
+    balance_stage,
     catch_up,
-    eventually,
+    hosted,
     opened_standby,
-    read_topic,
     running_engine,
     settings_for,
 )
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.engine import Engine
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
     from balance_service.state.task import Task
+    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == 0]
 
@@ -46,8 +48,8 @@ def give_one_each(engine: Engine, writer: Writer) -> None:
 
 def make_anew(engine: Engine, settings: Settings) -> None:
     """The changelog is deleted, and another takes its name, while its owner is at work."""
-    engine.topics.delete(settings.changelog_topic)
-    engine.topics.prepare_changelog(engine.source)
+    engine.topics.delete(balance_stage(settings).changelog)
+    prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
 
 
 def end_of(engine: Engine, topic: str) -> int:
@@ -79,7 +81,7 @@ def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
             catch_up(engine)
 
             eventually(lambda: None not in balances(engine).values(), "all are there")
-            (epoch,) = {task.epoch for task in engine.tasks.snapshots() if task.task_id.partition == 0}
+            (epoch,) = {task.epoch for task in hosted(engine).tasks.snapshots() if task.task_id.partition == 0}
             assert epoch > 1, "who remembers the epoch before would not believe that it is the owner"
             expected = dict.fromkeys(CUSTOMERS, Decimal("1.00")) | {CUSTOMERS[0]: Decimal("1.50")}
             assert balances(engine) == expected
@@ -100,7 +102,9 @@ def test_what_would_stand_alone_in_a_new_changelog_is_never_committed_there(
         catch_up(engine)
         eventually(lambda: balance(engine, CUSTOMERS[0]) == Decimal("2.50"), "it is folded")
 
-        keys = {bytes(m.key() or b"") for m in read_topic(stack, settings.changelog_topic) if m.partition() == 0}
+        keys = {
+            bytes(m.key() or b"") for m in read_topic(stack, balance_stage(settings).changelog) if m.partition() == 0
+        }
         assert {customer.encode() for customer in CUSTOMERS} <= keys
 
 
@@ -112,9 +116,9 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
         give_one_each(engine, writer)
         with opened_standby(engine, tmp_path / "standby") as standby:
             assert standby.state is TaskState.TAILING
-            stands_at = end_of(engine, settings.changelog_topic)
+            stands_at = end_of(engine, balance_stage(settings).changelog)
             make_anew(engine, settings)
-            while end_of(engine, settings.changelog_topic) <= stands_at + len(CUSTOMERS):
+            while end_of(engine, balance_stage(settings).changelog) <= stands_at + len(CUSTOMERS):
                 writer.add(CUSTOMERS[0], "0.50")
                 catch_up(engine)
 
@@ -132,9 +136,9 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
             standby._wholeness._as_of -= slept_seconds
-            stranger = Position(1, 1, engine.source.topic_id, changelog_topic_id="another")
+            stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
-            batch.put(POSITION_KEY, engine.tasks._context.folding.position_codec.encode(stranger.record()))
+            batch.put(POSITION_KEY, hosted(engine).tasks._context.work.position_codec.encode(stranger.record()))
 
             with pytest.raises(StoreCorruptedError, match="made anew"):
                 standby._apply(batch, 100, is_whole=True)
@@ -160,7 +164,9 @@ def test_who_has_lost_the_partition_does_not_fence_its_successor(
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         writer.add(CUSTOMERS[0], "1.00")
         catch_up(engine)
-        late = open_writer(TaskId("balance", 0), engine.tasks._context)
+        context = hosted(engine).tasks._context
+        where = context.settings, context.stage, context.topics, context.source
+        late = open_writer(TaskId("balance", 0), *where)
 
         with pytest.raises(TaskMigratedError):
             late.fence(lambda: True)
@@ -168,5 +174,5 @@ def test_who_has_lost_the_partition_does_not_fence_its_successor(
         late.close()
         writer.add(CUSTOMERS[0], "2.00")
         catch_up(engine)
-        (task,) = engine.tasks.snapshots()
+        (task,) = hosted(engine).tasks.snapshots()
         assert (task.epoch, balance(engine, CUSTOMERS[0])) == (1, Decimal("3.00"))

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, Directory, PublishedTask
+from balance_service.cluster.directory import Directory
+from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import eventually, settings_for
+from tests.integration.engines import prepare, settings_for
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
     from balance_service.settings import Settings
+    from balance_service.tools.local.stack import LocalStack
 
 # So that the new topic is shorter than what was read of the old one.
 _MORE = 100
@@ -31,7 +33,16 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
     topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
     codec = AvroCodec(registry, f"{topic}-parts.code.balance.cluster.ApplicationServer", schema)
     task = PublishedTask("balance", 0, "ACTIVE", "RUNNING", 1, 7)
-    directory = Directory(reader_config(settings), producer_config(settings), topic, address, codec, lambda: [task])
+    directory = Directory(
+        consumer_config=reader_config(settings),
+        producer_config=producer_config(settings),
+        topic=topic,
+        address=address,
+        codec=codec,
+        models=[PublishedModel("balance", 2)],
+        tasks=lambda: [task],
+        table=ServerTable(),
+    )
     directory.start()
     yield directory
     directory.stop(10)
@@ -48,7 +59,7 @@ def test_a_directory_whose_topic_was_made_anew_is_followed_on(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     topics = Topics(settings)
-    topics.prepare()
+    prepare(topics, settings)
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
         eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
         for _ in range(_MORE):
@@ -56,7 +67,7 @@ def test_a_directory_whose_topic_was_made_anew_is_followed_on(
             time.sleep(0.05)
 
         topics.delete(settings.application_servers_topic)
-        topics.prepare()
+        prepare(topics, settings)
 
         # Long enough for what was heard before to count no more.
         time.sleep(2 * SUSPECT_AFTER_SECONDS)

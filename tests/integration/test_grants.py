@@ -15,24 +15,27 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory
 from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.server_table import ServerTable
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
-from balance_service.state.changelog import ChangelogWriter
-from balance_service.state.changelog_reader import ChangelogReader
-from balance_service.state.dead_letters import Envelope
+from balance_service.state.changelog.dead_letters import Envelope
+from balance_service.state.changelog.reader import ChangelogReader
+from balance_service.state.changelog.writer import ChangelogWriter
 from balance_service.state.records import POSITION_KEY, DeadLetter, TaskId
-from balance_service.topic_copy.comparison import compare
-from balance_service.topic_copy.copy import copy_topic
-from tests.integration.engines import eventually
+from balance_service.tools.topic_copy.comparison import compare
+from balance_service.tools.topic_copy.copy import copy_topic
+from tests.integration.engines import balance_stage, prepare
 from tests.integration.grants import Grant, listed
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.cluster.membership import Partitions
+    from balance_service.tools.local.stack import LocalStack
     from tests.integration.secured import SecuredStack
 
 _LISTED = listed()
@@ -42,7 +45,9 @@ _COPYING = "`topics copy`"
 
 def new_names() -> dict[str, str]:
     suffix = uuid.uuid4().hex[:8]
-    return {"topic": f"t-{suffix}", "application id": f"a-{suffix}", "from": f"t-{suffix}", "to": f"copy-{suffix}"}
+    topic = f"t-{suffix}"
+    copied = {"from": topic, "to": f"copy-{suffix}"}
+    return {"topic": topic, "stage": "balance", "application id": f"a-{suffix}", **copied}
 
 
 def settings_of(secured: SecuredStack, stack: LocalStack, names: dict[str, str], **overrides: Any) -> Settings:
@@ -61,7 +66,8 @@ def settings_of(secured: SecuredStack, stack: LocalStack, names: dict[str, str],
 def existing(secured: SecuredStack, stack: LocalStack) -> dict[str, str]:
     """Names whose topics are there, made by the superuser, and for which everything is granted."""
     names = new_names()
-    Topics(settings_of(secured, stack, names, bootstrap_servers=secured.bootstrap_servers, kafka_config={})).prepare()
+    settings = settings_of(secured, stack, names, bootstrap_servers=secured.bootstrap_servers, kafka_config={})
+    prepare(Topics(settings), settings)
     secured.grant(grant.binding(names) for grant in _LISTED if grant.needed_for != _COPYING)
     return names
 
@@ -69,12 +75,12 @@ def existing(secured: SecuredStack, stack: LocalStack) -> dict[str, str]:
 # What needs a grant, with the service's own clients; each raises, or returns a reason, if it may not.
 
 
-def prepare(settings: Settings) -> None:
-    Topics(settings).prepare()
+def prepare_all(settings: Settings) -> None:
+    prepare(Topics(settings), settings)
 
 
 def delete_changelog(settings: Settings) -> None:
-    Topics(settings).delete(settings.changelog_topic)
+    Topics(settings).delete(balance_stage(settings).changelog)
 
 
 def delete_directory(settings: Settings) -> None:
@@ -82,7 +88,7 @@ def delete_directory(settings: Settings) -> None:
 
 
 def read_changelog(settings: Settings) -> None:
-    reader = ChangelogReader(reader_config(settings), settings.changelog_topic, 0, 0, lambda *_: None)
+    reader = ChangelogReader(reader_config(settings), balance_stage(settings).changelog, 0, 0, lambda *_: None)
     try:
         reader.replay(1, lambda: False)
     finally:
@@ -93,9 +99,9 @@ def commit(settings: Settings, dead_letters: int = 0) -> None:
     writer = ChangelogWriter(
         transactional_config(settings, f"{settings.application_id}-balance-0"),
         TaskId("balance", 0),
-        settings.changelog_topic,
-        settings.dead_letters_topic,
-        Envelope(settings.topic, 0, settings.application_id, 1 << 20),
+        balance_stage(settings).changelog,
+        balance_stage(settings).dead_letters,
+        Envelope("balance", settings.topic, 0, settings.application_id, 1 << 20),
     )
     try:
         writer.fence()
@@ -119,7 +125,16 @@ def follow_and_publish(settings: Settings) -> str:
     registry = SchemaRegistry.from_settings(settings)
     topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
     codec = AvroCodec(registry, f"{topic}-parts.code.balance.cluster.ApplicationServer", schema)
-    directory = Directory(reader_config(settings), producer_config(settings), topic, "h:1", codec, list)
+    directory = Directory(
+        consumer_config=reader_config(settings),
+        producer_config=producer_config(settings),
+        topic=topic,
+        address="h:1",
+        codec=codec,
+        models=[],
+        tasks=list,
+        table=ServerTable(),
+    )
     directory.start()
     try:
         return _problem(lambda: directory.problem)
@@ -129,8 +144,13 @@ def follow_and_publish(settings: Settings) -> str:
 
 
 def take_part(settings: Settings) -> str:
-    config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
-    member = Membership(config, settings.topic, settings.session_timeout_ms, _Anyone(), lambda: {0: 0, 1: 0})
+    member = Membership(
+        config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
+        topics=[settings.topic],
+        session_timeout_ms=settings.session_timeout_ms,
+        listener=_Anyone(),
+        positions=lambda: {(settings.topic, 0): 0, (settings.topic, 1): 0},
+    )
     member.start()
     try:
         return _problem(lambda: member.problem)
@@ -139,11 +159,11 @@ def take_part(settings: Settings) -> str:
 
 
 class _Anyone:
-    def assigned(self, partitions: frozenset[int]) -> None: ...
+    def assigned(self, partitions: Partitions) -> None: ...
 
-    def revoked(self, partitions: frozenset[int]) -> None: ...
+    def revoked(self, partitions: Partitions) -> None: ...
 
-    def lost(self, partitions: frozenset[int]) -> None: ...
+    def lost(self, partitions: Partitions) -> None: ...
 
 
 def _problem(told: Callable[[], str]) -> str:
@@ -154,19 +174,19 @@ def _problem(told: Callable[[], str]) -> str:
 _APPLICATION = "<application id>"
 _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
     ("<topic>", "Read"): take_part,
-    ("<topic>", "DescribeConfigs"): prepare,
+    ("<topic>", "DescribeConfigs"): prepare_all,
     ("<topic>", "Write"): add_funds,
     ("<topic>-dead-letters", "Write"): partial(commit, dead_letters=1),
-    ("<topic>-dead-letters", "DescribeConfigs"): prepare,
-    (f"{_APPLICATION}-balance-changelog", "Read"): read_changelog,
-    (f"{_APPLICATION}-balance-changelog", "Write"): commit,
-    (f"{_APPLICATION}-balance-changelog", "DescribeConfigs"): prepare,
-    (f"{_APPLICATION}-balance-changelog", "Delete"): delete_changelog,
+    ("<topic>-dead-letters", "DescribeConfigs"): prepare_all,
+    (f"{_APPLICATION}-<stage>-changelog", "Read"): read_changelog,
+    (f"{_APPLICATION}-<stage>-changelog", "Write"): commit,
+    (f"{_APPLICATION}-<stage>-changelog", "DescribeConfigs"): prepare_all,
+    (f"{_APPLICATION}-<stage>-changelog", "Delete"): delete_changelog,
     (f"{_APPLICATION}-application-servers", "Read"): follow_and_publish,
     (f"{_APPLICATION}-application-servers", "Write"): follow_and_publish,
     (f"{_APPLICATION}-application-servers", "Delete"): delete_directory,
     (_APPLICATION, "Read"): take_part,
-    (f"{_APPLICATION}-balance-", "Write"): commit,
+    (f"{_APPLICATION}-<stage>-", "Write"): commit,
 }
 
 
@@ -216,7 +236,7 @@ def test_without_it_a_topic_that_is_missing_is_named_with_what_to_grant(
     secured.grant(g.binding(names) for g in _LISTED if g.needed_for != _COPYING and g != grant)
 
     with pytest.raises(NotAuthorizedError) as caught:
-        Topics(settings_of(secured, stack, names)).prepare()
+        prepare_all(settings_of(secured, stack, names))
 
     assert f"grant this user Create on topic '{grant.filled(names)}', or create it beforehand" in str(caught.value)
 

@@ -15,18 +15,18 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from balance_service.cli import cli
+from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
-from balance_service.http.app import Handlers
-from balance_service.http.front import Front
+from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.queries import PATH
-from balance_service.http.tls import TlsFiles, client_context
+from balance_service.http.server.tls import TlsFiles, client_context
+from balance_service.http.wiring import Front
 from balance_service.settings import load_settings
-from tests.integration.certificates import Authority
-from tests.unit.fakes import Nobody
-from tests.unit.querying import CUSTOMER, Instance
-from tests.unit.signing import AUDIENCE, ISSUER, token, write_jwks
+from tests.support.certificates import Authority
+from tests.support.fakes import Nobody
+from tests.support.querying import CUSTOMER, Instance
+from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -7,20 +7,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from balance_service.state.idempotency import REUSED
-from tests.integration.engines import (
-    Writer,
-    balance,
-    catch_up,
-    counted,
-    read_topic,
-    running_engine,
-    settings_for,
-)
+from tests.integration.engines import balance, balance_stage, catch_up, counted, running_engine, settings_for
+from tests.support.topics import Writer, read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 
 def test_an_event_sent_again_counts_once_even_after_the_store_was_lost(
@@ -51,6 +44,6 @@ def test_an_event_sent_again_counts_once_even_after_the_store_was_lost(
             catch_up(engine)
             assert balance(engine, "c") == Decimal("19.00")
             assert (counted(engine, "duplicates"), counted(engine, "dead_lettered")) == (1, 1)
-        (letter,) = read_topic(stack, settings.dead_letters_topic)
+        (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
         assert dict(letter.headers())["dead-letter-cause"] == REUSED.encode()
         assert letter.key() == b"c"

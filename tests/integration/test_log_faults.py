@@ -13,26 +13,31 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.hosting.rebuild import rebuild
+from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.read_models.balance import Balance
-from balance_service.rebuild import rebuild
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
-    Writer,
     balance,
+    balance_stage,
     catch_up,
     counted,
-    eventually,
-    read_topic,
+    hosted,
+    is_running,
+    prepare,
+    problems,
     running_engine,
     settings_for,
 )
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from balance_service.engine import Engine
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.engine import Engine
+    from balance_service.tools.local.stack import LocalStack
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
 HALTS_WITHIN_SECONDS = 20
@@ -48,13 +53,19 @@ def delete_below(admin: AdminClient, topic: str, partition: int, offset: int) ->
     admin.delete_records([below])[below].result(10)
 
 
+def let_go(engine: Engine) -> None:
+    """As when the group takes every partition away."""
+    for task in hosted(engine).tasks.dismiss([0, 1]):
+        task.close(5)
+
+
 def reason_of_halt(engine: Engine, partition: int) -> str:
     def is_halted() -> bool:
-        task = engine.tasks.task(partition)
+        task = hosted(engine).tasks.task(partition)
         return task is not None and task.state is TaskState.HALTED
 
     eventually(is_halted, f"partition {partition} is halted", HALTS_WITHIN_SECONDS)
-    task = engine.tasks.task(partition)
+    task = hosted(engine).tasks.task(partition)
     assert task is not None
     assert task.view is None
     return task.snapshot().reason
@@ -103,7 +114,7 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
         writer.add(IN_0, "1.00")
         catch_up(engine)
         engine.topics.delete(settings.topic)
-        engine.topics.prepare()
+        prepare(engine.topics, engine.settings)
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
     # A new producer: the old one's ids of partitions are those of the old topic.
     with Writer(stack, settings.topic) as writer:
@@ -121,11 +132,11 @@ def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        engine.tasks.revoke([0, 1], 5)
-        engine.tasks.stand_by([0])
-        eventually(lambda: any(task.view is not None for task in engine.tasks.all()), "the standby answers")
+        let_go(engine)
+        hosted(engine).tasks.stand_by([0])
+        eventually(lambda: any(task.view is not None for task in hosted(engine).tasks.all()), "the standby answers")
         engine.topics.delete(settings.topic)
-        engine.topics.prepare()
+        prepare(engine.topics, engine.settings)
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
 
 
@@ -136,13 +147,14 @@ def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        engine.tasks.revoke([0, 1], 5)
-        engine.topics.delete(settings.changelog_topic)
-        engine.topics.prepare_changelog(engine.source)
-        engine.tasks.stand_by([0])
-        eventually(lambda: engine.tasks.answering().keys() == {0}, "the standby is open")
-        engine.stream._check_log()
-        assert [(task.state, task.position) for task in engine.tasks.snapshots()] == [("TAILING", -1)]
+        let_go(engine)
+        engine.topics.delete(balance_stage(settings).changelog)
+        prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
+        hosted(engine).tasks.stand_by([0])
+        eventually(lambda: hosted(engine).tasks.answering().keys() == {0}, "the standby is open")
+        hosted(engine).source_check.look()
+        assert hosted(engine).source_check.problem == ""
+        assert [(task.state, task.position) for task in hosted(engine).tasks.snapshots()] == [("TAILING", -1)]
 
 
 def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else(
@@ -152,11 +164,13 @@ def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else
     with running_engine(settings) as engine:
         catch_up(engine)
         # As the group does once the topic is gone, or others are to own its partitions.
-        engine.tasks.revoke([0, 1], 5)
-        engine.stream.problem = "the broker was away"
-        eventually(lambda: not engine.stream.problem, "that is over", HALTS_WITHIN_SECONDS)
+        let_go(engine)
+        hosted(engine).source_check.problem = "the broker was away"
+        eventually(lambda: not hosted(engine).source_check.problem, "that is over", HALTS_WITHIN_SECONDS)
         admin.delete_topics([settings.topic])[settings.topic].result(10)
-        eventually(lambda: "was deleted" in engine.stream.problem, "the source is missed", HALTS_WITHIN_SECONDS)
+        eventually(
+            lambda: "was deleted" in hosted(engine).source_check.problem, "the source is missed", HALTS_WITHIN_SECONDS
+        )
 
 
 def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
@@ -166,11 +180,11 @@ def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        letters = settings.dead_letters_topic
+        letters = balance_stage(settings).dead_letters
         engine.topics.delete(letters)
-        task = engine.tasks.task(0)
+        task = hosted(engine).tasks.task(0)
         assert task is not None
-        engine.tasks.failed(task, RetriableError("for the test"))
+        hosted(engine).tasks.failed(task, RetriableError("for the test"))
         writer.send(IN_0, b"poison")
         writer.add(IN_0, "2.00")
         catch_up(engine)
@@ -189,8 +203,8 @@ def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
 
         def late(name: str, partitions: Iterable[int], **which: bool) -> dict[int, int]:
             found = ask(name, partitions, **which)
-            task = engine.tasks.task(0)
-            if threading.current_thread().name == "stream" and not which and task is not None:
+            task = hosted(engine).tasks.task(0)
+            if threading.current_thread().name.startswith("source-check") and not which and task is not None:
                 writer.add(IN_0, "1.00")
                 eventually(lambda: task.position > found[0], "it is committed meanwhile")
                 checked.append(found)
@@ -198,7 +212,7 @@ def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
 
         monkeypatch.setattr(engine.topics, "offsets", late)
         eventually(lambda: len(checked) > 1, "the source was looked at")
-        assert [task.state for task in engine.tasks.snapshots()] == ["RUNNING"]
+        assert [task.state for task in hosted(engine).tasks.snapshots()] == ["RUNNING"]
 
 
 def test_more_partitions_halt_all_and_the_way_out_is_named(
@@ -230,9 +244,9 @@ def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_
         held.send(IN_0, held.frame(IN_0, "1.00"))
         held.producer.flush(10)
         writer.add(IN_0, "2.00")
-        eventually(lambda: engine.watermarks.lag(0, 0) == 2, "the lag shows")
-        eventually(lambda: 0 in engine.tasks.running(), "the task runs")
-        task = engine.tasks.task(0)
+        eventually(lambda: hosted(engine).watermarks.lag(0, 0) == 2, "the lag shows")
+        eventually(lambda: is_running(engine, 0), "the task runs")
+        task = hosted(engine).tasks.task(0)
         assert task is not None
         assert (task.position, balance(engine, IN_0)) == (0, None)
 
@@ -241,7 +255,7 @@ def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_
         assert balance(engine, IN_0) == Decimal("3.00")
 
 
-def test_after_an_outage_of_the_broker_the_stream_goes_on_though_no_event_comes(
+def test_after_an_outage_of_the_broker_the_tasks_go_on_though_no_event_comes(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -250,11 +264,11 @@ def test_after_an_outage_of_the_broker_the_stream_goes_on_though_no_event_comes(
         catch_up(engine)
         stack.stop_broker()
         try:
-            eventually(lambda: engine.stream.problem != "" or not engine.membership.lease.holds, "it notices")
+            eventually(lambda: bool(problems(engine)) or not engine.membership.lease.holds, "it notices")
         finally:
             stack.start_broker()
-        eventually(lambda: not engine.stream.problem and engine.membership.lease.holds, "it goes on")
-        eventually(lambda: {t.state for t in engine.tasks.all()} == {TaskState.RUNNING}, "its tasks run")
+        eventually(lambda: not problems(engine) and engine.membership.lease.holds, "it goes on")
+        eventually(lambda: {t.state for t in hosted(engine).tasks.all()} == {TaskState.RUNNING}, "its tasks run")
         assert balance(engine, IN_0) == Decimal("1.00")
         with suppress(KafkaException):
             writer.add(IN_0, "1.00")

@@ -1,52 +1,162 @@
-"""What an instance holds on to: no more after many micro-batches than after a few."""
+"""What an instance holds on to: no more after many commits and many queries than after a few."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from balance_service.events.micro_batch import MicroBatches
-from tests.integration.engines import Writer, catch_up, running_engine, settings_for
+import psutil
+
+from balance_service.errors import RetriableError
+from balance_service.events import feed
+from balance_service.state import tasks
+from tests.integration.engines import catch_up, hosted, is_running, running_engine, settings_for
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     import pytest
     from pyspark.sql import DataFrame
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.engine import Engine
+    from balance_service.tools.local.stack import LocalStack
 
-BATCHES = 200
-# Those since Python's garbage was collected last, and what is under way.
-FEW = 80
+PARTITIONS = 2
+FEW, MANY = 10, 50
+COMMITS_PER_ROUND = 6
+# Plans that are on their way out, or that Python's garbage collector has yet to come by.
+PLANS_ON_THEIR_WAY = 3 * PARTITIONS
+# Of Spark's own accounts of what it has run, it removes the old ones in the background.
+RUNS_ON_THEIR_WAY = 20
+# Connections of the broker's clients come and go.
+FILES_ON_THEIR_WAY = 12
+# Spark keeps the consumer of a query that has ended for up to 20 seconds.
+COOLS_DOWN_WITHIN_SECONDS = 60
 
 
-def test_plans_of_micro_batches_are_let_go_of(
-    stack: LocalStack,
-    names: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+class Held(NamedTuple):
+    """What is held while nothing happens."""
+
+    plans: int
+    handover_threads: int
+    arrow_bytes: int
+    runs: int
+    jvm_files: int
+    folders: int
+    threads: int
+    files: int
+
+
+def test_what_many_commits_and_many_queries_have_used_is_let_go_of(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_for(stack, names, tmp_path / "state", max_records_per_batch=10)
-    plans: list[Any] = []
-    process = MicroBatches.process
+    settings = settings_for(stack, names, tmp_path / "state", partitions=PARTITIONS)
+    monkeypatch.setattr(feed, "_BACK_OFF_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "_BACK_OFF_SECONDS", (0.05,))
+    # A folder of its own, and a short path, for sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="held-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+            watched = _Watched(engine, Path(folder), monkeypatch)
+            for turn in range(FEW):
+                _restart_queries(engine, writer, watched, turn % PARTITIONS)
+            catch_up(engine)
+            eventually(lambda: watched.held().handover_threads == PARTITIONS, "each has a query, and no more")
+            few = watched.held()
+            for turn in range(MANY - FEW):
+                _restart_queries(engine, writer, watched, turn % PARTITIONS)
+            assert watched.queries > MANY * PARTITIONS
+            assert watched.commits() > MANY * COMMITS_PER_ROUND / 2
 
-    def watched(batches: MicroBatches, rows: DataFrame, batch_id: int) -> None:
-        frame: Any = rows
-        plans.append(frame.sparkSession.sparkContext._jvm.java.lang.ref.WeakReference(frame._jdf))
-        process(batches, rows, batch_id)
+            many = few
 
-    monkeypatch.setattr(MicroBatches, "process", watched)
-    # A serving process has it look for cycles only now and then.
-    gc.disable()
-    request.addfinalizer(gc.enable)
-    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        for _ in range(BATCHES):
-            writer.add("many", *["0.01"] * 10)
-        catch_up(engine)
-        jvm: Any = engine._spark.sparkContext._jvm
-        jvm.java.lang.System.gc()
+            def has_cooled_down() -> bool:
+                nonlocal many
+                many = watched.held()
+                return _is_no_more(many, few)
 
-        assert len(plans) > 2 * FEW
-        assert sum(plan.get() is not None for plan in plans) < FEW
+            eventually(has_cooled_down, lambda: f"no more is held: {many}; before: {few}", COOLS_DOWN_WITHIN_SECONDS)
+        assert list(Path(folder).iterdir()) == []
+
+
+def _is_no_more(many: Held, few: Held) -> bool:
+    return (
+        many.plans < PLANS_ON_THEIR_WAY
+        and many.handover_threads == PARTITIONS
+        and many.folders == PARTITIONS
+        and many.runs < RUNS_ON_THEIR_WAY
+        and many.arrow_bytes <= few.arrow_bytes
+        and many.threads <= few.threads
+        and many.files <= few.files + FILES_ON_THEIR_WAY
+        and many.jvm_files <= few.jvm_files + FILES_ON_THEIR_WAY
+    )
+
+
+class _Watched:
+    """Counts what an engine holds."""
+
+    def __init__(self, engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._jvm: Any = engine.spark.sparkContext._jvm
+        self._plans: list[Any] = []
+        make_plan = hosted(engine).feed._decoder.updates
+
+        def noted(records: DataFrame) -> DataFrame:
+            rows = make_plan(records)
+            frame: Any = rows
+            self._plans.append(self._jvm.java.lang.ref.WeakReference(frame._jdf))
+            return rows
+
+        monkeypatch.setattr(hosted(engine).feed._decoder, "updates", noted)
+
+    @property
+    def queries(self) -> int:
+        """How many were started since the engine was."""
+        return len(self._plans)
+
+    def commits(self) -> float:
+        """How many there were."""
+        (histogram,) = self._engine.metrics.batch_seconds.collect()
+        return sum(sample.value for sample in histogram.samples if sample.name.endswith("_count"))
+
+    def held(self) -> Held:
+        """After both collectors of garbage have come by."""
+        gc.collect()
+        self._jvm.java.lang.System.gc()
+        spark: Any = self._engine.spark
+        process = psutil.Process()
+        return Held(
+            plans=sum(plan.get() is not None for plan in self._plans),
+            handover_threads=sum(name.startswith("handover-") for name in self._jvm_threads()),
+            arrow_bytes=self._jvm.org.apache.spark.sql.util.ArrowUtils.rootAllocator().getAllocatedMemory(),
+            runs=spark._jsparkSession.sharedState().statusStore().executionsCount(),
+            jvm_files=psutil.Process(self._engine.spark_sampler.jvm_pid).num_fds(),
+            folders=len(list(self._folder.glob("balance-rows-*"))),
+            threads=process.num_threads(),
+            files=process.num_fds(),
+        )
+
+    def _jvm_threads(self) -> Iterator[str]:
+        for thread in self._jvm.java.lang.Thread.getAllStackTraces().keySet():
+            yield thread.getName()
+
+
+def _restart_queries(engine: Engine, writer: Writer, watched: _Watched, partition: int) -> None:
+    """Some commits, then another query of each partition: of one as its task is opened anew, else as Spark ends it."""
+    for n in range(COMMITS_PER_ROUND):
+        writer.add(f"customer-{n}", "0.01")
+        time.sleep(0.03)
+    catch_up(engine)
+    seen = watched.queries
+    task = hosted(engine).tasks.task(partition)
+    assert task is not None
+    hosted(engine).tasks.failed(task, RetriableError("for the test"))
+    for query in engine.spark.streams.active:
+        query.stop()
+    eventually(lambda: watched.queries >= seen + PARTITIONS and is_running(engine), "other queries run")

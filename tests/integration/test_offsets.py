@@ -10,12 +10,13 @@ from confluent_kafka import Producer
 
 from balance_service.errors import RetriableError
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import eventually, settings_for
+from tests.integration.engines import prepare, settings_for
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 _RECORDS = 5
 _RESTARTS = 3
@@ -25,8 +26,9 @@ _KNOWN_WITHIN_SECONDS = 15
 def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when_it_is_back(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
-    topics = Topics(settings_for(stack, names, tmp_path))
-    topic = topics.prepare().name
+    settings = settings_for(stack, names, tmp_path)
+    topics = Topics(settings)
+    topic = prepare(topics, settings).name
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
     for _ in range(_RECORDS):
         producer.produce(topic, b"", partition=0)

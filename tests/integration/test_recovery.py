@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,24 +12,27 @@ import pytest
 
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topics import Topics
-from balance_service.state.opening import TaskContext, open_writer
+from balance_service.state.opening import open_writer
 from balance_service.state.records import DeadLetter, TaskId
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
-    Writer,
     balance,
+    balance_stage,
     catch_up,
     counted,
-    eventually,
+    hosted,
+    prepare,
     running_engine,
     settings_for,
 )
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 TASK = TaskId("balance", 0)
@@ -43,19 +47,19 @@ def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
             for customer in CUSTOMERS:
                 writer.add(customer, "0.10", "0.20")
             catch_up(engine)
-            positions = {t.task_id.partition: t.position for t in engine.tasks.all()}
+            positions = {t.task_id.partition: t.position for t in hosted(engine).tasks.all()}
         writer.add("c0", "1.00", "1.00", "1.00")
         with running_engine(settings) as engine:
             catch_up(engine)
             assert counted(engine, "read") == 3
-            assert sum(t.snapshot().restored for t in engine.tasks.all()) == 0
-            assert {t.snapshot().epoch for t in engine.tasks.all()} == {2}
-            assert sum(t.position for t in engine.tasks.all()) == sum(positions.values()) + 3
+            assert sum(t.snapshot().restored for t in hosted(engine).tasks.all()) == 0
+            assert {t.snapshot().epoch for t in hosted(engine).tasks.all()} == {2}
+            assert sum(t.position for t in hosted(engine).tasks.all()) == sum(positions.values()) + 3
     shutil.rmtree(settings.state_dir)
     with running_engine(settings) as engine:
         catch_up(engine)
         assert counted(engine, "read") == 0
-        assert sum(t.snapshot().restored for t in engine.tasks.all()) >= len(CUSTOMERS)
+        assert sum(t.snapshot().restored for t in hosted(engine).tasks.all()) >= len(CUSTOMERS)
         assert balance(engine, "c0") == Decimal("3.30")
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
 
@@ -86,7 +90,7 @@ def test_a_partition_without_new_records_is_not_committed(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c0", "1.00")
         catch_up(engine)
-        changelog, partitions = settings.changelog_topic, range(engine.source.partitions)
+        changelog, partitions = balance_stage(settings).changelog, range(hosted(engine).source.partitions)
         before = engine.topics.offsets(changelog, partitions)
         writer.add("c0", "1.00")
         catch_up(engine)
@@ -102,16 +106,10 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
         catch_up(engine)
-        task = next(t for t in engine.tasks.all() if t.view is not None and t.view.get(b"c") is not None)
-        context = engine.tasks._context
+        task = next(t for t in hosted(engine).tasks.all() if t.view is not None and t.view.get(b"c") is not None)
+        context = hosted(engine).tasks._context
         usurper_dir = settings_for(stack, names, tmp_path / "usurper").state_dir
-        usurper_context = type(context)(
-            context.settings,
-            context.topics,
-            context.source,
-            context.folding,
-            _Elsewhere(usurper_dir),  # type: ignore[arg-type]
-        )
+        usurper_context = replace(context, state_directory=cast("Any", _Elsewhere(usurper_dir)))
         usurper = Task(task.task_id, usurper_context)
         usurper.open()
         assert usurper.snapshot().epoch == 2
@@ -120,7 +118,7 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         catch_up(engine)
         usurper.close(5)
         assert balance(engine, "c") == Decimal("2.00")
-        reopened = engine.tasks.task(task.task_id.partition)
+        reopened = hosted(engine).tasks.task(task.task_id.partition)
         assert reopened is not None
         assert reopened.snapshot().epoch == 3
 
@@ -130,11 +128,10 @@ def test_a_fenced_writer_says_so_whatever_it_is_doing_when_it_finds_out(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     topics = Topics(settings)
-    nobody = cast("Any", None)
-    context = TaskContext(settings, topics, topics.prepare(), nobody, nobody)
+    where = settings, balance_stage(settings), topics, prepare(topics, settings)
     letters = [DeadLetter(offset, 0, b"key", b"value", "cause") for offset in range(50)]
     for states in [[], [(b"key", b"state")] * 2_000] * 10:
-        with closing(open_writer(TASK, context)) as slept, closing(open_writer(TASK, context)) as successor:
+        with closing(open_writer(TASK, *where)) as slept, closing(open_writer(TASK, *where)) as successor:
             slept.fence()
             successor.fence()
             with pytest.raises(TaskMigratedError, match="fenced"):
@@ -162,7 +159,7 @@ def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself
         try:
             writer.send("c", b"\x00" + unseen.to_bytes(4, "big"))
             writer.producer.flush(10)
-            eventually(lambda: any(t.state is TaskState.WAITING for t in engine.tasks.all()), "a task waits")
+            eventually(lambda: any(t.state is TaskState.WAITING for t in hosted(engine).tasks.all()), "a task waits")
             assert balance(engine, "c") == Decimal("1.00")
         finally:
             stack.start_registry()

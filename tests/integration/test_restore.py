@@ -13,23 +13,24 @@ from confluent_kafka import Producer
 
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
+from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
-from balance_service.state.changelog import ChangelogWriter
-from balance_service.state.changelog_reader import ChangelogReader
-from balance_service.state.dead_letters import Envelope
-from balance_service.state.records import POSITION_KEY, TaskId
-from balance_service.state.store import StateStore
-from tests.integration.engines import settings_for
-from tests.unit.fakes import position_codec
+from balance_service.state.changelog.dead_letters import Envelope
+from balance_service.state.changelog.reader import ChangelogReader
+from balance_service.state.changelog.writer import ChangelogWriter
+from balance_service.state.records import POSITION_KEY, Position, TaskId
+from balance_service.state.store.store import StateStore
+from tests.integration.engines import balance_stage, prepare, settings_for
+from tests.support.fakes import position_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
     from balance_service.state.records import Record
-    from balance_service.state.store_batch import StoreBatch
+    from balance_service.state.store.batch import StoreBatch
+    from balance_service.tools.local.stack import LocalStack
 
 CODEC = position_codec()
 MANY = 70_000
@@ -42,16 +43,16 @@ class Changelog:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         topics = Topics(settings)
-        source = topics.prepare()
-        self.topic = topics.prepare_changelog(source).name
+        source = prepare(topics, settings)
+        self.topic = prepare_changelog(topics, balance_stage(settings), source).name
         self._topics = topics
         self._position = 0
         self._writer = ChangelogWriter(
             transactional_config(settings, f"{settings.application_id}-balance-0"),
             TaskId("balance", 0),
             self.topic,
-            settings.dead_letters_topic,
-            Envelope(source.name, 0, settings.application_id, 1 << 20),
+            balance_stage(settings).dead_letters,
+            Envelope("balance", source.name, 0, settings.application_id, 1 << 20),
         )
         self._writer.fence()
         self.expected: dict[bytes, bytes] = {}
@@ -63,7 +64,7 @@ class Changelog:
     def commit(self, records: list[Record]) -> None:
         """One transaction of the owner's."""
         self._position += 1
-        position = CODEC.encode({"position": self._position, "epoch": 1, "sourceTopicId": "t"})
+        position = CODEC.encode(Position(self._position, 1, "t").record())
         self._writer.commit(records, [], position, 0)
         for key, value in [*records, (POSITION_KEY, position)]:
             if value is None:
@@ -104,7 +105,9 @@ class Restoring:
         self.parts: list[tuple[int, bool]] = []
         self._after_part = after_part
         self.start = self.store.changelog_offset
-        self.reader = ChangelogReader(reader_config(settings), settings.changelog_topic, 0, self.start, self._apply)
+        self.reader = ChangelogReader(
+            reader_config(settings), balance_stage(settings).changelog, 0, self.start, self._apply
+        )
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
         self.parts.append((len(batch), is_whole))

@@ -19,26 +19,29 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.events.spark import read_range, start_spark
+from balance_service.events.spark.row_query import RowQuery
+from balance_service.events.spark.session import read_source, start_spark
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.kafka.topics import Topics
 from balance_service.settings import load_settings
-from tests.e2e.commands import run
-from tests.e2e.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
 from tests.integration import secured as planted
-from tests.integration.engines import eventually
+from tests.integration.engines import prepare
 from tests.integration.grants import listed
+from tests.support.commands import run
+from tests.support.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from confluent_kafka import Message
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from balance_service.local.instances import LocalInstance
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
     from tests.integration.secured import SecuredStack
 
+_SPARK_SECONDS = 60.0
 _NEEDED = {"every instance", "adding funds", "creating what is missing"}
 # Everything that Spark can be made to write down about its plans.
 _SPARK_DEFAULTS = """\
@@ -56,7 +59,8 @@ spark.sql.ui.explainMode extended
 @pytest.fixture(scope="module")
 def names() -> dict[str, str]:
     settings = application()
-    return {"topic": settings["BALANCE_TOPIC"], "application id": settings["BALANCE_APPLICATION_ID"]}
+    names = {"topic": settings["BALANCE_TOPIC"], "application id": settings["BALANCE_APPLICATION_ID"]}
+    return {**names, "stage": "balance"}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +181,7 @@ def _under(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = start_spark(load_settings())
+    session = start_spark(load_settings(), slots=2)
     yield session
     session.stop()
 
@@ -213,10 +217,16 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
             return bool(records)
 
         eventually(arrived, "librdkafka reads it")
-    rows = read_range(spark, settings, 0, 0, 1).collect()
+
+    def read() -> DataFrame:
+        return read_source(spark, settings, open_topic, 0, 0).select("offset", "key", "value")
+
+    with RowQuery(spark, read, 0) as query:
+        rows = query.pull(_SPARK_SECONDS)
 
     assert [(r.key(), r.value()) for r in records] == [(b"k", b"v")]
-    assert [(bytes(row["key"]), bytes(row["value"])) for row in rows] == [(b"k", b"v")]
+    assert rows is not None
+    assert rows.to_pylist() == [{"offset": 0, "key": b"k", "value": b"v"}]
 
 
 # What is refused
@@ -242,9 +252,10 @@ def _unacceptable(secured: SecuredStack) -> dict[str, tuple[str, dict[str, str],
 
 def test_a_broker_that_does_not_let_us_in_is_a_sentence_that_names_the_settings(secured: SecuredStack) -> None:
     def refusal(bootstrap_servers: str, properties: dict[str, str]) -> Exception:
-        topics = Topics(load_settings(bootstrap_servers=bootstrap_servers, kafka_config=properties))
+        settings = load_settings(bootstrap_servers=bootstrap_servers, kafka_config=properties)
+        topics = Topics(settings)
         with pytest.raises((ConfigurationError, RetriableError)) as caught:
-            topics.prepare()
+            prepare(topics, settings)
         return caught.value
 
     wrong = _unacceptable(secured)

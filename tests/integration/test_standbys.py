@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.errors import TaskMigratedError
+from balance_service.state.changelog.completeness import Wholeness
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Role, TaskId
 from balance_service.state.task_state import TaskState
-from balance_service.state.wholeness import Wholeness
 from tests.integration.engines import (
-    Writer,
+    balance_stage,
     catch_up,
-    eventually,
+    hosted,
+    is_running,
     opened_standby,
-    read_topic,
     running_engine,
     settings_for,
 )
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.engine import Engine
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.engine import Engine
     from balance_service.state.task import Task
+    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
@@ -81,7 +83,7 @@ def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
         for customer in CUSTOMERS:
             writer.add(customer, "0.10")
         catch_up(engine)
-        owner = engine.tasks.task(0)
+        owner = hosted(engine).tasks.task(0)
         assert owner is not None
         with standing_by(engine, tmp_path / "standby") as standby:
             assert standby.state is TaskState.TAILING
@@ -89,7 +91,7 @@ def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
             for customer in CUSTOMERS:
                 writer.add(customer, "0.20")
             catch_up(engine)
-            eventually(lambda: standby.position == owner.position, "the standby has caught up", 5)
+            eventually(lambda: standby.position == owner.position, "the standby has caught up")
             assert contents(standby) == contents(owner)
             view = standby.view
             assert view is not None
@@ -111,9 +113,9 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
     torn: list[tuple[int, int]] = []
     stopping = threading.Event()
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        decode = engine.state_codec.decode
+        decode = hosted(engine).state
         frames = {customer: writer.frame(customer, "1.00") for customer in CUSTOMERS}
-        eventually(lambda: bool(engine.tasks.running()), "the task runs")
+        eventually(lambda: is_running(engine), "the task runs")
         with standing_by(engine, tmp_path / "standby") as standby:
 
             def look() -> None:
@@ -133,7 +135,7 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
                     writer.send(customer, frames[customer])
                 writer.producer.flush(10)
             catch_up(engine)
-            eventually(lambda: standby.position == 100 * len(CUSTOMERS), "the standby has caught up", 10)
+            eventually(lambda: standby.position == 100 * len(CUSTOMERS), "the standby has caught up")
             stopping.set()
             looking.join()
 
@@ -142,10 +144,10 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes ten minutes takes two seconds."""
-    monkeypatch.setattr("balance_service.state.wholeness._WHOLE_FOR_SECONDS", 2.0)
-    monkeypatch.setattr("balance_service.state.wholeness._LOOK_AFTER_SECONDS", 0.5)
-    monkeypatch.setattr("balance_service.state.wholeness._LOOK_AGAIN_SECONDS", 0.2)
+    """What takes ten minutes takes four seconds."""
+    monkeypatch.setattr("balance_service.state.changelog.completeness._WHOLE_FOR_SECONDS", 4.0)
+    monkeypatch.setattr("balance_service.state.changelog.completeness._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.state.changelog.completeness._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -153,7 +155,7 @@ def test_a_standby_that_has_had_nothing_to_read_for_long_goes_on_answering(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     with followed(stack, names, tmp_path) as (writer, standby):
-        time.sleep(4.0)
+        time.sleep(8.0)
         writer.add("c", "1.00")
         while standby.position < 2:
             assert standby.view is not None
@@ -166,7 +168,7 @@ def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
     with followed(stack, names, tmp_path) as (writer, standby):
         # As under a load that never lets half a second pass without a commit.
         monkeypatch.setattr(Wholeness, "met_end", lambda _self: None)
-        frame, until = writer.frame("c", "1.00"), time.monotonic() + 6.0
+        frame, until = writer.frame("c", "1.00"), time.monotonic() + 10.0
         while time.monotonic() < until:
             writer.send("c", frame)
             assert standby.view is not None
@@ -180,7 +182,7 @@ def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: 
         writer.add("c", "1.00", "2.00")
         catch_up(engine)
         with standing_by(engine, tmp_path / "standby") as standby:
-            latest = {record.key(): record.value() for record in read_topic(stack, settings.changelog_topic)}
+            latest = {record.key(): record.value() for record in read_topic(stack, balance_stage(settings).changelog)}
 
             assert contents(standby) == latest
 
@@ -210,11 +212,13 @@ def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open_when
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
         catch_up(engine)
-        with closing(open_writer(TaskId("balance", 0), engine.tasks._context)) as owner:
+        context = hosted(engine).tasks._context
+        where = context.settings, context.stage, context.topics, context.source
+        with closing(open_writer(TaskId("balance", 0), *where)) as owner:
             owner.fence()
             producer = owner._open_producer()
             producer.begin_transaction()
-            producer.produce(settings.changelog_topic, b"", b"c", 0)
+            producer.produce(balance_stage(settings).changelog, b"", b"c", 0)
             producer.flush(10)
             began = time.monotonic()
             with opened_standby(engine, tmp_path / "standby") as standby:
@@ -226,4 +230,4 @@ def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open_when
                 assert time.monotonic() - began < 2 * ANSWERS_WITHIN_SECONDS
                 assert (standby.state, standby.position) == (TaskState.RUNNING, 1)
                 assert contents(standby).keys() == {b"c", POSITION_KEY}
-                assert engine.state_codec.decode(contents(standby)[b"c"])["amount"] == Decimal("1.00")
+                assert hosted(engine).state(contents(standby)[b"c"])["amount"] == Decimal("1.00")

@@ -15,25 +15,19 @@ import pytest
 from balance_service.errors import StoreCorruptedError
 from balance_service.kafka.topics import Topics
 from balance_service.state.task_state import TaskState
-from tests.integration.engines import (
-    Writer,
-    balance,
-    catch_up,
-    counted,
-    eventually,
-    running_engine,
-    settings_for,
-)
+from tests.integration.engines import balance, catch_up, counted, hosted, prepare, running_engine, settings_for
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from balance_service.engine import Engine
-    from balance_service.local.stack import LocalStack
+    from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.state.store import StoreView
+    from balance_service.state.store.store import StoreView
     from balance_service.state.task import Task
+    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(300)]
 _MIB = 1 << 20
@@ -65,7 +59,7 @@ def delete(store: Path) -> None:
 
 
 def write_all(stack: LocalStack, settings: Settings, amount: str) -> None:
-    Topics(settings).prepare()
+    prepare(Topics(settings), settings)
     with Writer(stack, settings.topic) as writer:
         for customer in CUSTOMERS:
             writer.send(customer, writer.frame(customer, amount))
@@ -100,9 +94,10 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
         catch_up(engine)
     with running_engine(settings) as engine:
         catch_up(engine)
-        task = engine.tasks.task(0)
+        task = hosted(engine).tasks.task(0)
         assert task is not None
         views = [task.view, task.view]
+        wait_until_compacted(task)
         flip_bytes_in_tables(settings.state_dir / "balance_0")
         while views:
             report_damage(engine, task, views.pop())
@@ -110,8 +105,19 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
             time.sleep(0.1)
 
         catch_up(engine)
-        assert engine.tasks.task(0) is not task
+        assert hosted(engine).tasks.task(0) is not task
         assert all(balance(engine, c) == Decimal("0.10") for c in CUSTOMERS)
+
+
+def wait_until_compacted(task: Task) -> None:
+    """Waits until RocksDB has done what it does to a store just opened: its tables stay the same then."""
+    store = task._store
+    assert store is not None
+    doing = ("compaction-pending", "num-running-compactions", "mem-table-flush-pending", "num-running-flushes")
+    eventually(
+        lambda: not any(store._db._db.property_int_value(f"rocksdb.{what}") for what in doing),
+        "nothing is compacted",
+    )
 
 
 def report_damage(engine: Engine, task: Task, view: StoreView | None) -> None:
@@ -120,7 +126,7 @@ def report_damage(engine: Engine, task: Task, view: StoreView | None) -> None:
         for customer in CUSTOMERS:
             view.get(customer.encode())
     except StoreCorruptedError as error:
-        engine.tasks.failed(task, error)
+        hosted(engine).tasks.failed(task, error)
     else:
         pytest.fail("no damage was found")
 
@@ -132,13 +138,13 @@ def test_a_store_deleted_under_a_running_task_is_restored(
     write_all(stack, settings, "0.10")
     with running_engine(settings) as engine:
         catch_up(engine)
-        before = engine.tasks.task(0)
+        before = hosted(engine).tasks.task(0)
         shutil.rmtree(settings.state_dir / "balance_0")
         write_all(stack, settings, "0.20")
         catch_up(engine)
 
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
-        assert engine.tasks.task(0) is not before
+        assert hosted(engine).tasks.task(0) is not before
 
 
 def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_on(
@@ -151,7 +157,7 @@ def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_o
         filling = small_disk / "filling"
         filling.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4 * _MIB))
         write_all(stack, settings, "0.20")
-        task = engine.tasks.task(0)
+        task = hosted(engine).tasks.task(0)
         assert task is not None
         eventually(lambda: task.state is TaskState.WAITING, "the task waits for room")
         assert "make room" in task.snapshot().reason

@@ -16,20 +16,23 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
+from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
-from balance_service.topic_copy import timestamp_order
-from balance_service.topic_copy.comparison import compare
-from balance_service.topic_copy.copier import Copier
-from tests.e2e.commands import run, started
+from balance_service.tools.topic_copy import timestamp_order
+from balance_service.tools.topic_copy.comparison import compare
+from balance_service.tools.topic_copy.copier import Copier
 from tests.integration.copying import CUSTOMERS, Application, History, contents, ignore
-from tests.integration.engines import Writer, balance, catch_up, counted, eventually, running_engine, settings_for
-from tests.recount import recount
+from tests.integration.engines import balance, catch_up, counted, running_engine, settings_for
+from tests.support.commands import run, started
+from tests.support.recount import recount
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.local.stack import LocalStack
+    from balance_service.tools.local.stack import LocalStack
 
 _MORE = 120_000
 # The year 2109.
@@ -161,7 +164,8 @@ def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
     with reader_of_all(app.settings, topics, source) as reader:
         while reader.unfinished:
             records += reader.read()
-    with Copier(app.settings, source, topics.prepare_copy(source, app.target, None)) as copier:
+    target = prepare_copy(topics, app.settings, source, app.target, None)
+    with Copier(app.settings, source, target) as copier:
         yield copier, records
 
 

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from balance_service.http import commands, queries
-from balance_service.http.app import Handlers, bind, make_app, serve
-from balance_service.http.limits import Limits
+from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from tests.unit.fakes import Nobody
+from balance_service.http.server.app import bind, make_app, serve
+from balance_service.http.server.limits import Limits
+from tests.support.fakes import Nobody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from balance_service.http.server.app import HttpServer
 
 QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
 QUESTION = b"GET " + queries.PATH.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -96,6 +99,13 @@ class Client:
 @dataclass
 class Server:
     port: int
+    http: HttpServer | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many it has open."""
+        assert self.http is not None
+        return len(self.http._connections._open)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -113,7 +123,7 @@ async def serving(
     listener = bind("127.0.0.1", 0)
     server = await serve(make_app(Answering(answer), limits), listener, limits)
     try:
-        yield Server(listener.getsockname()[1])
+        yield Server(listener.getsockname()[1], server)
     finally:
         await server.cleanup()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of, partitions_of
+from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from balance_service.state.addition import Addition
-from tests.unit.fakes import FakeRegistry
+from tests.support.fakes import FakeRegistry
+
+if TYPE_CHECKING:
+    from balance_service.read_models.addition import Addition
+    from balance_service.read_models.read_model import State
 
 REGISTRY = FakeRegistry()
 CODEC = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
@@ -31,7 +36,7 @@ names = st.one_of(st.text(min_size=1, max_size=12), st.integers(1, 256).map("c".
 
 
 def adder() -> Addition:
-    addition = Addition.of(Balance(), CODEC)
+    addition = Balance.acceleration(CODEC)
     assert addition is not None
     return addition
 
@@ -44,8 +49,10 @@ def frame(name: str, unscaled: int) -> bytes:
     return CODEC.encode({"customerId": name, "amount": money(unscaled)})
 
 
-def folded(before: bytes, unscaled: int) -> bytes:
-    return CODEC.encode(Balance().fold(CODEC.decode(before), {"key": b"", "amount": money(unscaled)}))
+def folded(before: State | None, unscaled: int, key: bytes = b"") -> bytes:
+    after = Balance().next_state(before, key, {"amount": money(unscaled)})
+    assert after is not None
+    return CODEC.encode(after)
 
 
 @given(st.lists(st.tuples(names, st.none() | cents, cents), max_size=30))
@@ -58,7 +65,7 @@ def test_what_is_added_in_columns_is_what_the_fold_makes(rows: list[tuple[str, i
     for before, after, (_, _, amount) in zip(frames, added, rows, strict=True):
         if after is not None:
             assert before is not None
-            assert after == folded(before, amount)
+            assert after == folded(CODEC.decode(before), amount)
 
 
 @pytest.mark.parametrize(("before", "amount"), [(100, 1), (-100, -1), (127, -1), (2**61, 1), (12_345, 0), (-5, 9)])
@@ -89,7 +96,7 @@ def test_a_state_begun_in_columns_is_what_the_fold_makes(rows: list[tuple[bytes,
 
     for (key, amount), begun_as in zip(rows, frames, strict=True):
         if begun_as is not None:
-            assert begun_as == CODEC.encode(Balance().fold(None, {"key": key, "amount": money(amount)}))
+            assert begun_as == folded(None, amount, key)
 
 
 @pytest.mark.parametrize("amount", [0, 1, -1, 127, 128, -128, -129, 2**62 - 1])
@@ -138,16 +145,16 @@ def test_nothing_is_added_to_nothing() -> None:
     assert adder().add([], pa.array([], MONEY)) == []
 
 
-def test_a_read_model_that_does_not_only_add_is_left_to_its_fold() -> None:
-    class Other(Balance):
-        adds = None
+def test_old_and_new_keys_are_added_together() -> None:
+    keys = [b"a", b"b", "é".encode()]
+    updates = pa.RecordBatch.from_arrays([pa.array([money(n) for n in (1, 2, 3)], MONEY)], ["amount"])
 
-    assert Addition.of(Other(), CODEC) is None
+    after = adder().next_states(
+        pa.array(keys, pa.binary()), updates, [frame("a", 5), None, None], lambda rows: partitions_of(rows, 1) == 0
+    )
+
+    assert after == [frame("a", 6), frame("b", 2), None]
 
 
-def test_states_of_another_form_are_refused() -> None:
-    class Other(Balance):
-        adds = "sum"
-
-    with pytest.raises(ValueError, match="states are not a string and the decimal 'sum'"):
-        Addition.of(Other(), CODEC)
+def test_a_read_model_that_does_not_only_add_is_left_to_its_folds() -> None:
+    assert Activity.acceleration(CODEC) is None

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from balance_service.http.answers import (
+from balance_service.http.answer import Answer
+from balance_service.http.peers.answers import (
     MAX_BODY_BYTES,
-    MAX_HEAD_BYTES,
     AnswerReader,
-    PeerAnswer,
     UnexpectedAnswerError,
 )
+from tests.unit.peer_answers import BODY, LENGTH, REFUSED, TYPE, answer
 
-BODY = b'{"amount": 12.34}'
 ANSWER = (
     b"HTTP/1.1 200 OK\r\nBalance-Application-Server: 127.0.0.1:5051\r\nBalance-Role: active\r\n"
     b"Balance-Position: 1:3\r\nBalance-Epoch: 2\r\nContent-Type: application/json\r\nContent-Length: 17\r\n"
@@ -25,12 +24,7 @@ ANSWER = (
 )
 
 
-def answer(*lines: str, status: str = "HTTP/1.1 200 OK", body: bytes = BODY) -> bytes:
-    usual = ("Content-Type: application/json", f"Content-Length: {len(body)}")
-    return "".join(f"{line}\r\n" for line in (status, *(lines or usual), "")).encode("latin-1") + body
-
-
-def read(*segments: bytes) -> PeerAnswer | None:
+def read(*segments: bytes) -> Answer | None:
     reader = AnswerReader()
     for segment in segments[:-1]:
         assert reader.feed(segment) is None
@@ -38,7 +32,7 @@ def read(*segments: bytes) -> PeerAnswer | None:
 
 
 def test_an_answer_is_its_status_body_and_the_headers_that_may_be_passed_on() -> None:
-    assert read(ANSWER) == PeerAnswer(
+    assert read(ANSWER) == Answer(
         200,
         BODY,
         "application/json",
@@ -79,58 +73,15 @@ def test_it_knows_whether_it_is_within_an_answer(size: int) -> None:
 def test_header_names_are_taken_in_any_case_and_parameters_of_the_type_left_out() -> None:
     lower = answer("balance-role:active  ", "content-type: Application/JSON; charset=utf-8", "content-length:\t17")
 
-    assert read(lower) == PeerAnswer(200, BODY, "application/json", {"Balance-Role": "active"})
+    assert read(lower) == Answer(200, BODY, "application/json", {"Balance-Role": "active"})
 
 
 @pytest.mark.parametrize("value", ["close", "Close", "upgrade", "keep-alive, close", ""])
 def test_after_an_answer_that_says_so_nothing_more_is_asked(value: str) -> None:
-    last = read(answer("Content-Type: application/json", "Content-Length: 17", f"Connection: {value}"))
+    reader = AnswerReader()
 
-    assert last is not None
-    assert last.is_last
-
-
-TYPE, LENGTH = "Content-Type: application/json", "Content-Length: 17"
-REFUSED = {
-    "bytes after it": (answer() + b"x", "more bytes"),
-    "another answer after it": (answer() + answer(), "more bytes"),
-    "a length that is too small": (answer(TYPE, "Content-Length: 16"), "more bytes"),
-    "no length": (answer(TYPE), "how many bytes"),
-    "a length that is none": (answer(TYPE, "Content-Length: +17"), "how many bytes"),
-    "a list of lengths": (answer(TYPE, "Content-Length: 17, 17"), "how many bytes"),
-    "a length of many digits": (answer(TYPE, f"Content-Length: {'9' * 5000}"), "how many bytes"),
-    "two lengths": (answer(TYPE, LENGTH, "Content-Length: 3"), "two headers content-length"),
-    "the same length twice": (answer(TYPE, LENGTH, "content-LENGTH: 17"), "two headers content-length"),
-    "chunks": (answer(TYPE, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\n"), "how many bytes"),
-    "chunks and a length": (answer(TYPE, LENGTH, "Transfer-Encoding: chunked"), "how many bytes"),
-    "an encoding": (answer(TYPE, LENGTH, "Content-Encoding: gzip"), "answered 200"),
-    "an interim answer": (b"HTTP/1.1 100 Continue\r\n\r\n" + answer(), "answered 100"),
-    "an interim answer with a length": (answer(status="HTTP/1.1 103 Early Hints"), "answered 103"),
-    "a redirect": (answer(TYPE, LENGTH, "Location: /", status="HTTP/1.1 302 Found"), "answered 302"),
-    "nothing": (answer(status="HTTP/1.1 204 No Content", body=b""), "answered 204"),
-    "not modified": (answer(status="HTTP/1.1 304 Not Modified"), "answered 304"),
-    "another type": (answer("Content-Type: text/html", LENGTH), "answered 200 with text/html"),
-    "no type": (answer(LENGTH), "answered 200 with none"),
-    "two types": (answer(TYPE, LENGTH, "Content-Type: text/html"), "two headers content-type"),
-    "HTTP/1.0": (answer(status="HTTP/1.0 200 OK"), "HTTP/1.1"),
-    "HTTP/2": (b"\0\0\x12\x04\0\0\0\0\0", "HTTP/1.1"),
-    "TLS": (b"\x15\x03\x03\0\x02\x02\x0a", "HTTP/1.1"),
-    "a status of four digits": (answer(status="HTTP/1.1 2000 OK"), "HTTP/1.1"),
-    "an empty line before it": (b"\r\n" + answer(), "HTTP/1.1"),
-    "a folded line": (answer(TYPE, LENGTH, "X: y", " Content-Length: 3"), "not HTTP's"),
-    "a space before the colon": (answer(TYPE, "Content-Length : 17", LENGTH), "not HTTP's"),
-    "a bare line feed": (answer(TYPE, "X: y\nContent-Length: 3", LENGTH), "not HTTP's"),
-    "a bare carriage return": (answer(TYPE, "X: y\rContent-Length: 3", LENGTH), "not HTTP's"),
-    "a line without a colon": (answer(TYPE, LENGTH, "X"), "not HTTP's"),
-    "a NUL": (answer(TYPE, LENGTH, "X: \0"), "not HTTP's"),
-    "a long body": (answer(body=b" " * (MAX_BODY_BYTES + 1)), "more than 65536 bytes"),
-    "a long head": (answer(TYPE, LENGTH, f"X: {'x' * MAX_HEAD_BYTES}"), "a head of more than"),
-    "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * MAX_HEAD_BYTES, "a head of more than"),
-    "a position given twice": (
-        answer(TYPE, LENGTH, "Balance-Position: 0:1", "Balance-Position: 0:2"),
-        "two headers balance-position",
-    ),
-}
+    assert reader.feed(answer("Content-Type: application/json", "Content-Length: 17", f"Connection: {value}"))
+    assert reader.is_last
 
 
 @pytest.mark.parametrize(("sent", "reason"), REFUSED.values(), ids=REFUSED)
@@ -181,8 +132,9 @@ def test_an_answer_that_is_taken_is_read_as_by_h11(
 ) -> None:
     fields = "".join(["".join(line) for line in lines])
     sent = f"{status_line}\r\nContent-Type: application/json\r\n{fields}{length}\r\n".encode("latin-1") + body
+    reader = AnswerReader()
     try:
-        got = read(sent)
+        got = reader.feed(sent)
     except UnexpectedAnswerError:
         return
     if got is None:
@@ -201,4 +153,13 @@ def test_an_answer_that_is_taken_is_read_as_by_h11(
     assert isinstance(event, h11.EndOfMessage)
     assert known == got.body
     assert asker.trailing_data == (b"", False)
-    assert got.is_last or asker.their_state is h11.DONE
+    assert reader.is_last or asker.their_state is h11.DONE
+
+
+def test_what_is_told_of_a_thousand_partitions_is_passed_on() -> None:
+    told = ",".join(f"{partition}:{10**9 + partition}" for partition in range(1000))
+
+    read = AnswerReader().feed(answer(TYPE, LENGTH, f"Balance-Position: {told}"))
+
+    assert read is not None
+    assert read.headers["Balance-Position"] == told

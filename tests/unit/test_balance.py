@@ -34,7 +34,9 @@ def cents(amount: Decimal) -> int:
 
 
 def fold(state: State | None, amount: Decimal, key: bytes = b"c1") -> State:
-    return BALANCE.fold(state, {"key": key, "amount": amount})
+    after = BALANCE.next_state(state, key, {"amount": amount})
+    assert after is not None
+    return after
 
 
 def folded(amounts: Iterable[Decimal | str]) -> Decimal:

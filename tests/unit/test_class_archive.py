@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.events.class_archive import archive_of, jvm_options
+from balance_service.events.spark.class_archive import archive_of, jvm_options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from balance_service.clock import elapsed
-from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.membership import Lease
+from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.cluster.watermarks import Watermarks
+from balance_service.process.clock import elapsed
 
 
 def test_it_goes_on() -> None:

@@ -16,7 +16,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.state.records import Position
-from tests.unit.fakes import FakeRegistry, balance_codec, position_codec
+from tests.support.fakes import FakeRegistry, balance_codec, position_codec
 
 if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.membership import Lease
+from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.watermarks import Watermarks
-from balance_service.collectors import EngineCollector, InstanceCollector
-from balance_service.events.spark_sampler import SparkSample, parse_progress
-from balance_service.metrics import Metrics
-from balance_service.settings import load_settings
+from balance_service.events.spark.sampler import SparkSample
+from balance_service.hosting.collectors import EngineCollector, InstanceCollector
+from balance_service.hosting.hosted_stage import HostedStage
+from balance_service.kafka.topics import Topic
+from balance_service.observability.metrics import Metrics
+from balance_service.settings import Stage, load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
-from tests.unit.fakes import Clock
+from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_PROGRESS = """{"numInputRows": 3, "processedRowsPerSecond": 30.5,
- "durationMs": {"addBatch": 80, "triggerExecution": 95}}"""
+    from balance_service.cluster.membership import Partitions
+    from balance_service.state.tables.partition import TableSnapshot
+
 _MIB = 1 << 20
 
 
@@ -39,20 +42,58 @@ class Engine:
     """As far as it is read."""
 
     snapshots: Sequence[TaskSnapshot]
-    partitions: frozenset[int] = frozenset({0})
+    partitions: Partitions = frozenset({("balance", 0)})
     sample: SparkSample | None = None
+    followed: Sequence[TableSnapshot] = ()
     problem: str = ""
+    source_problem: str = ""
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.lease = Lease(10_000, self.clock)
         self.lease.renew(self.clock.now)
-        self.tasks = SimpleNamespace(snapshots=lambda: self.snapshots)
         self.membership = SimpleNamespace(lease=self.lease, partitions=self.partitions)
-        self.watermarks = Watermarks(lambda: {0: 100}, self.clock)
-        self.source = SimpleNamespace(partitions=2)
-        self.stream = SimpleNamespace(problem=self.problem)
+        self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
+        self.stages = {"balance": self._hosted("balance", "balance", 2)}
+        self.tables = SimpleNamespace(snapshots=lambda: self.followed)
         self.spark_sampler = SimpleNamespace(sample=self.sample)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for hosted in self.stages.values() for problem in hosted.problems]
+
+    @property
+    def models(self) -> dict[str, HostedStage]:
+        return self.stages
+
+    def stages_of(self, read_model: str) -> list[HostedStage]:
+        return [self.stages[read_model]]
+
+    def add_model(self, name: str, source: str, partitions: int) -> None:
+        """Another read model, with tasks like those of the first."""
+        self.watermarks.setdefault(source, Watermarks(lambda: {0: 1_000}, self.clock))
+        self.stages[name] = self._hosted(name, source, partitions)
+
+    def _hosted(self, name: str, source: str, partitions: int) -> HostedStage:
+        nobody: Any = None
+        model: Any = SimpleNamespace(name=name)
+        feed: Any = SimpleNamespace(problem=self.problem)
+        source_check: Any = SimpleNamespace(problem=self.source_problem)
+        own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
+        tasks: Any = SimpleNamespace(snapshots=lambda: own)
+        return HostedStage(
+            read_model=model,
+            leg=nobody,
+            stage=Stage(name, "app", source),
+            source=Topic(source, "id", partitions),
+            state_codec=nobody,
+            watermarks=self.watermarks[source],
+            decoder=nobody,
+            feed=feed,
+            tasks=tasks,
+            source_check=source_check,
+            written_to=source,
+        )
 
     def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
         registry = CollectorRegistry()
@@ -111,13 +152,36 @@ def test_before_the_ends_are_known_there_is_no_lag() -> None:
     engine = Engine([task(0, Role.ACTIVE)])
 
     unknown = engine.samples()
-    engine.watermarks.refresh()
+    engine.watermarks["balance"].refresh()
     known = engine.samples()
 
     assert "balance_lag" not in unknown
     assert unknown["balance_watermark_age_seconds"] == {(): float("inf")}
     assert known["balance_lag"] == {("0", "balance", "active"): 10}
     assert known["balance_watermark_age_seconds"] == {(): 0}
+
+
+def test_each_read_model_is_measured_against_its_own_source() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+    engine.add_model("orders", "shop", 5)
+    for watermarks in engine.watermarks.values():
+        watermarks.refresh()
+
+    found = engine.samples()
+
+    assert found["balance_partitions"] == {("balance",): 2, ("orders",): 5}
+    assert found["balance_lag"] == {("0", "balance", "active"): 10, ("0", "orders", "active"): 910}
+    assert found["balance_position"] == {("0", "balance", "active"): 90, ("0", "orders", "active"): 90}
+
+
+def test_the_ends_are_as_old_as_those_of_the_source_that_was_asked_for_the_longest_ago() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+    engine.add_model("orders", "shop", 5)
+    engine.watermarks["balance"].refresh()
+    engine.clock.now += 7
+    engine.watermarks["shop"].refresh()
+
+    assert engine.samples()["balance_watermark_age_seconds"] == {(): 7}
 
 
 def test_memory_is_that_of_all_stores() -> None:
@@ -132,15 +196,17 @@ def test_memory_is_that_of_all_stores() -> None:
 
 def test_sparks_figures_are_those_of_the_latest_sample() -> None:
     without = Engine([]).samples()
-    found = Engine([], sample=SparkSample(1, 2, 3, 0.5, parse_progress(_PROGRESS)), problem="it failed").samples()
+    found = Engine([], sample=SparkSample(1, 2, 3, 0.5)).samples()
 
-    assert not any(name.startswith(("balance_jvm", "balance_stream_phase")) for name in without)
+    assert not any(name.startswith("balance_jvm") for name in without)
     assert found["balance_jvm_heap_bytes"] == {("used",): 1, ("committed",): 2, ("max",): 3}
     assert found["balance_jvm_gc_seconds_total"] == {(): 0.5}
-    assert found["balance_stream_batch_records"] == {(): 3}
-    assert found["balance_stream_input_records_per_second"] == {(): 0}  # Spark leaves out what it cannot say
-    assert found["balance_stream_phase_seconds"] == {("addBatch",): 0.08, ("triggerExecution",): 0.095}
-    assert (without["balance_stream_healthy"], found["balance_stream_healthy"]) == ({(): 1}, {(): 0})
+
+
+def test_a_query_that_failed_and_a_source_that_cannot_be_looked_at_are_both_a_problem() -> None:
+    engines = [Engine([]), Engine([], problem="it failed"), Engine([], source_problem="the broker is away")]
+
+    assert [engine.samples()["balance_stream_healthy"][()] for engine in engines] == [1, 0, 0]
 
 
 def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Path) -> None:
@@ -172,6 +238,18 @@ def test_dead_letters_are_counted_by_cause() -> None:
 
     assert found["balance_dead_letters_total"] == {("value-null", "1", "balance"): 2, ("key-null", "1", "balance"): 1}
     assert metrics.totals() == Committed(2, 0, 0, 3)
+
+
+def test_queries_are_counted_by_why_they_were_started_and_what_that_took_is_told() -> None:
+    metrics = Metrics()
+    for reason, seconds in (("opened", 0.5), ("failed", 0.25), ("failed", 0.25)):
+        metrics.query_started(TaskId("balance", 1), reason, seconds)
+
+    found = samples(metrics.registry)
+
+    assert found["balance_stream_queries_total"] == {("1", "balance", "opened"): 1, ("1", "balance", "failed"): 2}
+    assert found["balance_stream_start_seconds_count"] == {(): 3}
+    assert found["balance_stream_start_seconds_sum"] == {(): 1.0}
 
 
 def test_the_number_of_peers_that_have_a_series_is_bounded() -> None:

@@ -1,8 +1,7 @@
-"""Updates of a micro-batch combined in Arrow: the same as folding each, and every row in its place."""
+"""Updates of a batch combined in Arrow: the same as folding each, and every row in its place."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import PoisonRecordError
-from balance_service.events.combine import PartitionUpdates, by_partition
-from balance_service.events.decode import IGNORED, UNRESOLVED
+from balance_service.events.combine import PartitionRows, PartitionUpdates
+from balance_service.events.decode import UNRESOLVED
+from balance_service.events.gathering import end_of
+from balance_service.events.updates import IGNORED
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.read_model import Combine
+from balance_service.read_models.folds import Combine
 from balance_service.state.records import DeadLetter, KeyedUpdate
 from tests.unit.decoded import MONEY, row, table
+from tests.unit.decoded import combined as combined_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +34,7 @@ def dead(offset: int, cause: str = "frame-missing", **changed: Any) -> dict[str,
 
 
 def combined(rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.DataType = MONEY) -> PartitionUpdates:
-    return by_partition(table(rows, amount))[0].combined(combine)
+    return combined_by(rows, combine, amount)
 
 
 def every(part: PartitionUpdates) -> list[KeyedUpdate]:
@@ -84,28 +86,6 @@ def test_a_sum_may_be_wider_than_its_amounts() -> None:
     assert amounts(part) == {b"a": Decimal("9999999999999999990.00")}
 
 
-def test_each_partition_has_its_own() -> None:
-    split = by_partition(
-        table(
-            [
-                row(5, b"a", Decimal(1), partition=2),
-                row(5, b"b", Decimal(2), partition=0),
-                row(6, b"a", Decimal(4), partition=2),
-                row(6, None, partition=0, cause=IGNORED),
-            ]
-        )
-    )
-    parts = {partition: rows.combined(SUM) for partition, rows in split.items()}
-
-    assert list(parts) == [0, 2]
-    assert (amounts(parts[0]), parts[0].applied, parts[0].ignored) == ({b"b": Decimal(2)}, 1, 1)
-    assert (amounts(parts[2]), parts[2].applied, parts[2].ignored) == ({b"a": Decimal(5)}, 2, 0)
-
-
-def test_an_empty_batch_means_nothing_for_any_partition() -> None:
-    assert by_partition(table([])) == {}
-
-
 @pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
 def test_a_partition_of_ignored_records_alone_has_no_updates(combine: Mapping[str, Combine] | None) -> None:
     part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
@@ -132,19 +112,16 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
     ]
 
 
-def test_the_schema_ids_that_a_plan_did_not_know_are_found_by_partition() -> None:
-    rows = table(
-        [
-            row(0, b"a", Decimal(1)),
-            row(1, None, cause=UNRESOLVED, schema_id=7),
-            row(2, None, cause=UNRESOLVED, schema_id=9),
-            row(3, None, cause=UNRESOLVED, schema_id=7, partition=3),
-            row(4, None, cause=UNRESOLVED, schema_id=7),
-        ]
-    )
+def test_the_schema_ids_that_a_plan_did_not_know_are_found() -> None:
+    rows = [
+        row(0, b"a", Decimal(1)),
+        row(1, None, cause=UNRESOLVED, schema_id=7),
+        row(2, None, cause=UNRESOLVED, schema_id=9),
+        row(3, None, cause=UNRESOLVED, schema_id=7),
+    ]
 
-    assert {partition: rows.unresolved() for partition, rows in by_partition(rows).items()} == {0: {7, 9}, 3: {7}}
-    assert by_partition(table([row(0, b"a", Decimal(1))]))[0].unresolved() == set()
+    assert PartitionRows(table(rows)).unresolved() == {7, 9}
+    assert PartitionRows(table(rows[:1])).unresolved() == set()
 
 
 def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
@@ -188,9 +165,9 @@ def test_the_maximum_is_the_greatest() -> None:
 
 def test_each_column_is_combined_in_its_own_way() -> None:
     rows = [row(0, b"a", Decimal(3), seen=10, name="old"), row(1, b"a", Decimal(1), seen=20, name="new")]
-    split = by_partition(table(rows, seen=pa.int64(), name=pa.string()))
+    combine = {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST}
 
-    part = split[0].combined({"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST})
+    part = combined_by(rows, combine, seen=pa.int64(), name=pa.string())
 
     assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
 
@@ -230,25 +207,36 @@ def test_small_integers_are_summed() -> None:
 
 
 def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> None:
-    rows = table(
-        [
-            row(6, b"a", Decimal(3), partition=1),
-            row(5, b"a", Decimal(2)),
-            row(4, b"a", Decimal(1)),
-            row(7, b"b", Decimal(4)),
-            dead(8),
-        ]
-    )
-    records = pa.Table.from_pylist(
-        [{"offset": offset, "timestamp": 9, "record_key": b"r", "value": b"v%d" % offset} for offset in range(9)]
-    )
+    rows = PartitionRows(table([row(5, b"a", Decimal(2)), row(4, b"a", Decimal(1)), row(7, b"b", Decimal(4)), dead(8)]))
+    records = {offset: DeadLetter(offset, 9, b"r", b"v%d" % offset, "") for offset in range(9)}
 
-    of_partition = by_partition(rows)[0]
-
-    assert of_partition.singly(of_partition.updates_of([b"a", b"c"]), records) == [
-        KeyedUpdate(b"a", {"amount": Decimal(1)}, DeadLetter(4, 9, b"r", b"v4", "")),
-        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(5, 9, b"r", b"v5", "")),
+    assert rows.singly(rows.updates_of([b"a", b"c"]), records) == [
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, records[4]),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, records[5]),
     ]
+
+
+def test_an_event_that_is_read_again_keeps_its_idempotency_key() -> None:
+    once = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+    rows = PartitionRows(table([row(4, b"a", Decimal(1), **once)]))
+    read_again = DeadLetter(4, 9, b"a", b"whole frame", "")
+
+    assert rows.singly(rows.updates, {4: read_again}) == [
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, read_again, b"i"),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "is_combined"), [(2, False), (1000, True)])
+def test_a_few_events_stay_single_and_more_are_combined(rows: int, is_combined: bool) -> None:
+    part = PartitionRows(table(row(n, b"a", Decimal(1)) for n in range(rows))).combined(SUM)
+
+    assert len(every(part)) == (1 if is_combined else rows)
+    assert sum(keyed.update["amount"] for keyed in every(part)) == part.applied == rows
+
+
+def test_a_batch_ends_after_its_last_row_whatever_that_is() -> None:
+    assert end_of(table([row(3, b"a", Decimal(1)), row(7, b"b", Decimal(1))])) == 8
+    assert end_of(table([row(3, b"a", Decimal(1)), row(9, None, cause=IGNORED)])) == 10
 
 
 def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key() -> None:
@@ -276,7 +264,7 @@ def folded(updates: Iterable[tuple[bytes, Decimal]]) -> dict[bytes, Decimal | st
     outcome: dict[bytes, Decimal | str] = {}
     for key, amount in updates:
         try:
-            states[key] = BALANCE.fold(states.get(key), {"key": key, "amount": amount})
+            states[key] = BALANCE.next_state(states.get(key), key, {"amount": amount})
             outcome.setdefault(key, "")
         except PoisonRecordError as error:
             outcome[key] = error.cause
@@ -288,8 +276,7 @@ KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
 
 @given(st.lists(st.tuples(KEYS, st.integers(-(10**18) + 1, 10**18 - 1).map(cents)), max_size=40))
 def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[bytes, Decimal]]) -> None:
-    split = by_partition(table(row(n, key, amount) for n, (key, amount) in enumerate(updates)))
-    part = split[0].combined(SUM) if updates else PartitionUpdates()
+    part = combined([row(n, key, amount) for n, (key, amount) in enumerate(updates)])
 
     assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
     assert part.applied == len(updates)
@@ -299,32 +286,19 @@ def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[b
 def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
     updates: list[tuple[bytes, Decimal]],
 ) -> None:
-    split = by_partition(table((row(n, key, amount) for n, (key, amount) in enumerate(updates)), WIDEST))
-    part = split[0].combined(SUM) if updates else PartitionUpdates()
+    part = combined([row(n, key, amount) for n, (key, amount) in enumerate(updates)], amount=WIDEST)
 
     assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from([None, IGNORED, UNRESOLVED, "frame-missing", "key-null"])),
-        max_size=40,
+@given(st.lists(st.sampled_from([None, IGNORED, UNRESOLVED, "frame-missing", "key-null"]), max_size=40))
+def test_no_row_is_lost_and_none_counted_twice(causes: list[str | None]) -> None:
+    part = combined(
+        row(offset, b"k", Decimal(1), cause=cause, timestamp=0, schema_id=1 if cause == UNRESOLVED else None)
+        for offset, cause in enumerate(causes)
     )
-)
-def test_no_row_is_lost_and_none_counted_twice(rows: list[tuple[int, str | None]]) -> None:
-    offsets: dict[int, int] = defaultdict(int)
-    built = []
-    for partition, cause in rows:
-        offset = offsets[partition] = offsets[partition] + 1
-        schema_id = 1 if cause == UNRESOLVED else None
-        built.append(row(offset, b"k", Decimal(1), partition=partition, cause=cause, timestamp=0, schema_id=schema_id))
 
-    parts = {partition: rows.combined(SUM) for partition, rows in by_partition(table(built)).items()}
-
-    assert set(parts) == {partition for partition, _ in rows}
-    for partition, part in parts.items():
-        causes = [cause for p, cause in rows if p == partition]
-        assert part.applied == causes.count(None)
-        assert part.ignored == causes.count(IGNORED)
-        assert len(part.dead_letters) == sum(c not in (None, IGNORED) for c in causes)
-        assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)
+    assert part.applied == causes.count(None)
+    assert part.ignored == causes.count(IGNORED)
+    assert len(part.dead_letters) == sum(cause not in (None, IGNORED) for cause in causes)
+    assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)

@@ -17,28 +17,28 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of, partitions_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
-from balance_service.events.combine import PartitionUpdates, by_partition
 from balance_service.read_models.balance import Balance
-from balance_service.state.addition import Addition
 from balance_service.state.commit import Committed, commit, write_position
-from balance_service.state.fold import MISPLACED, Folding, fold
+from balance_service.state.fold import Folding, fold
 from balance_service.state.opening import check_same_changelog
 from balance_service.state.records import (
+    MISPLACED,
     POSITION_KEY,
     DeadLetter,
     KeyedUpdate,
     Position,
     TaskBatch,
 )
-from balance_service.state.store import StateStore
-from tests.unit.decoded import row, table
-from tests.unit.fakes import FakeRegistry, FakeWriter
+from balance_service.state.store.database import Database
+from balance_service.state.store.store import StateStore
+from tests.support.fakes import FakeRegistry, FakeWriter
+from tests.unit.decoded import combined, row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from balance_service.state.store_batch import StoreBatch
+    from balance_service.state.store.batch import StoreBatch
 
 REGISTRY = FakeRegistry()
 STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
@@ -46,13 +46,13 @@ POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 PARTITIONS = 2
 PARTITION = 0
 FOLDING = Folding(
-    Balance(),
-    Addition.of(Balance(), STATES),
-    STATES,
-    POSITIONS,
-    AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    partial(partition_of, partitions=PARTITIONS),
-    partial(partitions_of, partitions=PARTITIONS),
+    read_model=Balance(),
+    acceleration=Balance.acceleration(STATES),
+    state_codec=STATES,
+    position_codec=POSITIONS,
+    marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
+    partition_of=partial(partition_of, partitions=PARTITIONS),
+    partitions_of=partial(partitions_of, partitions=PARTITIONS),
     idempotency_window_ms=1_000,
 )
 EPOCH = 5
@@ -75,8 +75,7 @@ class Source:
         end = len(self.events) if end is None else end
         taken = self.events[start:end]
         rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
-        split = by_partition(table(rows, pa.decimal128(38, 2)))
-        part = split[0].combined(Balance.combine) if rows else PartitionUpdates()
+        part = combined(rows, Balance.combine, pa.decimal128(38, 2))
         return TaskBatch(
             start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
         )
@@ -138,7 +137,7 @@ def test_the_changelog_gets_the_states_and_last_the_position(store: StateStore, 
     ((states, letters, position),) = writer.commits
     assert [(key, STATES.decode(frame or b"")["amount"]) for key, frame in states] == [(MINE[0], Decimal("3.00"))]
     assert letters == []
-    assert POSITIONS.decode(position) == Position(2, EPOCH, "t").record()
+    assert POSITIONS.decode(position) == Position(2, EPOCH, "t", keys=1).record()
 
 
 def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: FakeWriter) -> None:
@@ -147,7 +146,7 @@ def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: Fak
     ((states, _, position),) = writer.commits
     assert store.get_many([key for key, _ in states]) == [frame for _, frame in states]
     assert store.get_many([POSITION_KEY]) == [position]
-    assert store.position == Position(2, EPOCH, "t")
+    assert store.position == Position(2, EPOCH, "t", keys=1)
     assert store.changelog_offset == 2
 
 
@@ -160,7 +159,7 @@ def test_batch_after_batch_the_changelog_offset_passes_the_commit_markers(
     committed(store, writer, source.batch(1, 2))
 
     assert (store.changelog_offset, writer.end) == (5, 6)
-    assert store.position == Position(2, EPOCH, "t")
+    assert store.position == Position(2, EPOCH, "t", keys=1)
 
 
 @pytest.mark.parametrize("start", [0, 2, 4])
@@ -382,19 +381,19 @@ def test_what_was_written_in_part_is_not_folded_once_more(
     store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source([(key, Decimal("1.00")) for key in MINE])
-    monkeypatch.setattr("balance_service.state.store._PART", 10)
-    put, puts = StateStore._put, []
+    monkeypatch.setattr("balance_service.state.store.store._PART", 10)
+    write, writes = Database.write, []
 
-    def fail_at_the_second(store: StateStore, batch: StoreBatch) -> None:
-        puts.append(batch)
-        if len(puts) == 2:
+    def fail_at_the_second(database: Database, batch: StoreBatch) -> None:
+        writes.append(batch)
+        if len(writes) == 2:
             raise RetriableError("the disk refuses")
-        put(store, batch)
+        write(database, batch)
 
-    monkeypatch.setattr(StateStore, "_put", fail_at_the_second)
+    monkeypatch.setattr(Database, "write", fail_at_the_second)
     with pytest.raises(RetriableError, match="refuses"):
         commit(source.batch(), PARTITION, FOLDING, store, writer)
-    monkeypatch.setattr(StateStore, "_put", put)
+    monkeypatch.setattr(Database, "write", write)
 
     with pytest.raises(RetriableError, match="part of a commit"):
         commit(source.batch(), PARTITION, FOLDING, store, writer)

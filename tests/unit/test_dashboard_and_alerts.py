@@ -7,7 +7,16 @@ import re
 
 import pytest
 
-from tests.observed import ALERTS, DASHBOARD, RUNBOOK, alerts, documented_series, expressions, panels, unknown_in
+from tests.support.observed import (
+    ALERTS,
+    DASHBOARD,
+    RUNBOOK,
+    alerts,
+    documented_series,
+    expressions,
+    panels,
+    unknown_in,
+)
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from balance_service.http.peers import PeerTrust
+from balance_service.http.api.routes import ROUTES
+from balance_service.http.peers.trust import PeerTrust
 from balance_service.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,9 +144,8 @@ def test_what_is_asked_of_the_service_are_routes_of_it() -> None:
     (container,) = pod()["containers"]
     asked = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
     asked.add(the("StatefulSet")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"])
-    openapi = json.loads((ROOT / "balance_service" / "http" / "openapi.json").read_text())
 
-    assert asked <= set(openapi["paths"])
+    assert asked <= {route.path for route in ROUTES}
 
 
 def test_selectors_match_the_pods() -> None:
@@ -179,13 +178,16 @@ def test_the_containers_user_is_that_of_the_image() -> None:
     assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
 
 
-def test_what_the_wheel_is_made_of_is_sent_to_the_engine() -> None:
+def test_what_the_wheel_is_made_of_is_sent_to_the_engine_and_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     made_of = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "deploy/image/trim.sh"}
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    copied = {path for paths in copies for path in paths.split()}
 
-    assert [part for part in made_of if not any(part == s or part.startswith(f"{s}/") for s in sent)] == []
+    for there in (sent, copied):
+        assert [part for part in made_of if not any(part == t or part.startswith(f"{t}/") for t in there)] == []
 
 
 def test_every_image_of_the_compose_file_can_be_replaced() -> None:

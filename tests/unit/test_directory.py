@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS, PublishedTask, ServerTable
-from tests.unit.fakes import Clock
+from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
+from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.cluster.directory import ApplicationServer
+    from balance_service.cluster.server_table import ApplicationServer
 
 ANSWERING = frozenset({"RUNNING", "WAITING"})
 
@@ -30,7 +30,8 @@ def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any
 
 
 def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> Mapping[str, Any]:
-    return {"address": address, "incarnation": incarnation, "tasks": list(tasks)}
+    models = [{"name": "balance", "partitions": 4}]
+    return {"address": address, "incarnation": incarnation, "models": models, "tasks": list(tasks)}
 
 
 class Listener:
@@ -69,7 +70,15 @@ def test_what_a_server_said_is_kept_whole(listener: Listener) -> None:
     server = listener.only()
 
     assert (server.address, server.incarnation) == ("a:1", "i1")
+    assert server.models == (PublishedModel("balance", 4),)
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
+
+
+def test_a_server_hosts_what_it_says_whether_it_has_tasks_of_that_or_not(listener: Listener) -> None:
+    listener.hear("a:1", task(0, readModel="leaderboard"))
+
+    assert listener.only().hosts("balance")
+    assert not listener.only().hosts("leaderboard")
 
 
 def test_the_active_task_makes_its_server_the_owner(listener: Listener) -> None:
@@ -176,6 +185,20 @@ def test_a_dead_server_known_from_before_does_not_keep_a_live_owner_out(listener
     listener.hear("a:1", task(0, epoch=1))
 
     assert listener.owner(0) == "a:1"
+
+
+def test_a_server_known_from_before_is_known_until_it_had_time_to_speak(listener: Listener) -> None:
+    listener.hear("silent:1", task(0), live=False)
+    listener.hear("a:1", task(1))
+
+    listener.clock.now += 59
+    listener.hear("a:1", task(1))
+    known = [server.address for server in listener.table.servers()]
+    listener.clock.now += 2
+    listener.hear("a:1", task(1))
+
+    assert known == ["a:1", "silent:1"]
+    assert [server.address for server in listener.table.servers()] == ["a:1"]
 
 
 def test_a_farewell_removes_its_server(listener: Listener) -> None:

@@ -1,198 +1,339 @@
-"""Micro-batches gathered for one commit: what they come to together is what they come to one after the other."""
+"""When what has arrived is committed, and how much of it at once; time is told by the test."""
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.events.combine import PartitionUpdates, by_partition
-from balance_service.events.gathering import Gathered
-from balance_service.read_models.read_model import Combine
-from tests.unit.decoded import row, table
+from balance_service.events.combine import PartitionUpdates
+from balance_service.events.gathering import Gathered, Gathering
+from balance_service.read_models.folds import Combine
+from balance_service.state.records import DeadLetter, KeyedUpdate
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+IDLE_SECONDS = 0.25
 SUM = {"amount": Combine.SUM}
-WIDEST = pa.decimal128(38, 2)
-Event = tuple[bytes, Decimal]
 
 
-def part(events: Sequence[Event], combine: Any = SUM, start: int = 0, **noted: Any) -> PartitionUpdates:
-    rows = [row(start + n, key, amount, **noted) for n, (key, amount) in enumerate(events)]
-    return by_partition(table(rows, WIDEST))[0].combined(combine) if rows else PartitionUpdates()
+@dataclass
+class Time:
+    """Goes on where somebody sleeps, and nowhere else."""
+
+    now: float = 1000.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
 
 
-def amounts(updates: PartitionUpdates) -> dict[bytes, Decimal]:
-    return {u.key: u.update["amount"] for some in updates.updates for u in some.take([*range(len(some.keys))])}
+@dataclass
+class Arrivals:
+    """Rows of one partition that arrive when the test says; a pull takes all that are there."""
+
+    time: Time
+    pulls: list[float] = field(default_factory=list)
+    _coming: list[tuple[float, int]] = field(default_factory=list)
+    _next: int = 0
+
+    def add(self, rows: int, after: float = 0.0) -> int:
+        """So many rows, so many seconds after those before; returns the offset after the last."""
+        since = self._coming[-1][0] if self._coming else self.time.now
+        self._coming.append((max(since, self.time.now) + after, rows))
+        return self._next + sum(rows for _, rows in self._coming)
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        until = self.time.now + timeout_seconds
+        if not self._coming or self._coming[0][0] > until:
+            self.time.now = until
+            return None
+        self.time.now = max(self.time.now, self._coming[0][0])
+        self.pulls.append(self.time.now)
+        rows = sum(rows for at, rows in self._coming if at <= self.time.now)
+        self._coming = [later for later in self._coming if later[0] > self.time.now]
+        offsets = pa.array(range(self._next, self._next + rows), pa.int64())
+        self._next += rows
+        return pa.record_batch({"offset": offsets})
 
 
-def batch(start: int, end: int, events: Sequence[Event] = (), **changed: Any) -> Gathered:
-    parts: Mapping[int, PartitionUpdates] = {0: part(events)} if events else {}
-    return Gathered(
-        **{"starts": {0: start}, "ends": {0: end}, "parts": parts, "waiting": {}, "traceparents": {}, "rows": {}}
-        | changed,
-        began=0.0,
-    )
+@dataclass
+class Partition:
+    """One partition that is fed."""
+
+    most_rows: int = 1_000_000
+    time: Time = field(default_factory=Time)
+    parts: list[list[int]] = field(default_factory=list)
+    """The offsets of each part that was combined."""
+    letters_of: int = 0
+    """Bytes of the dead letter of each part; 0 for none."""
+    singly: bool = False
+    """Whether the events of a part stay single."""
+    each_its_key: bool = False
+    """Whether an event has a key of its own."""
+
+    def __post_init__(self) -> None:
+        self.arrivals = Arrivals(self.time)
+        self.gathering = Gathering(self.most_rows, SUM, self.time.clock, self.time.sleep)
+
+    def begin_again(self) -> None:
+        """Another query begins where this one did."""
+        self.arrivals = Arrivals(self.time)
+
+    def part(self, table: pa.Table) -> Gathered:
+        offsets = table["offset"].to_pylist()
+        self.parts.append(offsets)
+        letters = [DeadLetter(offsets[0], 0, b"", bytes(self.letters_of), "")] if self.letters_of else []
+        events = [KeyedUpdate(b"a", {})] if self.singly else []
+        rows: Any = table
+        keys = pa.array([b"%d" % offset for offset in offsets] if self.each_its_key else [], pa.binary())
+        combined = pa.table({"key": keys, "amount": pa.array([1] * len(keys), pa.int64())})
+        updates = PartitionUpdates(combined if len(keys) else None, events, len(offsets), 0, letters)
+        return Gathered(updates, offsets[-1] + 1, (str(offsets[0]),), rows)
+
+    def gathered(self, known_end: int | None = None) -> list[Gathered]:
+        return self.gathering.gather(self.arrivals, IDLE_SECONDS, known_end, self.part)
+
+    def gather(self, known_end: int | None = None) -> list[int]:
+        """Offsets of what is to be committed next."""
+        known = len(self.parts)
+        found = self.gathered(known_end)
+        offsets = [offset for part in self.parts[known:] for offset in part]
+        assert sum(one.updates.applied for one in found) == len(offsets)
+        assert [one.end for one in found][-1:] == [offset + 1 for offset in offsets[-1:]]
+        return offsets
+
+    def commit(self, seconds: float) -> None:
+        began = self.time.now
+        self.time.sleep(seconds)
+        self.gathering.committed(began)
 
 
-def event(amount: str, key: bytes = b"a") -> Event:
-    return key, Decimal(amount)
+@pytest.mark.parametrize("known_end", [None, 0, 1], ids=["not known", "an older one", "its own"])
+def test_an_event_that_comes_to_an_idle_partition_is_committed_at_once(known_end: int | None) -> None:
+    partition = Partition()
+    partition.arrivals.add(1, after=0.125)
+
+    assert partition.gather(known_end) == [0]
+    assert partition.time.now == 1000.125
 
 
-def test_two_batches_come_to_the_sums_of_both() -> None:
-    both = batch(0, 2, [event("1.00"), event("2.00", b"b")]).and_then(
-        batch(2, 4, [event("0.10"), event("5.00", b"c")]), SUM
-    )
+def test_where_nothing_comes_in_time_there_is_nothing_to_commit() -> None:
+    partition = Partition()
+    partition.arrivals.add(1, after=IDLE_SECONDS + 0.5)
 
-    assert both is not None
-    assert (both.starts, both.ends, both.batches) == ({0: 0}, {0: 4}, 2)
-    assert amounts(both.parts[0]) == {b"a": Decimal("1.10"), b"b": Decimal("2.00"), b"c": Decimal("5.00")}
-    assert both.parts[0].applied == 4
-
-
-def test_a_partition_without_records_in_one_of_them_keeps_those_of_the_other() -> None:
-    one = batch(0, 1, [event("1.00")], starts={0: 0, 1: 5}, ends={0: 1, 1: 5})
-    other = Gathered({0: 1, 1: 5}, {0: 1, 1: 6}, {1: part([event("2.00", b"b")])}, {}, {}, {}, 0.0)
-
-    both = one.and_then(other, SUM)
-
-    assert both is not None
-    assert {p: amounts(updates) for p, updates in both.parts.items()} == {
-        0: {b"a": Decimal("1.00")},
-        1: {b"b": Decimal("2.00")},
-    }
-    assert both.ends == {0: 1, 1: 6}
-
-
-def test_dead_letters_and_ignored_records_of_both_are_kept() -> None:
-    dead = {"timestamp": 5, "record_key": b"rk", "value": b"rv"}
-    rows = [
-        [row(0, None, cause="ignored"), row(1, None, cause="frame-missing", **dead), row(2, b"a", Decimal(1))],
-        [row(3, None, cause="key-null", **dead), row(4, None, cause="ignored")],
-    ]
-    first, second = (by_partition(table(some))[0].combined(SUM) for some in rows)
-
-    both = first.and_then(second, SUM)
-
-    assert both is not None
-    assert [letter.offset for letter in both.dead_letters] == [1, 3]
-    assert (both.applied, both.ignored, amounts(both)) == (1, 2, {b"a": Decimal(1)})
+    assert partition.gather(known_end=1) == []
+    assert partition.time.now == 1000 + IDLE_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "combine"),
-    [
-        ([event("5.00")], [event("-1.00")], SUM),
-        ([event("5.00")], [event("-1.00", b"b")], SUM),
-        ([event("5.00"), event("-1.00")], [event("1.00")], SUM),
-        ([event("9" * 36 + ".99")], [event("1.00")], SUM),
-        ([event("5.00")], [event("1.00")], {"amount": Combine.LAST}),
-        ([event("5.00")], [event("1.00")], None),
-    ],
-    ids=["another sign", "another sign elsewhere", "a key of both signs", "could overflow", "last", "not combined"],
+    ("took", "least", "most"),
+    [(0.001, 0.010, 0.010), (0.018, 0.018, 0.025), (0.5, 0.5, 0.5)],
+    ids=["a quick commit", "one like the pace", "one slower than any pace"],
 )
-def test_what_depends_on_the_order_of_events_is_committed_batch_by_batch(
-    first: list[Event], second: list[Event], combine: Any
-) -> None:
-    assert part(first, combine).and_then(part(second, combine), combine) is None
+def test_under_load_commits_begin_10_to_25_ms_apart_by_what_one_takes(took: float, least: float, most: float) -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.arrivals.add(1)
+    partition.gather()
+    began = partition.time.now
+    partition.commit(took)
+    partition.arrivals.add(1)
+    partition.gather()
+
+    assert least - 1e-9 <= partition.time.now - began <= most + 1e-9
 
 
-def test_events_that_count_once_are_committed_batch_by_batch() -> None:
-    once: dict[str, Any] = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+def test_what_arrives_within_the_pace_is_committed_together() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.gather()
+    partition.commit(0.001)
+    for _ in range(3):
+        partition.arrivals.add(1, after=0.002)
 
-    assert part([event("1.00")], **once).and_then(part([event("1.00")], start=1), SUM) is None
-    assert part([event("1.00")]).and_then(part([event("1.00")], start=1, **once), SUM) is None
-
-
-def test_maxima_are_gathered_whatever_their_sign() -> None:
-    greatest = {"amount": Combine.MAX}
-
-    both = part([event("5.00"), event("-7.00", b"b")], greatest).and_then(
-        part([event("-1.00"), event("-2.00", b"b")], greatest), greatest
-    )
-
-    assert both is not None
-    assert amounts(both) == {b"a": Decimal("5.00"), b"b": Decimal("-2.00")}
+    assert partition.gather() == [1, 2, 3]
 
 
-def test_a_partition_that_has_to_wait_is_gathered_with_nothing() -> None:
-    waiting = batch(0, 1, waiting={0: "the registry is down"})
+def test_after_a_pause_nothing_is_left_of_the_pace() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.gather()
+    partition.commit(0.001)
+    partition.time.sleep(5)
+    partition.arrivals.add(1)
+    before = partition.time.now
 
-    assert batch(0, 1).and_then(waiting, SUM) is None
-    assert waiting.and_then(batch(1, 2), SUM) is None
-    assert not waiting.may_grow(1)
+    assert partition.gather() == [1]
+    assert partition.time.now == before
 
 
-def test_only_a_full_batch_waits_for_the_next() -> None:
-    assert batch(0, 100).may_grow(100)
-    assert batch(0, 99).may_grow(100)
-    assert not batch(0, 50).may_grow(100)
+def test_a_partition_that_is_behind_gathers_up_to_the_end_that_is_known() -> None:
+    partition = Partition()
+    for _ in range(4):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.arrivals.add(10, after=0.03)
+
+    assert partition.gather(end) == list(range(end))
 
 
-def test_a_full_batch_that_could_not_be_gathered_does_not_wait() -> None:
-    assert not batch(0, 2, [event("1.00"), event("-1.00")]).may_grow(2)
+def test_no_more_is_gathered_once_the_bound_in_rows_is_reached() -> None:
+    partition = Partition(most_rows=25)
+    for _ in range(9):
+        end = partition.arrivals.add(10, after=0.03)
+
+    assert len(partition.gather(end)) == 30
+    assert len(partition.gather(end)) == 30
+
+
+def test_what_has_been_pulled_does_not_wait_for_more_than_ten_seconds() -> None:
+    partition = Partition()
+    partition.time.sleep(0.5)
+    for _ in range(2000):
+        end = partition.arrivals.add(1, after=0.01)
+    partition.gather(end)
+
+    first, *_, last = partition.arrivals.pulls
+    assert 9.9 < last - first < 10.1
+
+
+def test_while_gathering_some_time_lies_between_two_pulls() -> None:
+    partition = Partition()
+    for _ in range(100):
+        end = partition.arrivals.add(1, after=0.001)
+    partition.gather(end)
+
+    assert len(partition.arrivals.pulls) > 2
+    assert min(later - one for one, later in pairwise(partition.arrivals.pulls)) >= 0.02 - 1e-9
+
+
+def test_gathering_stops_where_nothing_comes() -> None:
+    partition = Partition()
+    partition.arrivals.add(10)
+    partition.arrivals.add(10, after=1.0)
+
+    # What is between them, of which nothing is said, may be an aborted transaction.
+    assert partition.gather(known_end=1000) == list(range(10))
+    assert partition.time.now < 1000.1
+
+
+def test_what_could_not_be_committed_is_tried_again_part_by_part_until_the_end_that_is_known_is_reached() -> None:
+    partition = Partition(most_rows=320_000)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    assert len(partition.gather(end)) == 320_000
+    partition.gathering.failed()
+    partition.begin_again()
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+
+    assert [len(partition.gather(end)) for _ in range(5)] == [80_000] * 5
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    assert len(partition.gather(end)) == 320_000
+
+
+def test_what_is_tried_again_keeps_its_events() -> None:
+    partition = Partition()
+    partition.gathering.failed()
+    for _ in range(6):
+        end = partition.arrivals.add(20_000, after=0.03)
+
+    for rows in (80_000, 40_000):
+        (gathered,) = partition.gathered(end)
+        assert gathered.rows is not None
+        assert gathered.updates.applied == rows
+
+
+def test_what_many_events_come_to_is_combined_part_by_part() -> None:
+    partition = Partition()
+    for _ in range(10):
+        end = partition.arrivals.add(20_000, after=0.03)
+    (gathered,) = partition.gathered(end)
+
+    assert [len(part) for part in partition.parts] == [80_000, 80_000, 40_000]
+    assert (gathered.updates.applied, gathered.end) == (200_000, end)
+    assert gathered.rows is None  # they would fill the memory
+    assert gathered.traces == ("0",)
+
+
+def test_a_part_is_as_large_as_what_it_is_combined_with() -> None:
+    partition = Partition(each_its_key=True)
+    for _ in range(32):
+        end = partition.arrivals.add(20_000, after=0.03)
+    (gathered,) = partition.gathered(end)
+
+    assert [len(part) for part in partition.parts] == [80_000, 80_000, 160_000, 320_000]
+    assert (gathered.updates.keys, gathered.end) == (640_000, end)
+
+
+def test_a_part_is_full_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.events.gathering._PART_BYTES", 160)
+    partition = Partition()
+    for _ in range(4):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.gather(end)
+
+    assert [len(part) for part in partition.parts] == [20, 20]
+
+
+def test_parts_that_cannot_be_combined_are_committed_one_after_the_other_and_no_more_are_gathered() -> None:
+    partition = Partition(singly=True)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    found = partition.gathered(end)
+
+    assert [one.end for one in found] == [80_000, 160_000]
+    assert partition.gathered(end)[0].end == 240_000
 
 
 def test_a_topic_full_of_garbage_is_not_gathered() -> None:
-    dead = {"cause": "frame-missing", "timestamp": 5, "record_key": b"rk", "value": b"rv"}
-    part_of_garbage = by_partition(table([row(n, None, **dead) for n in range(10_000)]))[0].combined(SUM)
+    partition = Partition(letters_of=5 << 20)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
 
-    assert not batch(0, 10_000, parts={0: part_of_garbage}).may_grow(10_000)
-
-
-def test_so_many_batches_are_gathered_and_no_more() -> None:
-    gathered = batch(0, 100)
-    while gathered.may_grow(100):
-        following = gathered.and_then(batch(gathered.ends[0], gathered.ends[0] + 100), SUM)
-        assert following is not None
-        gathered = following
-
-    assert gathered.batches == 8
+    assert len(partition.gathered(end)) == 2
 
 
-def test_a_batch_that_is_not_full_ends_the_gathering() -> None:
-    both = batch(0, 100).and_then(batch(100, 120), SUM)
+def test_parts_of_more_keys_than_a_transaction_should_hold_are_not_combined() -> None:
+    keys = pa.table({"key": pa.array([b"%d" % n for n in range(600_000)]), "amount": pa.array([1] * 600_000)})
+    other = keys.set_column(0, "key", pa.array([b"other %d" % n for n in range(600_000)]))
+    one, two = Gathered(PartitionUpdates(keys), 1), Gathered(PartitionUpdates(other), 2)
 
-    assert both is not None
-    assert not both.may_grow(100)
+    assert one.and_then(one, SUM) is not None
+    assert one.and_then(two, SUM) is None
 
 
-KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
-BATCHES = st.lists(
-    st.lists(st.tuples(KEYS, st.integers(-(10**18), 10**18).map(lambda n: Decimal(n).scaleb(-2))), max_size=8),
-    max_size=6,
+def test_a_part_that_cannot_be_read_ends_the_gathering() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+
+    def part(_table: pa.Table) -> Gathered:
+        raise LookupError("a schema")
+
+    with pytest.raises(LookupError, match="a schema"):
+        partition.gathering.gather(partition.arrivals, IDLE_SECONDS, None, part)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from([0.0, 0.001, 0.03, 0.5])), min_size=1, max_size=20),
+    st.lists(st.one_of(st.none(), st.integers(0, 1200)), min_size=1),
+    st.lists(st.sampled_from([0.001, 0.02, 0.7]), min_size=1),
 )
+def test_every_row_is_gathered_once_and_in_order(
+    arrivals: list[tuple[int, float]], known_ends: list[int | None], took: list[float]
+) -> None:
+    partition, gathered = Partition(most_rows=60), []
+    for rows, after in arrivals:
+        end = partition.arrivals.add(rows, after)
+    for turn in range(200):
+        gathered += partition.gather(known_ends[turn % len(known_ends)])
+        partition.commit(took[turn % len(took)])
 
-
-@given(BATCHES)
-def test_what_is_gathered_is_the_sum_of_every_key(batches: list[list[Event]]) -> None:
-    committed: dict[bytes, Decimal] = {}
-    gathered = PartitionUpdates()
-
-    def commit(updates: PartitionUpdates) -> None:
-        for key, amount in amounts(updates).items():
-            committed[key] = committed.get(key, Decimal(0)) + amount
-        for single in updates.events:
-            committed[single.key] = committed.get(single.key, Decimal(0)) + single.update["amount"]
-
-    applied = 0
-    for events in batches:
-        later = part(events)
-        both = gathered.and_then(later, SUM)
-        if both is None:
-            commit(gathered)
-            applied += gathered.applied
-        gathered = both or later
-    commit(gathered)
-
-    expected: dict[bytes, Decimal] = {}
-    for key, amount in (event for events in batches for event in events):
-        expected[key] = expected.get(key, Decimal(0)) + amount
-    assert committed == expected
-    assert applied + gathered.applied == sum(map(len, batches))
+    assert gathered == list(range(end))

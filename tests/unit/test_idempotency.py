@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of, partitions_of
+from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.fold import Folding
 from balance_service.state.idempotency import REUSED
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
-from balance_service.state.store import StateStore
-from tests.unit.fakes import FakeRegistry, FakeWriter
+from balance_service.state.store.store import StateStore
+from tests.support.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,14 +33,14 @@ POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 MARKERS = AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker"))
 WINDOW_MS = 1_000
 FOLDING = Folding(
-    Balance(),
-    None,
-    STATES,
-    POSITIONS,
-    MARKERS,
-    partial(partition_of, partitions=1),
-    partial(partitions_of, partitions=1),
-    WINDOW_MS,
+    read_model=Balance(),
+    acceleration=None,
+    state_codec=STATES,
+    position_codec=POSITIONS,
+    marker_codec=MARKERS,
+    partition_of=partial(partition_of, partitions=1),
+    partitions_of=partial(partitions_of, partitions=1),
+    idempotency_window_ms=WINDOW_MS,
 )
 LARGEST = Decimal("9" * 36 + ".99")
 
@@ -185,7 +186,7 @@ def test_events_without_an_idempotency_key_leave_nothing_behind(partition: Parti
     partition.fold(*(Event("1.00", None) for _ in range(10)))
 
     assert partition.markers == []
-    assert partition.store.position == Position(10, 1, "t", -1)
+    assert partition.store.position == Position(10, 1, "t", -1, keys=1)
 
 
 def test_markers_are_in_the_changelog_as_in_the_store(partition: Partition) -> None:
@@ -271,3 +272,11 @@ def test_what_counts_is_as_the_rule_says(tmp_path_factory: pytest.TempPathFactor
 
     assert sum(partition.balance(key) or Decimal(0) for key in (b"c1", b"c2")) == expected
     store.close()
+
+
+def test_a_retry_has_another_id_and_time_and_is_known_as_one_by_every_read_model() -> None:
+    update = {"additions": True, "first": 1, "latest": 1, "greatest": Decimal("1.00")}
+
+    assert Activity().repeated(update) == Activity().repeated(update | {"first": 2, "latest": 2})
+    assert Activity().repeated(update) != Activity().repeated(update | {"greatest": Decimal("2.00")})
+    assert Balance().repeated({"amount": Decimal("1.00")}) == {"amount": Decimal("1.00")}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from balance_service.events.jvm import MODULE_OPTIONS, class_path, spark_java
-from balance_service.resources import resource
+from balance_service.events.spark.handover_jar import handover_jar
+from balance_service.events.spark.jvm import MODULE_OPTIONS, class_path, spark_java
+from balance_service.process.resources import resource
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 _JARS = Path(pyspark.__file__).parent / "jars"
 
 
-def test_the_class_path_has_the_connectors_first_and_of_spark_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_class_path_has_the_connectors_first_then_our_jar_and_of_spark_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("BALANCE_SPARK_JARS", "z.jar,a.jar")
 
     jars = class_path(load_settings())
 
-    assert jars[:2] == ["z.jar", "a.jar"]
-    names = [Path(jar).name for jar in jars[2:]]
+    assert jars[:3] == ["z.jar", "a.jar", str(handover_jar())]
+    names = [Path(jar).name for jar in jars[3:]]
     assert names == sorted(set(names))
     assert any(name.startswith("spark-sql_") for name in names)
     assert any(name.startswith("hive-storage-api-") for name in names)
@@ -51,5 +54,4 @@ def test_the_options_are_those_of_sparks_launcher_but_for_the_module_of_vectors(
         [spark_java(), "-cp", launcher, source], capture_output=True, text=True, check=True, timeout=60
     )
 
-    theirs = set(shown.stdout.split()) - {"-XX:+IgnoreUnrecognizedVMOptions", "--add-modules=jdk.incubator.vector"}
-    assert set(MODULE_OPTIONS) == theirs
+    assert set(MODULE_OPTIONS) == set(shown.stdout.split()) - {"--add-modules=jdk.incubator.vector"}

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from balance_service.kafka.jvm_properties import jvm_properties
-from balance_service.kafka.properties import PropertyError
+from balance_service.settings.jvm_properties import jvm_properties
+from balance_service.settings.kafka_properties import PropertyError
 
 if TYPE_CHECKING:
     from pathlib import Path

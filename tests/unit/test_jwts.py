@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import RSAAlgorithm
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.clients import InvalidTokenError, Scope
-from balance_service.http.jwts import LEEWAY_SECONDS, Jwts, load_jwts
-from tests.unit.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
+from balance_service.http.access.clients import InvalidTokenError, Scope
+from balance_service.http.access.jwts import LEEWAY_SECONDS, Jwts, load_jwts
+from tests.support.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
 
 if TYPE_CHECKING:
     from pathlib import Path

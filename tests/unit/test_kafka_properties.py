@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.kafka.properties import parse_json, read_file
+from balance_service.settings.kafka_properties import parse_json, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.cluster.membership import Lease, Membership, consumer_config
-from tests.unit.fakes import Clock
+from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from balance_service.cluster.membership import Partitions
 
 SESSION_MS = 10_000
 
@@ -49,10 +54,15 @@ def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease
 
 def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.cluster.membership.elapsed", clock)
-    config = consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS)
-    member = Membership(config, "topic", SESSION_MS, Unheeding(), lambda: {0: 5})
+    member = Membership(
+        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
+        topics=["topic"],
+        session_timeout_ms=SESSION_MS,
+        listener=Unheeding(),
+        positions=lambda: {("topic", 0): 5},
+    )
     member.lease = Lease(SESSION_MS, clock)
-    member.partitions = frozenset({0})
+    member.partitions = frozenset({("topic", 0)})
     try:
         member._renew()
         clock.now += 5
@@ -69,11 +79,11 @@ def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkey
 class Unheeding:
     """Takes no notice of what is assigned."""
 
-    def assigned(self, partitions: frozenset[int]) -> None: ...
+    def assigned(self, partitions: Partitions) -> None: ...
 
-    def revoked(self, partitions: frozenset[int]) -> None: ...
+    def revoked(self, partitions: Partitions) -> None: ...
 
-    def lost(self, partitions: frozenset[int]) -> None: ...
+    def lost(self, partitions: Partitions) -> None: ...
 
 
 def test_an_answer_that_comes_after_the_lease_would_have_ended_renews_nothing(lease: Lease, clock: Clock) -> None:

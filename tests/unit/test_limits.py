@@ -8,8 +8,8 @@ import json
 import pytest
 
 from balance_service.http import commands, queries
-from balance_service.http.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES
-from tests.unit.raw_http import COMMAND, Answer, ask, question, serving
+from balance_service.http.server.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES
+from tests.unit.raw_http import COMMAND, LIVE, QUICK, Answer, ask, question, serving
 
 
 def test_a_url_has_at_most_4_kib() -> None:
@@ -95,6 +95,18 @@ def test_an_expectation_that_nobody_knows_is_a_417_problem(path: bytes, expect: 
     answer = ask(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nExpect: " + expect + b"\r\n\r\n")
 
     assert (answer.status, answer.detail) == (417, "of the header Expect only 100-continue is understood")
+
+
+def test_nothing_is_sent_after_the_answer_to_an_expectation_that_nobody_knows() -> None:
+    async def run() -> tuple[int, bool, Answer]:
+        async with serving() as server, server.client() as client:
+            refused = await client.ask(LIVE.replace(b"\r\n\r\n", b"\r\nExpect: 200-ok\r\n\r\n"))
+            is_closed = await client.is_closed_within(3 * QUICK.head_seconds)
+            return refused.status, is_closed, await client.ask(LIVE)
+
+    status, is_closed, answer = asyncio.run(run())
+
+    assert (status, is_closed, answer.status) == (417, False, 200)
 
 
 def test_a_client_that_asks_whether_to_go_on_is_told_to() -> None:

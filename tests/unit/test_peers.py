@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import RetriableError
-from balance_service.http.answers import PeerAnswer
-from balance_service.http.app import Handlers, make_app
+from balance_service.http.answer import Answer
+from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.peers import MARK_SECONDS, PeerTrust
-from balance_service.http.problems import Problem
-from balance_service.http.proxy import FORWARDED_HEADER, Proxy
+from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
+from balance_service.http.peers.trust import MARK_SECONDS, PeerTrust
 from balance_service.http.queries import PATH
-from tests.unit.fakes import Clock, Nobody
+from balance_service.http.server.app import make_app
+from balance_service.http.server.problems import Problem
+from tests.support.fakes import Clock, Nobody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,95 +144,15 @@ def test_what_was_signed_for_one_question_serves_no_other(question: str, other: 
         refusal(trust(), mark, other)
 
 
-# --- addresses
-
-ALLOWED = ["peer-1.example.org", "*.Cluster.local", "10.1.0.0/16", "192.0.2.7", "fd00::/8", "localhost"]
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "peer-1.example.org:1",
-        "PEER-1.Example.org:5051",
-        "peer-1.example.org.:5051",
-        "a.cluster.local:1",
-        "b.a.CLUSTER.LOCAL:1",
-        "10.1.255.255:65535",
-        "192.0.2.7:80",
-        "[fd12::1]:80",
-        "[::ffff:10.1.0.1]:80",
-        "localhost:1",
-    ],
-)
-def test_a_host_on_the_list_may_be_asked(address: str) -> None:
-    assert trust(allow_list=ALLOWED).allows(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "example.org:1",
-        "x.peer-1.example.org:1",
-        "cluster.local:1",
-        "evilcluster.local:1",
-        "a.cluster.local.evil.org:1",
-        "10.2.0.1:1",
-        "192.0.2.8:1",
-        "0xa010001:1",
-        "167837697:1",
-        "10.1.0.0.evil.org:1",
-        "[::1]:1",
-        "[::ffff:10.2.0.1]:80",
-    ],
-)
-def test_a_host_that_is_not_on_the_list_may_not_be_asked(address: str) -> None:
-    assert not trust(allow_list=ALLOWED).allows(address)
-    assert trust().allows(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        ":1",
-        "localhost",
-        "localhost:",
-        "localhost:0",
-        "localhost:65536",
-        "localhost:\u0661",
-        "localhost:1/evil",
-        "localhost:1?x",
-        "localhost:1#x",
-        "localhost:1@evil.org:80",
-        "localhost@evil.org:80",
-        "user:word@localhost:80",
-        "localhost/@evil.org:80",
-        "localhost\\@evil.org:80",
-        "localhost%2f:80",
-        "local host:80",
-        "localhost:80\n",
-        "localhost:80\r\nX: y",
-        "http://localhost:80",
-        "[::1:80",
-        "::1:80",
-        "[fe80::1%25eth0]:80",
-        "x" * 254 + ":80",
-    ],
-)
-@pytest.mark.parametrize("allow_list", [[], ALLOWED])
-def test_what_is_not_plainly_a_host_and_a_port_is_never_asked(address: str, allow_list: list[str]) -> None:
-    assert not trust(allow_list=allow_list).allows(address)
-
-
 # --- over the wire
 
 
 def get(
     peer: web.Application, asker: PeerTrust, customer_id: str, address: str | None = None
-) -> tuple[PeerAnswer | str, str]:
+) -> tuple[Answer | str, str]:
     """Ask a peer through the proxy: its answer, or why there is none; and the peer's address."""
 
-    async def run() -> tuple[PeerAnswer | str, str]:
+    async def run() -> tuple[Answer | str, str]:
         proxy = Proxy(asker)
         try:
             async with TestServer(peer) as server:
@@ -255,7 +176,7 @@ def peer(accepts: PeerTrust) -> web.Application:
 def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> None:
     answer, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(SECRET), customer_id)
 
-    assert isinstance(answer, PeerAnswer), answer
+    assert isinstance(answer, Answer), answer
     assert answer.status == 503
     assert b"starting" in answer.body
 
@@ -278,7 +199,7 @@ def test_a_peer_with_a_secret_does_not_serve_one_without() -> None:
 def test_a_peer_without_a_secret_serves_one_with() -> None:
     answer, _ = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
 
-    assert isinstance(answer, PeerAnswer)
+    assert isinstance(answer, Answer)
 
 
 @pytest.mark.parametrize("path", [QUESTION, "/health/live", "/nope"])
@@ -318,7 +239,7 @@ def test_a_hostile_address_is_told_of_at_bounded_length() -> None:
     assert len(str(reason)) < 500
 
 
-@pytest.mark.parametrize("value", [b"x" * 301, b"0:\t1", b"0:\x011", b"0:\x7f", b"\xc3\xa9", b"\xff", b""])
+@pytest.mark.parametrize("value", [b"x" * 16_001, b"0:\t1", b"0:\x011", b"0:\x7f", b"\xc3\xa9", b"\xff", b""])
 def test_an_answer_with_headers_that_are_not_an_instances_is_refused(value: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

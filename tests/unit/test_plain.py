@@ -1,12 +1,10 @@
-"""Plain queries: answered before aiohttp sees them, with the very bytes that it would have answered."""
+"""Plain queries: answered ahead of aiohttp, with the very bytes that it would have answered."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import socket
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,108 +13,29 @@ from hypothesis import strategies as st
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import StoreCorruptedError
 from balance_service.http import queries
-from balance_service.http.app import Handlers, bind, make_app, serve
-from balance_service.http.front import Front
-from balance_service.http.limits import Limits, UnderWay
-from balance_service.http.operations import Operations
-from balance_service.http.peers import PeerTrust
-from balance_service.http.plain import PlainQueries, whole_request
-from balance_service.http.proxy import Proxy
-from balance_service.metrics import Metrics
-from balance_service.settings import Settings
+from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.server.limits import Limits
+from balance_service.observability.metrics import Metrics
 from balance_service.state.records import Role
-from balance_service.state.store import StoreView
-from tests.unit.fakes import Nobody
-from tests.unit.querying import PARTITION, PARTITIONS, Instance
+from balance_service.state.store.store import StoreView
+from tests.support.querying import PARTITION, PARTITIONS, Instance
+from tests.unit.plain_queries import (
+    CUSTOMER,
+    ELSEWHERE,
+    HEADS,
+    INGRESS,
+    LIVE,
+    SECRET,
+    TARGET,
+    next_answer,
+    question,
+    raw,
+    serving,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from balance_service.http.plain import WholeRequest
-
-SECRET = "a secret of all instances"
-CUSTOMER = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) == PARTITION)
-ELSEWHERE = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) != PARTITION)
-TARGET = f"{queries.PATH}?customerId={CUSTOMER}"
-LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-HEADS = ["", "User-Agent: curl/8\r\nAccept: */*\r\n", "Connection: keep-alive\r\nX-Request-ID: 1 2\r\n"]
-
-
-def question(target: str = TARGET, headers: str = "") -> bytes:
-    return f"GET {target} HTTP/1.1\r\nHost: x:1\r\n{headers}\r\n".encode()
-
-
-class Plain(PlainQueries):
-    """Keeps what was not left to aiohttp."""
-
-    def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay) -> None:
-        super().__init__(handlers, trust, under_way)
-        self.answered_at_once: list[WholeRequest] = []
-        self.answered_later: list[WholeRequest] = []
-
-    def at_once(self, request: WholeRequest) -> bytes | None:
-        answer = super().at_once(request)
-        if answer is not None:
-            self.answered_at_once.append(request)
-        return answer
-
-    def later(self, request: WholeRequest) -> Coroutine[Any, Any, bytes] | None:
-        answering = super().later(request)
-        if answering is not None:
-            self.answered_later.append(request)
-        return answering
-
-
-class Server:
-    """An instance behind a real socket, and what of its answers did not come from aiohttp."""
-
-    def __init__(self, port: int, plain: Plain | None = None) -> None:
-        self.port = port
-        self.at_once = [] if plain is None else plain.answered_at_once
-        self.later = [] if plain is None else plain.answered_later
-
-    async def exchange(self, *segments: bytes, answers: int = 1) -> list[bytes]:
-        """What is answered to some bytes on one connection; each segment is sent a moment after the one before."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            for segment in segments:
-                writer.write(segment)
-                await writer.drain()
-                await asyncio.sleep(0.02)
-            return [await _answer(reader) for _ in range(answers)]
-        finally:
-            writer.transport.abort()
-            await asyncio.sleep(0)
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-    length = re.search(rb"Content-Length: (\d+)", head)
-    assert length is not None
-    return re.sub(rb"Date: [^\r]*", b"Date: now", head) + await reader.readexactly(int(length[1]))
-
-
-@asynccontextmanager
-async def serving(
-    instance: Instance, limits: Limits | None = None, trust: PeerTrust | None = None, *, is_plain: bool = True
-) -> AsyncIterator[Server]:
-    trust = trust or PeerTrust()
-    limits = limits or Limits()
-    under_way = UnderWay(limits)
-    proxy = Proxy(trust)
-    handlers = Handlers(Operations(Nobody()))
-    handlers.queries = instance.queries(proxy)
-    listener = bind("127.0.0.1", 0)
-    plain = Plain(handlers, trust, under_way)
-    server = Server(listener.getsockname()[1], plain)
-    app = make_app(handlers, limits, trust, under_way=under_way)
-    http = await serve(app, listener, limits, None, plain if is_plain else None)
-    try:
-        yield server
-    finally:
-        await http.cleanup()
-        await proxy.close()
 
 
 @pytest.fixture
@@ -143,7 +62,7 @@ def both_ways(
 
 @pytest.mark.parametrize("headers", HEADS)
 def test_the_owners_answer_is_aiohttps_byte_for_byte(instance: Instance, headers: str) -> None:
-    (answer,), at_once = both_ways(instance, question(headers=headers))
+    (answer,), at_once = both_ways(instance, raw(headers))
 
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b'{"amount": 12.34}')
@@ -197,6 +116,67 @@ def test_whatever_else_is_asked_is_left_to_aiohttp(instance: Instance, target: s
 def test_answers_come_in_the_order_of_their_requests(instance: Instance, segments: Sequence[bytes]) -> None:
     answers = b"".join(segments).count(b"HTTP/1.1")
     both_ways(instance, *segments, question(), answers=answers + 1)
+
+
+def test_a_query_that_waits_is_answered_before_the_plain_one_that_comes_after_it(instance: Instance) -> None:
+    instance.timeout_seconds = 0.2
+    waits = question(f"{TARGET}&minPosition={PARTITION}:99")
+    answers, _ = both_ways(instance, waits, question(), answers=2)
+
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 503", b"HTTP/1.1 200"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        question(headers="Connection: close\r\n"),
+        question(headers="Connection: Upgrade\r\nUpgrade: h2c\r\n"),
+        question(headers="Connection: Upgrade\r\nUpgrade: websocket\r\n"),
+        question(headers="Content-Length: 2\r\n") + b"{}",
+        question(headers="Transfer-Encoding: chunked\r\n") + b"0\r\n\r\n",
+        question(headers="Expect: something\r\n"),
+        question(headers=f"X: {'x' * 7_000}\r\n" * 3),
+        question(headers="X: x\r\n" * 100),
+        question(headers="Host: y\r\n"),
+        question().replace(b"HTTP/1.1", b"HTTP/1.0"),
+        question().replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host", b"Connection: keep-alive\r\nHost"),
+        question().replace(b"GET", b"POST"),
+        question().replace(b"GET /", b"GET http://x:1/"),
+    ],
+)
+def test_a_request_that_means_more_than_its_target_is_left_to_aiohttp(instance: Instance, data: bytes) -> None:
+    _, at_once = both_ways(instance, data)
+
+    assert at_once == 0
+
+
+REQUESTS = [
+    question(),
+    raw(f"{INGRESS}Host: x\r\n"),
+    question(f"{queries.PATH}?customerId={CUSTOMER}0"),
+    LIVE,
+    question(f"{TARGET}&minPosition={PARTITION}:99"),
+    b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(question()) + question(),
+    question(headers="Content-Length: 2\r\n") + b"{}",
+    question(headers="Connection: Upgrade\r\nUpgrade: websocket\r\n"),
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@given(
+    st.lists(st.sampled_from(REQUESTS), min_size=2, max_size=5),
+    st.lists(st.floats(0, 1), max_size=4),
+    st.booleans(),
+)
+def test_requests_in_whatever_order_and_pieces_are_answered_as_aiohttp_does(
+    instance: Instance, requests: list[bytes], cuts: list[float], are_cut_between: bool
+) -> None:
+    instance.timeout_seconds = 0.05
+    data = b"".join(requests)
+    ends = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
+    segments = requests if are_cut_between else [data[start:end] for start, end in itertools.pairwise(ends)]
+
+    both_ways(instance, *filter(None, segments), answers=len(requests))
 
 
 def test_after_an_answer_of_aiohttps_plain_queries_are_answered_at_once_again(instance: Instance) -> None:
@@ -261,24 +241,23 @@ def test_a_damaged_store_is_told_of_once_a_query(instance: Instance, monkeypatch
 def test_an_answer_is_counted_once_whichever_way_it_takes(instance: Instance) -> None:
     metrics = Metrics()
 
-    async def run() -> None:
-        handlers = Handlers(Operations(Nobody()))
-        proxy = Proxy()
-        handlers.queries = instance.queries(proxy, metrics)
-        request = whole_request(question())
-        assert request is not None
-        for _ in range(3):
-            assert PlainQueries(handlers, PeerTrust(), UnderWay(Limits())).at_once(request) is not None
-        await proxy.close()
+    async def run() -> int:
+        async with serving(instance, metrics=metrics) as server:
+            await server.exchange(question(), question(f"{TARGET}&maxLag=100"), question(), answers=3)
+            return len(server.at_once)
 
-    asyncio.run(run())
-
-    assert b'balance_query_duration_seconds_count{answered="local",status="200"} 3.0' in metrics.text()
+    assert asyncio.run(run()) == 2
+    assert (
+        b'balance_query_duration_seconds_count{answered="local",read_model="balance",status="200"} 3.0'
+        in metrics.text()
+    )
 
 
-NAMES = ["Host", "Accept", "accept", "X-Request-ID", "Connection", "Content-Length", "Transfer-Encoding", "Expect"]
-VALUES = ["x", "*/*", "keep-alive", "close", "0", "1", "chunked", "100-continue", " ", "a\tb", "é", ""]
-LINES = st.lists(st.tuples(st.sampled_from([*NAMES, "User-Agent", "Upgrade"]), st.sampled_from(VALUES)), max_size=4)
+NAMES = ["Host", "Accept", "accept", "X-Forwarded-Host", "Via", "User-Agent", "Balance-Forwarded", "Connection"]
+NAMES += ["Content-Length", "Transfer-Encoding", "Content-Encoding", "Expect", "Upgrade", "Sec-WebSocket-Key1"]
+VALUES = ["x", "*/*", "keep-alive", "close", "Upgrade", "0", "1", "chunked", "gzip", "100-continue", "websocket", "h2c"]
+VALUES += [" ", "a\tb", "é", ""]
+LINES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=4)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
@@ -290,6 +269,9 @@ LINES = st.lists(st.tuples(st.sampled_from([*NAMES, "User-Agent", "Upgrade"]), s
 )
 @example("GET", "HTTP/1.1", [("User-Agent", "x"), ("User-Agent", "x")], "\r\n")
 @example("GET", "HTTP/1.1", [("Accept", "*/*")] * 70, "\r\n")
+@example("GET", "HTTP/1.1", [("Accept", "x" * 7_000)] * 3, "\r\n")
+@example("GET", "HTTP/1.1", [("Connection", "Upgrade"), ("Upgrade", "websocket")], "\r\n")
+@example("GET", "HTTP/1.1", [("Transfer-Encoding", "chunked")], "\r\n0\r\n\r\n")
 def test_a_request_of_whatever_form_is_answered_as_aiohttp_does(
     instance: Instance, method: str, version: str, lines: list[tuple[str, str]], end: str
 ) -> None:
@@ -302,7 +284,7 @@ def test_a_request_of_whatever_form_is_answered_as_aiohttp_does(
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(data)
             try:
-                return await _answer(reader)
+                return await next_answer(reader)
             except (asyncio.IncompleteReadError, ConnectionError):
                 return b"closed"
             finally:
@@ -310,65 +292,3 @@ def test_a_request_of_whatever_form_is_answered_as_aiohttp_does(
                 await asyncio.sleep(0)
 
     assert asyncio.run(run(is_plain=True)) == asyncio.run(run(is_plain=False))
-
-
-def test_a_connection_that_is_used_outlasts_the_idle_time_and_is_closed_after_it(instance: Instance) -> None:
-    async def run() -> tuple[int, float]:
-        async with serving(instance, Limits(idle_seconds=1.0)) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            for _ in range(8):
-                writer.write(question())
-                assert (await _answer(reader)).startswith(b"HTTP/1.1 200")
-                await asyncio.sleep(0.3)
-            began = asyncio.get_running_loop().time()
-            assert await asyncio.wait_for(reader.read(), 5) == b""
-            writer.transport.abort()
-            await asyncio.sleep(0)
-            return len(server.at_once), asyncio.get_running_loop().time() - began
-
-    at_once, seconds = asyncio.run(run())
-
-    assert at_once == 8
-    assert 0.3 < seconds < 2
-
-
-def test_a_client_that_reads_no_plain_answers_is_cut_off(instance: Instance) -> None:
-    async def run() -> int:
-        loop = asyncio.get_running_loop()
-        async with serving(instance, Limits(unsent_seconds=0.5)) as server:
-            with socket.socket() as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.setblocking(False)
-                await loop.sock_connect(client, ("127.0.0.1", server.port))
-
-                async def flood() -> None:
-                    while True:
-                        await loop.sock_sendall(client, question())
-                        await asyncio.sleep(0)
-
-                await loop.sock_sendall(client, question())
-                await asyncio.sleep(0.05)
-                with pytest.raises(ConnectionError):
-                    await asyncio.wait_for(flood(), 30)
-            return len(server.at_once)
-
-    assert asyncio.run(run()) >= 1
-
-
-@pytest.mark.parametrize(
-    "variables", [{}, {"rate_limit": 0.001, "rate_limit_burst": 1, "peer_secret": SECRET}], ids=["free", "limited"]
-)
-def test_clients_that_are_counted_are_counted_for_plain_queries_too(
-    instance: Instance, variables: dict[str, Any]
-) -> None:
-    async def run() -> list[bytes]:
-        handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, **variables), handlers)
-        handlers.queries = instance.queries(await front.open())
-        try:
-            answers = await Server(front.port).exchange(question(), question(), answers=2)
-        finally:
-            await front.close()
-        return [answer[:12] for answer in answers]
-
-    assert asyncio.run(run()) == [b"HTTP/1.1 200", b"HTTP/1.1 429" if variables else b"HTTP/1.1 200"]

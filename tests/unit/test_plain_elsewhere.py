@@ -11,82 +11,29 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.errors import StoreCorruptedError
-from balance_service.http.app import Handlers
-from balance_service.http.front import Front
-from balance_service.http.limits import Limits
+from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.proxy import FORWARDED_HEADER
-from balance_service.metrics import Metrics
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.wiring import Front
+from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role
-from balance_service.state.store import StoreView
-from tests.unit.fakes import Nobody
-from tests.unit.querying import PARTITION, Instance, Peer, answering
-from tests.unit.test_plain import CUSTOMER, LIVE, TARGET, Server, _answer, question, serving
+from balance_service.state.store.store import StoreView
+from tests.support.fakes import Nobody
+from tests.support.querying import PARTITION, Instance, Peer, answering
+from tests.unit.passed_on import ACTIVE, both_ways, exchange
+from tests.unit.plain_queries import CUSTOMER, LIVE, TARGET, Server, question
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-ACTIVE = {
-    "Balance-Position": f"{PARTITION}:7",
-    "Balance-Epoch": "3",
-    "Balance-Lag": "0",
-    "X-Of-The-Owner": "secret",
-}
 POST = b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "store", owns=False)
-
-
-def slow(
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], seconds: float = 0.1
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(seconds)
-        return await answer(request)
-
-    return handle
-
-
-def exchange(
-    instance: Instance,
-    peer: Peer | None,
-    *segments: bytes,
-    answers: int = 1,
-    is_plain: bool = True,
-    limits: Limits | None = None,
-) -> tuple[list[bytes], int]:
-    """What is answered by an instance that takes this peer for the owner; and how often without aiohttp."""
-
-    async def run() -> tuple[list[bytes], int]:
-        async with serving(instance, limits, is_plain=is_plain) as server:
-            if peer is None:
-                return await server.exchange(*segments, answers=answers), len(server.later)
-            async with TestServer(peer.app()) as owner:
-                instance.hear_of_owner(f"127.0.0.1:{owner.port}", epoch=2 - is_plain)
-                found = await server.exchange(*segments, answers=answers)
-                its_own = f"Balance-Application-Server: 127.0.0.1:{owner.port}".encode()
-                return [a.replace(its_own, b"Balance-Application-Server: owner:1") for a in found], len(server.later)
-
-    return asyncio.run(run())
-
-
-def both_ways(
-    instance: Instance,
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]] | None,
-    *segments: bytes,
-    answers: int = 1,
-) -> tuple[list[bytes], int]:
-    """The same, with plain queries and without."""
-    peers = [None if answer is None else Peer(answer) for _ in range(2)]
-    with_plain, later = exchange(instance, peers[0], *segments, answers=answers)
-    without, _ = exchange(instance, peers[1], *segments, answers=answers, is_plain=False)
-    assert with_plain == without
-    return with_plain, later
 
 
 @pytest.mark.parametrize(
@@ -169,144 +116,16 @@ def test_a_damaged_store_is_told_of(instance: Instance, monkeypatch: pytest.Monk
 def test_an_unexpected_error_is_a_problem_and_logged(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_routing: object, _partition: int) -> None:
+    def fail(_routing: object, _partition: int, *, takes_standbys: bool) -> None:
         raise RuntimeError("of no kind")
 
-    monkeypatch.setattr("balance_service.http.routing.Routing.owner", fail)
+    monkeypatch.setattr("balance_service.http.routing.Routing.candidates", fail)
     (answer, _), later = both_ways(instance, None, question(), LIVE, answers=2)
 
     assert answer.startswith(b"HTTP/1.1 500")
     assert b"of no kind" not in answer
     assert later == 1
     assert "of no kind" in "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize(
-    "segments",
-    [
-        (question(), question(), question()),
-        (question(), LIVE, question()),
-        (question(), POST, question()),
-        (question(), LIVE + question()),
-        (question(), question()[:30], question()[30:], LIVE),
-    ],
-)
-def test_what_comes_while_a_query_is_under_way_is_answered_after_it_in_order(
-    instance: Instance, segments: tuple[bytes, ...]
-) -> None:
-    answers = b"".join(segments).count(b" HTTP/1.1\r\n")
-
-    (first, *others), _ = both_ways(instance, slow(answering(headers=ACTIVE)), *segments, answers=answers)
-
-    assert first.endswith(b'{"amount": 12.34}')
-    assert len(others) == answers - 1
-
-
-def test_a_client_that_sends_without_end_meanwhile_is_not_read(instance: Instance) -> None:
-    peer = Peer(slow(answering(headers=ACTIVE), 0.5))
-
-    async def run() -> None:
-        async with serving(instance) as server, TestServer(peer.app()) as owner:
-            instance.hear_of_owner(f"127.0.0.1:{owner.port}")
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(question())
-            await asyncio.sleep(0.05)
-            writer.write(LIVE * 1_000_000)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(writer.drain(), 0.3)
-            assert (await _answer(reader)).startswith(b"HTTP/1.1 200")
-            assert (await _answer(reader)).startswith(b"HTTP/1.1 200")
-            writer.transport.abort()
-            await asyncio.sleep(0.01)
-
-    asyncio.run(run())
-
-
-def test_one_that_goes_away_while_its_query_is_under_way_harms_nobody(instance: Instance) -> None:
-    peer = Peer(slow(answering(headers=ACTIVE)))
-
-    async def run() -> list[bytes]:
-        async with serving(instance) as server, TestServer(peer.app()) as owner:
-            instance.hear_of_owner(f"127.0.0.1:{owner.port}")
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(question())
-            await asyncio.sleep(0.03)
-            writer.transport.abort()
-            await asyncio.sleep(0.15)
-            return await server.exchange(question(), answers=1)
-
-    (answer,) = asyncio.run(run())
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert len(peer.asked) == 2
-
-
-def test_queries_under_way_count_among_the_concurrent_requests(instance: Instance) -> None:
-    peer = Peer(slow(answering(headers=ACTIVE), 0.3))
-
-    async def run() -> list[bytes]:
-        async with serving(instance, Limits(max_concurrent_requests=2)) as server, TestServer(peer.app()) as owner:
-            instance.hear_of_owner(f"127.0.0.1:{owner.port}")
-            answers = await asyncio.gather(*(server.exchange(question()) for _ in range(3)))
-            return sorted(answer for (answer,) in answers)
-
-    answers = asyncio.run(run())
-
-    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b"HTTP/1.1 503"]
-    assert b"2 requests are under way here" in answers[2]
-
-
-def test_a_query_that_takes_too_long_is_a_problem(instance: Instance) -> None:
-    peer = Peer(slow(answering(), 1.0))
-    limits = Limits(request_seconds=0.1)
-    (answer,), later = exchange(instance, peer, question(), limits=limits)
-
-    assert b"the request took more than 0.1 s" in answer
-    assert later == 1
-
-
-def test_an_idle_connection_is_not_closed_while_its_query_is_under_way(instance: Instance) -> None:
-    instance.timeout_seconds = 5
-    peer = Peer(slow(answering(headers=ACTIVE), 1.5))
-    (answer,), _ = exchange(instance, peer, question(), limits=Limits(idle_seconds=0.1))
-
-    assert answer.startswith(b"HTTP/1.1 200")
-
-
-def test_a_query_under_way_is_answered_when_the_server_stops(instance: Instance) -> None:
-    peer = Peer(slow(answering(headers=ACTIVE), 0.3))
-
-    async def run() -> bytes:
-        async with TestServer(peer.app()) as owner:
-            instance.hear_of_owner(f"127.0.0.1:{owner.port}")
-            async with serving(instance) as server:
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(question())
-                await asyncio.sleep(0.1)
-            answer = await _answer(reader)
-            assert await reader.read() == b""
-            writer.close()
-            return answer
-
-    assert asyncio.run(run()).startswith(b"HTTP/1.1 200")
-
-
-def test_one_that_outlasts_the_stopping_is_given_up(instance: Instance) -> None:
-    instance.timeout_seconds = 30
-    peer = Peer(slow(answering(), 3))
-
-    async def run() -> float:
-        async with TestServer(peer.app()) as owner:
-            instance.hear_of_owner(f"127.0.0.1:{owner.port}")
-            async with serving(instance) as server:
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(question())
-                await asyncio.sleep(0.1)
-                began = asyncio.get_running_loop().time()
-            assert await reader.read() == b""
-            writer.close()
-            return asyncio.get_running_loop().time() - began
-
-    assert asyncio.run(run()) < 2.5
 
 
 def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Instance) -> None:
@@ -323,7 +142,7 @@ def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Inst
 
     text = asyncio.run(run())
 
-    assert b'balance_query_duration_seconds_count{answered="proxied",status="200"} 2.0' in text
+    assert b'balance_query_duration_seconds_count{answered="proxied",read_model="balance",status="200"} 2.0' in text
     assert re.search(rb'balance_proxied_requests_total\{outcome="answered",peer="127.0.0.1:\d+"\} 2.0', text)
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.http.problems import Problem
-from balance_service.http.rate_limit import RateLimit
-from tests.unit.fakes import Clock
+from balance_service.http.access.rate_limit import RateLimit
+from balance_service.http.server.problems import Problem
+from tests.support.fakes import Clock
 
 
 def is_taken(limit: RateLimit, client: str = "c") -> bool:
@@ -45,7 +45,7 @@ def test_who_is_refused_is_told_when_to_come_back_and_is_served_then(rate: float
     with pytest.raises(Problem) as caught:
         limit.take("c")
 
-    assert caught.value.retry_after == seconds
+    assert caught.value.headers["Retry-After"] == str(seconds)
     clock.now += seconds
     assert is_taken(limit)
 

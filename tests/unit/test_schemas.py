@@ -8,7 +8,8 @@ import fastavro
 import pytest
 
 from balance_service.avro.schemas import full_name, load_schema
-from balance_service.resources import resource
+from balance_service.avro.types import fields_of
+from balance_service.process.resources import resource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ SHIPPED = sorted(resource("schemas").glob("*.avsc"))
 
 
 def fields(name: str) -> dict[str, Any]:
-    return {field["name"]: field["type"] for field in load_schema(name)["fields"]}
+    return fields_of(load_schema(name))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -53,6 +54,61 @@ def test_a_balance_holds_38_digits_of_which_2_are_decimals() -> None:
     assert fields("BalanceState") == {
         "customerId": "string",
         "amount": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2},
+    }
+
+
+def test_an_invoice_has_the_shape_others_write() -> None:
+    cents = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
+    columns = fields("PosInvoice")
+    lines, address = columns["lines"]["items"], columns["address"][1]
+
+    assert full_name(load_schema("PosInvoice")) == "parts.code.balance.events.PosInvoice"
+    assert list(columns) == [
+        *("invoiceNumber", "storeId", "customerCardNo", "customerType", "deliveryType", "totalAmount"),
+        *("customerName", "address", "lines"),
+    ]
+    assert columns["totalAmount"] == cents
+    assert list(fields_of(address)) == ["street", "city", "postalCode", "country"]
+    assert fields_of(lines) == {
+        "itemCode": "string",
+        "description": "string",
+        "quantity": "int",
+        "unitPrice": cents,
+        "amount": cents,
+    }
+
+
+def test_a_line_for_analysis_has_no_field_that_tells_who_bought() -> None:
+    personal = {"customerName", "address", "customerCardNo"}
+
+    assert not personal & fields("HadoopRecord").keys()
+
+
+def test_loyalty_points_lose_no_digit() -> None:
+    points = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 4}
+
+    assert fields("Rewards") == {"customerCardNo": "string", "points": points}
+    assert fields("Notification") == {
+        "invoiceNumber": "string",
+        "customerCardNo": "string",
+        "totalAmount": {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2},
+        "earnedLoyaltyPoints": points,
+        "totalLoyaltyPoints": points,
+    }
+
+
+def test_a_scored_game_is_a_score_with_the_names_of_its_player_and_game() -> None:
+    score = {"score": "double", "product_id": "long", "player_id": "long"}
+
+    assert fields("ScoreEvent") == score
+    assert fields("Player") == fields("Product") == {"id": "long", "name": "string"}
+    assert fields("ScoredGame") == {**score, "playerName": "string", "gameName": "string"}
+    assert fields_of(fields("HighScores")["entries"]["items"]) == {
+        "playerId": "long",
+        "productId": "long",
+        "playerName": "string",
+        "gameName": "string",
+        "score": "double",
     }
 
 

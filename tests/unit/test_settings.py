@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from balance_service.errors import ConfigurationError
-from balance_service.kafka.clients import (
-    common_config,
-    producer_config,
-    reader_config,
-    transactional_config,
-)
-from balance_service.kafka.properties import printable
-from balance_service.settings import Settings, load_settings
+from balance_service.settings import Settings, Stage, load_settings
+from balance_service.settings.kafka_properties import printable
+from tests.support.environment import refusal
 
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("BALANCE_"):
-            monkeypatch.delenv(name)
-
-
-def refusal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError) as caught:
-        load_settings()
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("no_environment")
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
@@ -42,6 +21,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "bootstrap_servers": "localhost:9092",
         "schema_registry_url": "http://localhost:8081",
         "application_id": "balance-service",
+        "models": ("balance",),
         "topic": "balance",
         "partitions": 2,
         "replication_factor": 1,
@@ -50,8 +30,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "http_port": 5051,
         "state_dir": Path("state"),
         "session_timeout_ms": 10_000,
-        "max_records_per_batch": 500_000,
-        "spark_master": "local[2]",
+        "max_records_per_batch": 2_000_000,
         "spark_jars": None,
         "read_timeout_seconds": 5.0,
         "kafka_config": {},
@@ -60,10 +39,30 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 def test_the_internal_topics_are_named_after_the_application() -> None:
     settings = load_settings(application_id="app", topic="funds")
+    stage = Stage("balance", "app", "funds")
 
-    assert settings.changelog_topic == "app-balance-changelog"
+    assert settings.topic_of("balance") == "funds"
+    assert stage.changelog == "app-balance-changelog"
+    assert stage.transactional_id(3) == "app-balance-3"
     assert settings.application_servers_topic == "app-application-servers"
-    assert settings.dead_letters_topic == "funds-dead-letters"
+    assert stage.dead_letters == "funds-dead-letters"
+
+
+def test_a_read_model_of_another_topic_has_topics_of_its_own() -> None:
+    settings = load_settings(application_id="app", topic="funds")
+    stage = Stage("orders", "app", settings.topic_of("shop"))
+
+    assert (stage.source, stage.changelog, stage.dead_letters) == ("shop", "app-orders-changelog", "shop-dead-letters")
+
+
+def test_read_models_are_listed_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BALANCE_MODELS", "balance, orders,")
+
+    assert load_settings().models == ("balance", "orders")
+
+
+def test_an_instance_without_a_read_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "BALANCE_MODELS" in refusal(monkeypatch, BALANCE_MODELS=" , ")
 
 
 def test_a_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,125 +308,3 @@ def test_where_a_key_lies_is_no_secret(tmp_path: Path) -> None:
     config = {"ssl.key.location": "/k", "ssl.keystore.location": "/s", "ssl.key.pem": "hunter2"}
 
     assert json.loads(printable(config)) == {**config, "ssl.key.pem": "********"}
-
-
-def test_kafka_properties_are_told_as_librdkafka_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BALANCE_KAFKA_CONFIG", '{"enable.x": true, "socket.timeout.ms": 5, "a": "B"}')
-
-    assert load_settings().kafka_config == {"enable.x": "true", "socket.timeout.ms": "5", "a": "B"}
-
-
-def test_every_client_gets_the_users_properties() -> None:
-    settings = load_settings(kafka_config={"security.protocol": "SSL"})
-
-    for config in (
-        common_config(settings),
-        producer_config(settings),
-        reader_config(settings),
-        transactional_config(settings, "t"),
-    ):
-        assert config["security.protocol"] == "SSL"
-        assert config["bootstrap.servers"] == "localhost:9092"
-
-
-def test_the_user_cannot_weaken_what_keeps_money_safe() -> None:
-    weak: dict[str, Any] = {
-        "acks": "1",
-        "enable.idempotence": "false",
-        "partitioner": "random",
-        "isolation.level": "read_uncommitted",
-        "auto.offset.reset": "latest",
-        "enable.auto.commit": "true",
-        "transactional.id": "mine",
-    }
-    settings = load_settings(kafka_config=weak)
-
-    produced, read = transactional_config(settings, "task"), reader_config(settings)
-    assert (produced["acks"], produced["enable.idempotence"], produced["partitioner"]) == (
-        "all",
-        True,
-        "murmur2_random",
-    )
-    assert produced["transactional.id"] == "task"
-    assert (read["isolation.level"], read["auto.offset.reset"], read["enable.auto.commit"]) == (
-        "read_committed",
-        "error",
-        False,
-    )
-
-
-def test_properties_come_from_the_setting_and_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kafka.properties"
-    file.write_text("security.protocol=SSL\n")
-    monkeypatch.setenv("BALANCE_KAFKA_CONFIG_FILE", str(file))
-    monkeypatch.setenv("BALANCE_KAFKA_CONFIG", '{"client.rack": "r1"}')
-
-    settings = load_settings()
-
-    assert settings.kafka_properties == {"security.protocol": "SSL", "client.rack": "r1"}
-    assert common_config(settings)["security.protocol"] == "SSL"
-    assert settings.printable()["BALANCE_KAFKA_CONFIG_FILE"] == str(file)
-
-
-_LOGIN = '"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"'
-
-
-@pytest.mark.parametrize(
-    ("environment", "sentence"),
-    [
-        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}/none"}, "BALANCE_KAFKA_CONFIG_FILE: {dir}/none cannot be read: No such"),
-        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}"}, "BALANCE_KAFKA_CONFIG_FILE: {dir} cannot be read: Is a directory"),
-        (
-            {"BALANCE_KAFKA_CONFIG_FILE": "{dir}/odd"},
-            "BALANCE_KAFKA_CONFIG_FILE: line 2 of {dir}/odd is not name=value",
-        ),
-        (
-            {"BALANCE_KAFKA_CONFIG_FILE": "{dir}/good", "BALANCE_KAFKA_CONFIG": '{"sasl.password": "hunter2"}'},
-            "BALANCE_KAFKA_CONFIG_FILE: sasl.password is in BALANCE_KAFKA_CONFIG too; keep one",
-        ),
-        ({"BALANCE_KAFKA_CONFIG_FILE": "{dir}/bare"}, "BALANCE_KAFKA_CONFIG_FILE: sasl.mechanism is none of PLAIN, "),
-        (
-            {"BALANCE_KAFKA_CONFIG": '{"security.protocol": "TLS"}'},
-            "BALANCE_KAFKA_CONFIG: security.protocol is none of",
-        ),
-        ({"BALANCE_KAFKA_CONFIG": "{" + _LOGIN + "}"}, "BALANCE_KAFKA_CONFIG: sasl.password is missing"),
-        ({"BALANCE_SCHEMA_REGISTRY_TOKEN": ""}, "BALANCE_SCHEMA_REGISTRY_TOKEN: "),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_TOKEN": "hunter2", "BALANCE_SCHEMA_REGISTRY_USER": "me"}
-            | {"BALANCE_SCHEMA_REGISTRY_PASSWORD": "hunter2"},
-            "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_TOKEN exclude each other; keep one",
-        ),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_TOKEN": "hunter2", "BALANCE_SCHEMA_REGISTRY_URL": "https://me:hunter2@r"},
-            "BALANCE_SCHEMA_REGISTRY_TOKEN and a user in BALANCE_SCHEMA_REGISTRY_URL exclude each other; keep one",
-        ),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_USER": "me:you", "BALANCE_SCHEMA_REGISTRY_PASSWORD": "hunter2"},
-            "BALANCE_SCHEMA_REGISTRY_USER: ",
-        ),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/good"},
-            "BALANCE_SCHEMA_REGISTRY_CA_FILE is not used while BALANCE_SCHEMA_REGISTRY_URL is not https",
-        ),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/none", "BALANCE_SCHEMA_REGISTRY_URL": "https://r"},
-            "BALANCE_SCHEMA_REGISTRY_CA_FILE: {dir}/none cannot be used: No such file or directory",
-        ),
-        (
-            {"BALANCE_SCHEMA_REGISTRY_CA_FILE": "{dir}/good", "BALANCE_SCHEMA_REGISTRY_URL": "https://r"},
-            "BALANCE_SCHEMA_REGISTRY_CA_FILE: {dir}/good cannot be used: holds no certificate in PEM",
-        ),
-    ],
-)
-def test_a_wrong_security_setting_is_named_in_one_sentence_without_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sentence: str
-) -> None:
-    (tmp_path / "good").write_text("security.protocol=SASL_SSL\nsasl.password=hunter2\n")
-    (tmp_path / "odd").write_text("security.protocol=SASL_SSL\nhunter2\n")
-    (tmp_path / "bare").write_text("security.protocol=SASL_SSL\nsasl.password=hunter2\n")
-
-    message = refusal(monkeypatch, **{name: v.replace("{dir}", str(tmp_path)) for name, v in environment.items()})
-
-    assert message.startswith(sentence.replace("{dir}", str(tmp_path)))
-    assert "hunter2" not in message
-    assert "\n" not in message

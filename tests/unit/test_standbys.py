@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.directory import ServerTable
+from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.standbys import StandbyChooser, chosen
-from tests.unit.fakes import Clock
+from tests.support.fakes import Clock
 
 ADDRESSES = st.sets(st.integers(1, 60).map(lambda n: f"host-{n}:5051"), min_size=1, max_size=12)
 
@@ -47,7 +47,7 @@ def test_standbys_are_spread_over_the_instances() -> None:
     assert min(first.count(address) for address in addresses) > 60
 
 
-def record(address: str, role: str, epoch: int) -> dict[str, Any]:
+def record(address: str, role: str, epoch: int, model: str = "balance") -> dict[str, Any]:
     task = {
         "readModel": "balance",
         "partition": 0,
@@ -56,7 +56,8 @@ def record(address: str, role: str, epoch: int) -> dict[str, Any]:
         "epoch": epoch,
         "position": 1,
     }
-    return {"address": address, "incarnation": "i", "tasks": [task]}
+    tasks = [task] if model == "balance" else []
+    return {"address": address, "incarnation": "i", "models": [{"name": model, "partitions": 1}], "tasks": tasks}
 
 
 class Cluster:
@@ -65,10 +66,13 @@ class Cluster:
     def __init__(self) -> None:
         self.clock = Clock()
         self.table = ServerTable(self.clock)
-        self.choosers = {
-            name: StandbyChooser(self.table, "balance", 1, name, 1, self.clock) for name in ("a", "b", "c")
-        }
+        self.choosers = {name: self.chooser(name) for name in ("a", "b", "c")}
         self.hear("a", "b", "c")
+
+    def chooser(self, name: str, replicas: int = 1) -> StandbyChooser:
+        return StandbyChooser(
+            table=self.table, read_model="balance", partitions=1, address=name, replicas=replicas, clock=self.clock
+        )
 
     def hear(self, *names: str, owner: str = "a", epoch: int = 1) -> None:
         for name in names:
@@ -119,6 +123,15 @@ def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
     assert cluster.choosers[first].partitions() == frozenset()
 
 
+def test_an_instance_that_does_not_host_the_read_model_is_not_counted_on() -> None:
+    cluster = Cluster()
+    (chosen_before,) = cluster.standing_by()
+    (other,) = {"b", "c"} - {chosen_before}
+    cluster.table.hear(chosen_before, record(chosen_before, "ACTIVE", 0, "leaderboard"), live=True)
+
+    assert other in cluster.standing_by()
+
+
 def test_while_nobody_owns_the_partition_somebody_stands_by() -> None:
     cluster = Cluster()
     cluster.hear("a", "b", "c", owner="nobody")
@@ -129,4 +142,4 @@ def test_while_nobody_owns_the_partition_somebody_stands_by() -> None:
 def test_without_replicas_nobody_stands_by() -> None:
     cluster = Cluster()
 
-    assert StandbyChooser(cluster.table, "balance", 1, "b", 0, cluster.clock).partitions() == frozenset()
+    assert cluster.chooser("b", replicas=0).partitions() == frozenset()

@@ -11,8 +11,8 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.state.records import TaskId
-from balance_service.state.state_directory import StateDirectory
-from balance_service.state.store import FORMAT
+from balance_service.state.store.directory import StateDirectory
+from balance_service.state.store.store import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ MARKER = "state-directory.json"
 HOLDER = """
 import sys
 from pathlib import Path
-from balance_service.state.state_directory import StateDirectory
+from balance_service.state.store.directory import StateDirectory
 held = StateDirectory(Path(sys.argv[1]), "app")
 print("held", flush=True)
 sys.stdin.read()

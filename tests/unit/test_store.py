@@ -11,22 +11,27 @@ from hypothesis import strategies as st
 
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
-from balance_service.state.store import FORMAT, StateStore, StoreIdentity
-from tests.unit.fakes import position_codec
+from balance_service.state.store.database import Database
+from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
+from tests.support.fakes import position_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from balance_service.state.records import Record
-    from balance_service.state.store import StoreView
+    from balance_service.state.store.store import StoreView
 
 CODEC = position_codec()
 IDENTITY = StoreIdentity(FORMAT, "balance-service", "balance", 1, 2, "source-id", "changelog-id")
 
 
+def position(offset: int, epoch: int = 1) -> Position:
+    return Position(offset, epoch, "t", source="balance:1")
+
+
 def position_record(offset: int, epoch: int = 1) -> tuple[bytes, bytes]:
-    return POSITION_KEY, CODEC.encode({"position": offset, "epoch": epoch, "sourceTopicId": "t"})
+    return POSITION_KEY, CODEC.encode(position(offset, epoch).record())
 
 
 def view_of(store: StateStore) -> StoreView:
@@ -59,7 +64,7 @@ def test_states_position_and_changelog_offset_are_written_together(store: StateS
     store.write([(b"c1", b"one"), (b"c2", b"two"), position_record(10, epoch=3)], 13)
 
     assert store.get_many([b"c2", b"none", b"c1"]) == [b"two", None, b"one"]
-    assert store.position == Position(10, 3, "t")
+    assert store.position == position(10, 3)
     assert store.changelog_offset == 13
 
 
@@ -74,14 +79,25 @@ def test_the_last_of_several_records_of_one_key_stays(store: StateStore) -> None
     store.write([(b"c1", b"one"), (b"c1", None), (b"c1", b"three"), position_record(1), position_record(2)], 5)
 
     assert store.get_many([b"c1"]) == [b"three"]
-    assert store.position == Position(2, 1, "t")
+    assert store.position == position(2, 1)
+
+
+def test_a_position_of_a_newer_version_is_refused_and_the_store_left_alone(store: StateStore, path: Path) -> None:
+    store.write([(b"c1", b"one"), position_record(10)], 13)
+    newer = CODEC.encode({**position(20).record(), "format": 2})
+
+    with pytest.raises(ConfigurationError, match="position has format 2"):
+        store.write([(b"c1", b"newer"), (POSITION_KEY, newer)], 15)
+    store.close()
+    with pytest.raises(ConfigurationError, match="position has format 2"):
+        StateStore(path, CODEC)
 
 
 def test_a_write_without_a_position_record_keeps_the_position(store: StateStore) -> None:
     store.write([(b"c1", b"one"), position_record(10)], 2)
     store.write([(b"c2", b"two")], 3)
 
-    assert store.position == Position(10, 1, "t")
+    assert store.position == position(10, 1)
     assert store.changelog_offset == 3
 
 
@@ -105,7 +121,7 @@ def test_a_large_write_that_is_cut_off_shows_nothing_and_says_how_far_it_may_rea
     states = [(f"c{n:05}".encode(), b"after") for n in range(50_000)]
     reopened.write([*states, position_record(2)], 70_000)
     assert (reopened.changelog_offset, reopened.reaches) == (70_000, 70_000)
-    assert view_of(reopened).position == Position(2, 1, "t")
+    assert view_of(reopened).position == position(2, 1)
     reopened.close()
 
 
@@ -114,9 +130,9 @@ def test_a_view_is_immutable_under_later_writes(store: StateStore) -> None:
     before = view_of(store)
     store.write([(b"c1", b"newer"), (b"c2", b"two"), position_record(20)], 5)
 
-    assert (before.get(b"c1"), before.get(b"c2"), before.position) == (b"one", None, Position(10, 1, "t"))
+    assert (before.get(b"c1"), before.get(b"c2"), before.position) == (b"one", None, position(10, 1))
     after = view_of(store)
-    assert (after.get(b"c1"), after.get(b"c2"), after.position) == (b"newer", b"two", Position(20, 1, "t"))
+    assert (after.get(b"c1"), after.get(b"c2"), after.position) == (b"newer", b"two", position(20, 1))
 
 
 def test_a_reopened_store_has_what_was_written(path: Path) -> None:
@@ -128,7 +144,7 @@ def test_a_reopened_store_has_what_was_written(path: Path) -> None:
     reopened = StateStore(path, CODEC)
 
     assert reopened.identity == IDENTITY
-    assert (reopened.position, reopened.changelog_offset) == (Position(10, 2, "t"), 7)
+    assert (reopened.position, reopened.changelog_offset) == (position(10, 2), 7)
     assert view_of(reopened).get(b"c1") == b"one"
     reopened.close()
 
@@ -178,6 +194,16 @@ def test_a_store_of_a_newer_format_is_refused(path: Path) -> None:
 def test_a_second_opening_of_an_open_store_is_refused(store: StateStore, path: Path) -> None:
     with pytest.raises(RetriableError):
         StateStore(path, CODEC)
+
+
+def test_what_a_view_scans_is_of_its_moment_too(store: StateStore) -> None:
+    store.write([(b"c1", b"one"), (b"c2", b"two"), position_record(10)], 5)
+    before = view_of(store)
+
+    store.write([(b"c0", b"new"), (b"c1", None), (b"c2", b"newer"), position_record(20)], 11)
+
+    assert before.scan(b"", RESERVED_PREFIX, 10) == [(b"c1", b"one"), (b"c2", b"two")]
+    assert view_of(store).scan(b"", RESERVED_PREFIX, 10) == [(b"c0", b"new"), (b"c2", b"newer")]
 
 
 def test_a_closed_store_has_no_view_and_refuses_writes(path: Path) -> None:
@@ -243,7 +269,7 @@ def test_a_damaged_block_does_not_keep_the_others_from_answering(path: Path) -> 
     store = damaged(path)
 
     assert view_of(store).get(b"c01999") is not None
-    assert store.position == Position(10, 1, "t")
+    assert store.position == position(10, 1)
     store.close()
 
 
@@ -269,7 +295,7 @@ def test_a_store_whose_position_is_damaged_can_be_wiped_and_made_anew_at_once(pa
 
     with pytest.raises(StoreCorruptedError):
         StateStore(path, CODEC)
-    StateStore.wipe(path)
+    Database.wipe(path)
 
     StateStore(path, CODEC).close()
 
@@ -282,7 +308,7 @@ def test_a_position_that_does_not_decode_is_damage_and_leaves_the_directory_free
     with pytest.raises(StoreCorruptedError) as kept_too:
         StateStore(path, CODEC)
 
-    StateStore.wipe(path)
+    Database.wipe(path)
     StateStore(path, CODEC).close()
     assert kept.value is not kept_too.value
 
@@ -290,7 +316,7 @@ def test_a_position_that_does_not_decode_is_damage_and_leaves_the_directory_free
 def test_a_wiped_store_begins_anew(path: Path) -> None:
     damaged(path).close()
 
-    StateStore.wipe(path)
+    Database.wipe(path)
     store = StateStore(path, CODEC)
 
     assert (store.identity, store.position, store.changelog_offset) == (None, None, 0)
@@ -298,7 +324,7 @@ def test_a_wiped_store_begins_anew(path: Path) -> None:
 
 
 def test_wiping_what_is_not_there_does_no_harm(path: Path) -> None:
-    StateStore.wipe(path)
+    Database.wipe(path)
 
 
 def test_a_store_cannot_be_made_below_a_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
     from balance_service.state.opening import TaskContext
-    from balance_service.state.store import StoreView
+    from balance_service.state.store.store import StoreView
 
 LEGAL = {
     ("CREATED", "RESTORING"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.reloaded import Reloaded
-from balance_service.http.tls import TlsFiles, client_context, load_tls
-from tests.integration.certificates import Authority
+from balance_service.http.server.reloading import Reloaded
+from balance_service.http.server.tls import TlsFiles, client_context, load_tls
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,30 +5,51 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
+from opentelemetry.trace import SpanKind
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.events.combine import by_partition
-from balance_service.http.problems import PROBLEM_JSON
-from balance_service.http.proxy import Proxy
+from balance_service.events.combine import PartitionRows
+from balance_service.events.commit_span import commit_traced
+from balance_service.http.answer import PROBLEM_JSON
+from balance_service.http.api.routes import ROUTES
+from balance_service.http.peers.proxy import Proxy
 from balance_service.http.queries import PATH
-from balance_service.http.traced import traced
-from balance_service.otlp_tracing import OtlpTracing
+from balance_service.http.server.spans import traced
+from balance_service.observability.otlp_tracing import otlp_tracer
+from balance_service.observability.tracing import (
+    TRACEPARENT_HEADER,
+    UNTRACED,
+    W3C,
+    links_to,
+    open_span,
+    start_tracing,
+)
 from balance_service.settings import load_settings
-from balance_service.tracing import TRACEPARENT_HEADER, UNTRACED, SpanKind, start_tracing
-from tests.collector import Collector
+from balance_service.state.commit import Committed
+from balance_service.state.records import TaskBatch, TaskId
+from tests.support.collector import Collector
 from tests.unit.decoded import row, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer
 
 _TRACE, _SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 _OTHER = f"00-{_TRACE[::-1]}-{_SPAN[::-1]}-01"
 _STOP_SECONDS = 30.0
+
+
+class Tracing(NamedTuple):
+    tracer: Tracer
+    stop: Callable[[float], None]
 
 
 @pytest.fixture
@@ -38,29 +59,42 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def tracing(collector: Collector) -> Iterator[OtlpTracing]:
-    tracing = OtlpTracing(collector.endpoint, "balances", "here:1")
+def tracing(collector: Collector) -> Iterator[Tracing]:
+    tracing = Tracing(*otlp_tracer(collector.endpoint, "balances", "here:1"))
     yield tracing
     tracing.stop(_STOP_SECONDS)
 
 
-def came_with(flags: str = "01") -> dict[str, str]:
-    return {TRACEPARENT_HEADER: f"00-{_TRACE}-{_SPAN}-{flags}"}
+@pytest.fixture
+def no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "balance_service.observability.otlp_tracing")
+    for name in [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]:
+        monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_it_is_off_by_default() -> None:
-    tracing = start_tracing(load_settings())
-
-    assert tracing is UNTRACED
-    assert not tracing.is_on
-    with tracing.span("s", SpanKind.SERVER, {}) as span:
-        assert span.context() == {}
+def caller(flags: str = "01") -> Context:
+    return W3C.extract({TRACEPARENT_HEADER: f"00-{_TRACE}-{_SPAN}-{flags}"})
 
 
-def test_wanted_without_its_packages_it_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "balance_service.otlp_tracing")
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+def handed_on() -> dict[str, str]:
+    headers: dict[str, str] = {}
+    W3C.inject(headers)
+    return headers
 
+
+@pytest.mark.usefixtures("no_sdk")
+def test_it_is_off_by_default_and_needs_no_sdk() -> None:
+    tracer, stop = start_tracing(load_settings())
+
+    assert tracer is UNTRACED
+    with open_span(tracer, "s", SpanKind.SERVER, {}) as span:
+        assert not span.is_recording()
+        assert handed_on() == {}
+    stop(_STOP_SECONDS)
+
+
+@pytest.mark.usefixtures("no_sdk")
+def test_wanted_without_its_packages_it_is_refused_in_a_sentence() -> None:
     with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .*'balance-service\[tracing\]"):
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
@@ -78,14 +112,16 @@ def test_a_refused_variable_of_opentelemetry_is_told_in_a_sentence(monkeypatch: 
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
 
-def test_a_span_is_part_of_what_it_came_with_and_of_the_one_around_it(
-    tracing: OtlpTracing, collector: Collector
-) -> None:
-    with tracing.span("outer", SpanKind.SERVER, {"n": 1}, came_with()), tracing.span("inner", SpanKind.CLIENT, {}):
+def test_a_span_is_part_of_what_it_came_with_and_of_the_one_around_it(tracing: Tracing, collector: Collector) -> None:
+    tracer, links = tracing.tracer, links_to([_OTHER, "nonsense"])
+    with (
+        open_span(tracer, "outer", SpanKind.SERVER, {"n": 1}, parent=caller()),
+        open_span(tracer, "inner", SpanKind.CLIENT, {}),
+    ):
         pass
-    with tracing.span("commit", SpanKind.CONSUMER, {}, came_with(), [_OTHER, "nonsense"]) as span:
-        context = dict(span.context())
-        span.tell("balance.batch.applied", 2)
+    with open_span(tracer, "commit", SpanKind.CONSUMER, {}, parent=caller(), links=links) as span:
+        headers = handed_on()
+        span.set_attribute("balance.batch.applied", 2)
     tracing.stop(_STOP_SECONDS)
 
     inner, outer, commit = (next(s for s in collector.spans if s.name == n) for n in ("inner", "outer", "commit"))
@@ -94,54 +130,55 @@ def test_a_span_is_part_of_what_it_came_with_and_of_the_one_around_it(
     assert (outer.kind, inner.kind, commit.kind) == ("server", "client", "consumer")
     assert commit.links == [(_TRACE[::-1], _SPAN[::-1])]
     assert (outer.attributes, commit.attributes) == ({"n": 1}, {"balance.batch.applied": 2})
-    assert context == {TRACEPARENT_HEADER: f"00-{_TRACE}-{commit.span_id}-01"}
+    assert headers == {TRACEPARENT_HEADER: f"00-{_TRACE}-{commit.span_id}-01"}
     assert outer.service == "here:1"
 
 
 def test_a_span_that_an_error_leaves_is_a_failed_one_and_does_not_quote_it(
-    tracing: OtlpTracing, collector: Collector
+    tracing: Tracing, collector: Collector
 ) -> None:
-    with pytest.raises(RetriableError), tracing.span("s", SpanKind.CLIENT, {}):
+    with pytest.raises(RetriableError), open_span(tracing.tracer, "s", SpanKind.CLIENT, {}):
         raise RetriableError("of customer zoe")
     tracing.stop(_STOP_SECONDS)
 
     (span,) = collector.spans
     assert span.failed
     assert span.attributes == {"error.type": "RetriableError"}
+    assert span.remarks == ""
     assert "zoe" not in str(span)
 
 
-def test_a_trace_that_is_not_kept_is_handed_on_as_such_and_not_sent(tracing: OtlpTracing, collector: Collector) -> None:
-    with tracing.span("s", SpanKind.SERVER, {}, came_with("00")) as span:
-        assert span.context()[TRACEPARENT_HEADER].endswith("-00")
+def test_a_trace_that_is_not_kept_is_handed_on_as_such_and_not_sent(tracing: Tracing, collector: Collector) -> None:
+    with open_span(tracing.tracer, "s", SpanKind.SERVER, {}, parent=caller("00")):
+        assert handed_on()[TRACEPARENT_HEADER].endswith("-00")
     tracing.stop(_STOP_SECONDS)
 
     assert collector.spans == []
 
 
 def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
-    tracing = OtlpTracing("http://127.0.0.1:9", "balances", "here:1")
-    with tracing.span("s", SpanKind.SERVER, {}):
+    tracer, stop = otlp_tracer("http://127.0.0.1:9", "balances", "here:1")
+    with open_span(tracer, "s", SpanKind.SERVER, {}):
         pass
 
     began = time.monotonic()
-    tracing.stop(0.2)
+    stop(0.2)
 
     assert time.monotonic() - began < 5
 
 
-def test_a_trace_goes_with_a_query_to_the_peer(tracing: OtlpTracing, collector: Collector) -> None:
+def test_a_trace_goes_with_a_query_to_the_peer(tracing: Tracing, collector: Collector) -> None:
     async def owner(_request: web.Request) -> web.Response:
         return web.Response(status=503, text="{}", content_type=PROBLEM_JSON)
 
     async def run() -> None:
-        peer = web.Application(middlewares=[traced(tracing)])
+        peer = web.Application(middlewares=[traced(tracing.tracer, ROUTES)])
         peer.router.add_get(PATH, owner)
         peer.router.add_get("/health/live", owner)
-        proxy = Proxy(tracing=tracing)
+        proxy = Proxy(tracer=tracing.tracer)
         async with TestServer(peer) as server, ClientSession() as client:
             await client.get(server.make_url("/health/live"))
-            with tracing.span("asked", SpanKind.SERVER, {}, came_with()):
+            with open_span(tracing.tracer, "asked", SpanKind.SERVER, {}, parent=caller()):
                 await proxy.get(f"{server.host}:{server.port}", PATH, {"customerId": "zoe"}, "here:1", 30)
         await proxy.close()
 
@@ -159,11 +196,35 @@ def test_a_trace_goes_with_a_query_to_the_peer(tracing: OtlpTracing, collector: 
     assert "zoe" not in str(collector.spans)
 
 
+def test_a_commit_is_part_of_its_first_events_trace_and_linked_to_all(tracing: Tracing, collector: Collector) -> None:
+    done = Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1)
+    task: Any = SimpleNamespace(task_id=TaskId("balance", 1), process=lambda _batch: done)
+    first = f"00-{_TRACE}-{_SPAN}-01"
+
+    assert commit_traced(tracing.tracer, task, TaskBatch(7, 10, applied=2), [first, _OTHER]) is done
+    tracing.stop(_STOP_SECONDS)
+
+    (span,) = collector.spans
+    assert (span.name, span.kind, span.trace_id, span.parent_id) == ("commit balance_1", "consumer", _TRACE, _SPAN)
+    assert span.links == [(_TRACE, _SPAN), (_TRACE[::-1], _SPAN[::-1])]
+    assert span.attributes == {
+        "messaging.system": "kafka",
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "commit",
+        "messaging.destination.partition.id": "1",
+        "messaging.batch.message_count": 2,
+        "balance.batch.start": 7,
+        "balance.batch.end": 10,
+        "balance.batch.applied": 2,
+        "balance.batch.dead_lettered": 1,
+    }
+
+
 def test_a_bounded_number_of_events_is_named() -> None:
-    rows = [row(n, traceparent=parent) for n, parent in enumerate(["a", None, "c", "d"])]
-    other = row(9, partition=1)
+    some = PartitionRows(table([row(n, traceparent=parent) for n, parent in enumerate(["a", None, "c"])]))
+    many = PartitionRows(table([row(n, traceparent=str(n)) for n in range(100)]))
+    none = PartitionRows(table([row(0)]))
 
-    split = by_partition(table([*rows, other]))
-
-    assert split[0].traceparents(2) == ["a", "c"]
-    assert split[1].traceparents(2) == []
+    assert some.traceparents() == ["a", "c"]
+    assert many.traceparents() == [str(n) for n in range(32)]
+    assert none.traceparents() == []

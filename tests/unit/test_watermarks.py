@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
-from tests.unit.fakes import Clock
+from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +20,8 @@ class Broker:
     def __init__(self) -> None:
         self.ends: Mapping[int, int] = {0: 100, 1: 5}
         self.is_up = True
-        self.asked = threading.Event()
 
     def read(self) -> Mapping[int, int]:
-        self.asked.set()
         if not self.is_up:
             raise RetriableError("the broker is down")
         return self.ends
@@ -96,14 +93,3 @@ def test_a_silent_broker_leaves_the_last_watermarks_to_grow_old(
 
     assert watermarks.lag(0, 90) == 10
     assert watermarks.age_seconds == 5
-
-
-def test_watermarks_follow_the_source_in_the_background(broker: Broker) -> None:
-    watermarks = Watermarks(broker.read)
-    watermarks.start()
-    try:
-        assert broker.asked.wait(5)
-    finally:
-        watermarks.stop(5)
-
-    assert watermarks.lag(0, 90) == 10

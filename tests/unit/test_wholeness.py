@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from balance_service.errors import RetriableError
-from balance_service.state.wholeness import Wholeness
-from tests.unit.fakes import Clock
+from balance_service.state.changelog.completeness import Wholeness
+from tests.support.fakes import Clock
 
 
 class Changelog:

@@ -1,0 +1,97 @@
+"""Frames of any schema, read as their writers wrote them."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+from fastavro.schema import SchemaParseException
+
+from balance_service.avro.codec import opened
+from balance_service.errors import PoisonRecordError
+
+if TYPE_CHECKING:
+    from balance_service.avro.registry import SchemaRegistry, WriterSchema
+
+
+class UndecodableError(Exception):
+    """No frame, a schema that the registry does not know, or a body that is not of its schema; the message says why."""
+
+
+class FrameReader:
+    """Reads frames by the schemas that they name. For one thread."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._writers: dict[int, WriterSchema | None] = {}
+        # Only of schemas under which something was read.
+        self._parsed: dict[int, Any] = {}
+
+    def record(self, frame: bytes) -> str:
+        """The full name of a frame's record; empty if its schema is no named type.
+
+        Raises:
+            UndecodableError: it has none.
+            RetriableError: the registry does not answer.
+        """
+        schema_id, _ = _opened(frame)
+        return self._writer(schema_id).record
+
+    def value(self, frame: bytes) -> Any:
+        """What is in a frame: values of Avro types, a record as a dict.
+
+        Raises:
+            UndecodableError: it does not decode.
+            RetriableError: the registry does not answer.
+        """
+        schema_id, body = _opened(frame)
+        if schema_id not in self._parsed:
+            self._parsed[schema_id] = _parse(self._writer(schema_id))
+        schema = self._parsed[schema_id]
+        if schema is None:
+            raise UndecodableError(f"schema {schema_id} is recursive, or no Avro schema")
+        try:
+            return fastavro.schemaless_reader(io.BytesIO(body), schema, None)
+        except Exception as error:  # fastavro raises whatever its reader trips over
+            raise UndecodableError(f"it does not decode under schema {schema_id}: {error}") from error
+
+    def _writer(self, schema_id: int) -> WriterSchema:
+        if schema_id not in self._writers:
+            self._writers[schema_id] = self._registry.writer_schema(schema_id)
+        writer = self._writers[schema_id]
+        if writer is None:
+            raise UndecodableError(f"it names schema {schema_id}, which the registry does not know")
+        return writer
+
+
+def _opened(frame: bytes) -> tuple[int, bytes]:
+    try:
+        return opened(frame)
+    except PoisonRecordError as error:
+        raise UndecodableError(str(error)) from None
+
+
+def _parse(writer: WriterSchema) -> Any:
+    """A schema as fastavro takes it; None if it can or may not."""
+    try:
+        schema = json.loads(writer.text)
+        return None if _contains_itself(schema, frozenset()) else fastavro.parse_schema(schema)
+    except (ValueError, SchemaParseException):
+        return None
+
+
+def _contains_itself(schema: Any, enclosing: frozenset[str]) -> bool:
+    """Whether a schema is recursive; a few kilobytes under such a one can end the process inside fastavro."""
+    if isinstance(schema, str):
+        return schema.rpartition(".")[2] in enclosing
+    if isinstance(schema, list):
+        return any(_contains_itself(branch, enclosing) for branch in schema)
+    if not isinstance(schema, dict):
+        return False
+    inside = enclosing | {str(schema["name"]).rpartition(".")[2]} if "name" in schema else enclosing
+    parts = [schema.get("items"), schema.get("values"), *(f["type"] for f in schema.get("fields", []))]
+    if not isinstance(schema.get("type"), str):
+        parts.append(schema.get("type"))
+    return any(_contains_itself(part, inside) for part in parts)

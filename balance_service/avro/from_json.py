@@ -1,0 +1,235 @@
+"""Values of Avro types from JSON, exact: a decimal is never a float on its way, and what does not fit is refused.
+
+The forms are those in which `read_models.json_view` writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from datetime import date, datetime
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from balance_service.avro.schemas import Schema
+
+# Decimal takes "Infinity" and "1_000" too.
+_DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_BITS = {"int": 32, "long": 64}
+_NOT_FINITE = ("nan", "inf", "-inf")
+# Python cuts further digits off.
+_BEYOND_MICROSECONDS = re.compile(r"[.,][0-9]{7}")
+_SHOWN_CHARACTERS = 60
+
+
+def parsed_json(text: str) -> Any:
+    """A JSON text; numbers with a point or an exponent are decimals with exactly their digits.
+
+    Raises:
+        InvalidInputError: it is not JSON, or an object names a field twice.
+    """
+    try:
+        return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_object_of)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"no JSON: {error.msg} at character {error.pos + 1}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"no JSON that can be read: {error}") from None
+
+
+def record_of(schema: Schema, value: Any) -> dict[str, Any]:
+    """A record as `AvroCodec.encode` takes it, of what `parsed_json` gave.
+
+    A field with a default may be missing. Decimals are numbers or strings of digits; times are ISO 8601, with a zone if
+    they name a moment; bytes are base64.
+
+    Raises:
+        InvalidInputError: it is no such record; the message names the field and the rule.
+    """
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"{schema['name']} must be a JSON object, not {_shown(value)}")
+    return _record(schema, value, "")
+
+
+def _value(kind: Any, value: Any, path: str) -> Any:
+    kind, is_nullable = without_null(kind)
+    if value is None and is_nullable:
+        return None
+    read = _FORMS.get(simple_name(kind))
+    if read is None:
+        raise InvalidInputError(f"'{path}' is of type {type_name(kind)}, which cannot be given as JSON")
+    return read(kind, value, path)
+
+
+def _record(kind: Schema, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse(path, "a JSON object", value)
+    inside = f"{path}." if path else ""
+    fields = fields_of(kind)
+    for name in value:
+        if name not in fields:
+            raise InvalidInputError(f"'{inside}{name}' is no field of {kind['name']}, which has {', '.join(fields)}")
+    for field in kind["fields"]:
+        if field["name"] not in value and "default" not in field:
+            raise InvalidInputError(f"'{inside}{field['name']}' is missing")
+    return {name: _value(fields[name], member, f"{inside}{name}") for name, member in value.items()}
+
+
+def _array(kind: Any, value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        _refuse(path, "a JSON array", value)
+    return [_value(kind["items"], member, f"{path}[{index}]") for index, member in enumerate(value)]
+
+
+def _map(kind: Any, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse(path, "a JSON object", value)
+    return {_text(kind, name, path): _value(kind["values"], member, f"{path}.{name}") for name, member in value.items()}
+
+
+def _text(_kind: Any, value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        _refuse(path, "a string", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"'{path}' is not UTF-8") from None
+    return value
+
+
+def _boolean(_kind: Any, value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(path, "true or false", value)
+    return value
+
+
+def _integer(kind: Any, value: Any, path: str) -> int:
+    bits = _BITS[simple_name(kind)]
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        _refuse(path, f"a whole number of {bits} bits", value)
+    return value
+
+
+def _double(kind: Any, value: Any, path: str) -> float:
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number or value in _NOT_FINITE else None
+        if number is not None and simple_name(kind) == "float":
+            struct.pack("<f", number)
+    except OverflowError:
+        number = None
+    if number is None or (is_number and math.isinf(number)):
+        _refuse(path, f"a number that a {simple_name(kind)} holds", value)
+    return number
+
+
+def _decimal(kind: Any, value: Any, path: str) -> Decimal:
+    precision, scale = kind["precision"], kind.get("scale", 0)
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    try:
+        if not is_number and not (isinstance(value, str) and _DECIMAL.fullmatch(value)):
+            raise InvalidOperation
+        exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+        return Decimal(value).quantize(Decimal(1).scaleb(-scale), context=exact)
+    except DecimalException:
+        rule = f"a number or a string of digits, at most {precision - scale} before the point and {scale} after"
+        _refuse(path, rule, value)
+
+
+def _bytes(kind: Any, value: Any, path: str) -> bytes:
+    size = kind["size"] if isinstance(kind, dict) and "size" in kind else None
+    try:
+        content = base64.b64decode(value, validate=True)
+    except (ValueError, TypeError):
+        content = None
+    if content is None or size not in (None, len(content)):
+        _refuse(path, "base64" if size is None else f"{size} bytes in base64", value)
+    return content
+
+
+def _enum(kind: Any, value: Any, path: str) -> str:
+    if value not in kind["symbols"]:
+        _refuse(path, f"one of {', '.join(kind['symbols'])}", value)
+    return str(value)
+
+
+def _uuid(_kind: Any, value: Any, path: str) -> str:
+    try:
+        return str(UUID(value))
+    except (ValueError, TypeError, AttributeError):
+        _refuse(path, "a UUID", value)
+
+
+def _date(_kind: Any, value: Any, path: str) -> date:
+    try:
+        return date.fromisoformat(value)
+    except (ValueError, TypeError):
+        _refuse(path, "a date such as 2026-02-28", value)
+
+
+def _time(kind: Any, value: Any, path: str) -> datetime:
+    name = simple_name(kind)
+    is_local, is_millis = name.startswith("local-"), name.endswith("-millis")
+    try:
+        moment = datetime.fromisoformat(value)
+    except (ValueError, TypeError):
+        moment = None
+    is_cut = moment is not None and (_BEYOND_MICROSECONDS.search(value) or (is_millis and moment.microsecond % 1000))
+    if moment is None or is_cut or (moment.tzinfo is None) != is_local:
+        example = f"2026-02-28T12:30:00.{'123' if is_millis else '123456'}{'' if is_local else 'Z'}"
+        _refuse(path, f"a time such as {example}, with no more digits of a second", value)
+    return moment
+
+
+def _refuse(path: str, rule: str, value: Any) -> NoReturn:
+    raise InvalidInputError(f"'{path}' must be {rule}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"an object names '{name}' twice")
+        found[name] = value
+    return found
+
+
+_FORMS: Mapping[str, Callable[[Any, Any, str], Any]] = {
+    "boolean": _boolean,
+    "int": _integer,
+    "long": _integer,
+    "float": _double,
+    "double": _double,
+    "string": _text,
+    "bytes": _bytes,
+    "fixed": _bytes,
+    "enum": _enum,
+    "decimal": _decimal,
+    "uuid": _uuid,
+    "date": _date,
+    "timestamp-millis": _time,
+    "timestamp-micros": _time,
+    "local-timestamp-millis": _time,
+    "local-timestamp-micros": _time,
+    "array": _array,
+    "map": _map,
+    "record": _record,
+}

@@ -1,0 +1,83 @@
+"""How commands ask a running instance: by HTTPS and with a token where the settings say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import httpx
+
+from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.http.server.tls import TlsFiles, client_context
+
+if TYPE_CHECKING:
+    import ssl
+
+    from balance_service.settings import Settings
+
+_ANSWER_SECONDS = 30.0
+
+at_url = click.option(
+    "--url",
+    help="Where to ask, such as https://balances.example.org; BALANCE_APPLICATION_SERVER, by HTTPS if "
+    "BALANCE_TLS_CA or BALANCE_TLS_CERTIFICATE is set, unless given.",
+)
+
+
+def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, str]) -> httpx.Response:
+    """What an instance answers to GET.
+
+    BALANCE_TOKEN is sent along if it is set, and BALANCE_TLS_CERTIFICATE shown to those who ask for one.
+
+    Raises:
+        ConfigurationError: a file or an address cannot be used; names the setting.
+        RetriableError: nobody answers.
+        BalanceServiceError: the answer is an error.
+    """
+    base = _base(settings, url)
+    headers = {}
+    if settings.token is not None:
+        headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
+    verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
+    # An instance's own address is behind no proxy; where a URL says where to ask, one may be on the way.
+    uses_proxy = url is not None
+    try:
+        with httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy) as client:
+            answer = client.get(base.join(path), params=parameters)
+    except httpx.HTTPError as error:
+        raise RetriableError(
+            f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct "
+            f"{'--url' if url else 'BALANCE_APPLICATION_SERVER'}"
+        ) from error
+    if answer.is_error:
+        raise BalanceServiceError(_reason(answer))
+    return answer
+
+
+def _base(settings: Settings, url: str | None) -> httpx.URL:
+    uses_tls = settings.speaks_tls or settings.tls_ca is not None
+    try:
+        base = httpx.URL(url or f"{'https' if uses_tls else 'http'}://{settings.application_server}")
+    except httpx.InvalidURL:
+        base = httpx.URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise ConfigurationError(f"--url {url} is no http or https URL; give one, such as https://localhost:5051")
+    return base
+
+
+def _context(settings: Settings) -> ssl.SSLContext:
+    own = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        password = settings.tls_key_password
+        own = TlsFiles(
+            settings.tls_certificate, settings.tls_key, None if password is None else password.get_secret_value()
+        )
+    return client_context(settings.tls_ca, own)
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        reason = str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        reason = f"{answer.status_code}: {answer.text[:200]}"
+    return f"{reason} (BALANCE_TOKEN)" if answer.status_code in (401, 403) else reason

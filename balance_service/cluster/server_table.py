@@ -1,0 +1,137 @@
+"""What is known of the instances: what each hosts and works on, and which may be asked for what.
+
+An immutable mapping, replaced whole; any thread may look up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.process.clock import elapsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+SUSPECT_AFTER_SECONDS = 3.0
+ACTIVE, STANDBY = "ACTIVE", "STANDBY"
+_FORGET_AFTER_SECONDS = 3600.0
+# Of one that is only known from the past. Those that are up say so every second, on a busy machine a little later.
+_FORGET_UNHEARD_AFTER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTask:
+    """One task, as its instance published it."""
+
+    stage: str
+    partition: int
+    role: str
+    state: str
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A read model that an instance hosts, and how many partitions its source has."""
+
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationServer:
+    """One instance, as it was last heard of. Times are of our own clock; `heard_at` is -inf for never."""
+
+    address: str
+    incarnation: str
+    models: tuple[PublishedModel, ...]
+    tasks: tuple[PublishedTask, ...]
+    heard_at: float
+    read_at: float
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether it has said something since we began to listen."""
+        return self.heard_at > float("-inf")
+
+    def hosts(self, read_model: str) -> bool:
+        """Whether it works on partitions of a read model."""
+        return any(model.name == read_model for model in self.models)
+
+    def is_suspect(self, now: float) -> bool:
+        """Whether it has been silent for so long that it must not be routed to."""
+        return now - self.heard_at > SUSPECT_AFTER_SECONDS
+
+
+class ServerTable:
+    """Who said what, when. Pure but for its clock; the directory's thread writes, any thread reads."""
+
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
+        self._clock = clock
+        self._servers: Mapping[str, ApplicationServer] = {}
+
+    def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
+        """Take in one record of the topic.
+
+        Args:
+            address: under which peers reach it; the record's key.
+            record: what the instance said; None is its farewell.
+            live: whether it was said since we began to listen. What is older says nothing about now.
+        """
+        now = self._clock()
+        servers = {
+            a: s
+            for a, s in self._servers.items()
+            if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
+        }
+        if record is None:
+            servers.pop(address, None)
+        else:
+            tasks = tuple(
+                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
+                for t in record["tasks"]
+            )
+            models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
+            heard_at = now if live else float("-inf")
+            servers[address] = ApplicationServer(address, record["incarnation"], models, tasks, heard_at, now)
+        self._servers = servers
+
+    def servers(self) -> Sequence[ApplicationServer]:
+        """All that is known, suspects included, by address."""
+        return [server for _, server in sorted(self._servers.items())]
+
+    def claim(self, stage: str, partition: int) -> tuple[ApplicationServer, PublishedTask] | None:
+        """The instance whose active task has the highest epoch, and that task; None if there is none.
+
+        Only the highest epoch counts: when its holder is silent, an older one is not the owner instead. What an
+        instance said before we began to listen counts for nothing: a rebuild may have begun the epochs anew since.
+        """
+        claims = [
+            (s, t) for s, t in self._tasks_of(stage, partition) if s.was_heard and t.role == ACTIVE and t.epoch > 0
+        ]
+        return max(claims, key=lambda claim: claim[1].epoch, default=None)
+
+    def owner(self, stage: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
+        """The owner, if it can answer; None if it is unknown or suspect."""
+        claim = self.claim(stage, partition)
+        if claim is None or claim[0].is_suspect(self._clock()) or claim[1].state not in states:
+            return None
+        return claim[0]
+
+    def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances that stand by and can answer, the one that is furthest first."""
+        now = self._clock()
+        able = [
+            (task.position, server.address, server)
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == STANDBY and task.state in states and not server.is_suspect(now)
+        ]
+        return [server for _, _, server in sorted(able, reverse=True)]
+
+    def _tasks_of(self, stage: str, partition: int) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        for server in self._servers.values():
+            for task in server.tasks:
+                if (task.stage, task.partition) == (stage, partition):
+                    yield server, task

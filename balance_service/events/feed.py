@@ -1,0 +1,263 @@
+"""Feeds running tasks: each pulls the events of its partition, folds and commits them, in a pace of its own.
+
+`Feed.run` is called by the thread that supervises the task, and by no other for that partition. Tasks share nothing
+but Spark: while one starts a query, waits or fails, the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from balance_service.errors import BalanceServiceError, FatalError, RetriableError, TaskMigratedError
+from balance_service.events.combine import PartitionRows
+from balance_service.events.commit_span import commit_traced
+from balance_service.events.gathering import Gathered, Gathering, end_of
+from balance_service.events.singles import read_singles
+from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
+from balance_service.events.spark.session import read_source
+from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.observability.tracing import UNTRACED
+from balance_service.process.failpoints import reach
+from balance_service.state.records import TaskBatch
+from balance_service.state.task_state import TaskState
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+    from opentelemetry.trace import Tracer
+    from pyspark.sql import DataFrame, SparkSession
+
+    from balance_service.events.decode import Decoder
+    from balance_service.kafka.topics import Topics
+    from balance_service.observability.metrics import Metrics
+    from balance_service.read_models.flow import Leg
+    from balance_service.read_models.read_model import ReadModel
+    from balance_service.settings import Settings
+    from balance_service.state.records import KeyedUpdate
+    from balance_service.state.tables.joined import JoinedTables
+    from balance_service.state.task import Task
+
+log = structlog.get_logger(__name__)
+
+_IDLE_SECONDS = 0.25
+_LOOK_EVERY_SECONDS = 1.0
+_BACK_OFF_SECONDS = 1.0
+_REHEARSAL_SECONDS = 1.0
+
+
+class _AnotherQueryError(BalanceServiceError):
+    """The events since the position have to be read again; the message is the metric's reason."""
+
+
+class _WaitError(BalanceServiceError):
+    """What the task needs besides its events is not there for now."""
+
+
+class Feed:
+    """The events of each running task of a stage, by a query of its own."""
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        settings: Settings,
+        source: str,
+        read_model: ReadModel,
+        leg: Leg,
+        decoder: Decoder,
+        topics: Topics,
+        known_end: Callable[[int], int | None],
+        metrics: Metrics,
+        joined: JoinedTables | None = None,
+        tracer: Tracer = UNTRACED,
+    ) -> None:
+        """Args:
+        source: the topic.
+        known_end: partition → its end as last read, None if that is not known.
+        joined: the tables that are to be read to their ends before each commit.
+        """
+        self._spark = spark
+        self._settings = settings
+        self._source = source
+        self._combine = read_model.combine if leg.by is None else None
+        self._has_states = leg.by is None and read_model.has_states()
+        self._decoder = decoder
+        self._topics = topics
+        self._known_end = known_end
+        self._joined = joined
+        self._metrics = metrics
+        self._tracer = tracer
+        self._gatherings: dict[int, Gathering] = {}
+        self._problems: dict[int, str] = {}
+
+    @property
+    def problem(self) -> str:
+        """Why some partition is not folded now; empty while all is well."""
+        return next(iter(self._problems.copy().values()), "")
+
+    def rehearse(self) -> None:
+        """Read a little, so that the JVM has loaded and compiled most of what the first task needs.
+
+        Raises:
+            RetriableError: the broker does not answer, or Spark cannot read.
+            FatalError: Spark's JVM has ended.
+        """
+        start = self._topics.offsets(self._source, [0], earliest=True)[0]
+        try:
+            with RowQuery(self._spark, partial(self._records, 0, start), start) as query:
+                query.pull(_REHEARSAL_SECONDS)
+        except QueryEndedError as error:
+            self._require_jvm(error)
+            raise
+
+    def run(self, task: Task, interrupted: threading.Event) -> None:
+        """Fold until interrupted, or until the task has to wait or is halted.
+
+        Raises:
+            FatalError: Spark's JVM has ended.
+            BalanceServiceError: as `Task.process`; the task is to be closed.
+        """
+        partition, reason = task.task_id.partition, "opened"
+        try:
+            while not interrupted.is_set() and task.state is TaskState.RUNNING:
+                try:
+                    self._run_query(task, reason, interrupted)
+                except _AnotherQueryError as needed:
+                    reason = str(needed)
+                except _WaitError as error:
+                    task.wait(str(error))
+                except BatchEndedError:
+                    reason = "batch ended"
+                except QueryEndedError as error:
+                    self._require_jvm(error)
+                    reason = "failed"
+                    self._problems[partition] = str(error)
+                    log.warning("the query has ended; another is started", task=str(task.task_id), error=str(error))
+                    interrupted.wait(_BACK_OFF_SECONDS)
+        except TaskMigratedError:
+            # Halted or told to close while a batch was on its way: nothing was committed.
+            if task.state is TaskState.RUNNING:
+                raise
+        finally:
+            self._problems.pop(partition, None)
+
+    def _run_query(self, task: Task, reason: str, interrupted: threading.Event) -> None:
+        """Feed the task by one query, until interrupted."""
+        partition, start, began = task.task_id.partition, task.position, time.monotonic()
+        gathering = self._gathering(partition)
+        # Before a query is started, which costs: else one that cannot commit would be started again and again.
+        self._catch_up(partition, interrupted)
+        with RowQuery(self._spark, partial(self._rows, partition, start), start) as query:
+            self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
+            log.info("query started", task=str(task.task_id), position=start, reason=reason)
+            looked = time.monotonic()
+            while not interrupted.is_set() and task.state is TaskState.RUNNING:
+                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), self._part)
+                # Not before: a query that fails as soon as it reads has started, too.
+                self._problems.pop(partition, None)
+                began = time.monotonic()
+                if gathered and not self._catch_up(partition, interrupted):
+                    return
+                for part in gathered:
+                    self._commit(part, start, task, gathering)
+                    start = part.end
+                if gathered:
+                    gathering.committed(began)
+                elif began - looked > _LOOK_EVERY_SECONDS:
+                    start = self._pass_over(start, task, interrupted)
+                    looked = time.monotonic()
+
+    def _catch_up(self, partition: int, interrupted: threading.Event) -> bool:
+        """Have the tables read to where they end now; whether that was not interrupted."""
+        if self._joined is not None:
+            try:
+                self._joined.catch_up(partition, interrupted.is_set)
+            except RetriableError as error:
+                raise _WaitError(str(error)) from error
+        return not interrupted.is_set() or self._joined is None
+
+    def _require_jvm(self, error: QueryEndedError) -> None:
+        """Raises FatalError if the JVM's end is why the query has ended: another query would not help."""
+        gateway: Any = self._spark.sparkContext._gateway
+        if gateway is None or gateway.proc.poll() is not None:
+            raise FatalError("Spark's JVM has ended") from error
+
+    def _rows(self, partition: int, start: int) -> DataFrame:
+        return self._decoder.updates(self._records(partition, start))
+
+    def _records(self, partition: int, start: int) -> DataFrame:
+        return read_source(self._spark, self._settings, self._source, partition, start)
+
+    def _gathering(self, partition: int) -> Gathering:
+        if partition not in self._gatherings:
+            self._gatherings[partition] = Gathering(self._settings.max_records_per_batch, self._combine)
+        return self._gatherings[partition]
+
+    def _part(self, table: pa.Table) -> Gathered:
+        """What some events come to."""
+        rows = PartitionRows(table)
+        try:
+            if (unresolved := rows.unresolved()) and self._decoder.resolve(sorted(unresolved)):
+                raise _AnotherQueryError("new schema")
+        except RetriableError as error:
+            raise _WaitError(str(error)) from error
+        traces = () if self._tracer is UNTRACED else rows.traceparents()
+        updates = rows.combined(self._combine) if self._has_states else rows.as_they_came()
+        return Gathered(updates, end_of(table), traces, rows)
+
+    def _commit(self, gathered: Gathered, start: int, task: Task, gathering: Gathering) -> None:
+        began, part = time.monotonic(), gathered.updates
+        batch = TaskBatch(
+            start,
+            gathered.end,
+            part.updates,
+            part.events,
+            part.applied,
+            part.ignored,
+            part.dead_letters,
+            partial(self._singles, task.task_id.partition, gathered.rows),
+        )
+        reach("batch-read")
+        try:
+            done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
+        except (RetriableError, _AnotherQueryError):
+            gathering.failed()
+            raise
+        self._metrics.committed(task.task_id, done)
+        self._metrics.batch_seconds.observe(time.monotonic() - began)
+
+    def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        """The events of some keys, each with its record."""
+        if rows is None:
+            # Nothing was written. What is read again is gathered in parts that keep their events.
+            raise _AnotherQueryError("single events")
+        return read_singles(self._settings, self._source, partition, rows, keys)
+
+    def _pass_over(self, start: int, task: Task, interrupted: threading.Event) -> int:
+        """Move the position over offsets that hold nothing committed: control records and aborted transactions.
+
+        Spark tells of records alone, so after those the position would stand below the end for ever.
+        """
+        partition, topic = task.task_id.partition, self._source
+        end = self._known_end(partition)
+        if end is None or end <= start:
+            return start
+        try:
+            stable = self._topics.offsets(topic, [partition], committed=True)[partition]
+            if stable <= start:
+                return start
+            with BoundedReader(self._settings, topic, {partition: start}, {partition: stable}) as reader:
+                while reader.unfinished:
+                    if interrupted.is_set() or reader.read():
+                        return start
+        except RetriableError as error:
+            log.warning("what lies behind the position is not known", task=str(task.task_id), error=str(error))
+            return start
+        task.process(TaskBatch(start, stable))
+        return stable

@@ -1,0 +1,41 @@
+"""Single events of some keys, each with its record, which is read from the source once more.
+
+Where a combined update cannot be applied, only the events that it was made of tell which of them is to blame.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.messages import offset_of
+from balance_service.state.records import DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from balance_service.events.combine import PartitionRows
+    from balance_service.settings import Settings
+    from balance_service.state.records import KeyedUpdate
+
+
+def read_singles(
+    settings: Settings, topic: str, partition: int, rows: PartitionRows, keys: Sequence[bytes]
+) -> Sequence[KeyedUpdate]:
+    """The updates of some keys in a batch of a partition of a topic, in offset order, each with its record.
+
+    Raises:
+        RetriableError: the broker does not answer.
+    """
+    found = rows.updates_of(keys)
+    offsets = found["offset"].to_pylist()
+    if not offsets:
+        return []
+    wanted, records = set(offsets), {}
+    with BoundedReader(settings, topic, {partition: min(offsets)}, {partition: max(offsets) + 1}) as reader:
+        while reader.unfinished:
+            for message in reader.read():
+                offset = offset_of(message)
+                if offset in wanted:
+                    records[offset] = DeadLetter(offset, message.timestamp()[1], message.key(), message.value(), "")
+    return rows.singly(found, records)

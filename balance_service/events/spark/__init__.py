@@ -1,0 +1,1 @@
+"""Spark: its JVM, its session, and the queries that hand over rows."""

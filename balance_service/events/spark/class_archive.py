@@ -1,0 +1,153 @@
+"""Class-data sharing for Spark's JVM: the classes it needs, parsed once and mapped into memory from then on.
+
+`python -m balance_service.events.spark.class_archive` makes the archive; without one all works, but starts some seconds
+slower. Source: JEP 350, "Dynamic CDS Archives".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.process.jars import cache_folder, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from balance_service.avro.schemas import Schema
+
+_QUIET = (
+    "-Xshare:auto",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+    "-Xlog:cds=off",
+    "-Xlog:cds+dynamic=off",
+    "-Xlog:class+path=off",
+)
+# Mapped to another address each time, every page of it would be written to, and be this process' own.
+_IN_PLACE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
+_END_SECONDS = 60
+_ROW_SECONDS = 30.0
+# Loaded by opening clients, which needs no broker.
+_CLIENTS = {
+    "bootstrap.servers": "127.0.0.1:1",
+    "key.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+    "value.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+}
+_CONNECTOR = (
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+    "org.apache.spark.sql.kafka010.KafkaMicroBatchStream",
+    "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory",
+    "org.apache.spark.sql.kafka010.KafkaBatchPartitionReader",
+    "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin",
+    "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer",
+)
+
+
+def archive_of(java: Path, jars: Sequence[str]) -> Path:
+    """Where the archive for this JVM and class path is, or would be."""
+    release = java.parent.parent / "release"
+    spec = importlib.util.find_spec("pyspark")
+    parts = [str(java), release.read_text() if release.is_file() else "", spec.origin if spec else "", *jars]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    return cache_folder() / f"classes-{digest}.jsa"
+
+
+def jvm_options(java: Path, jars: Sequence[str]) -> list[str]:
+    """Options by which the JVM uses the archive; none while there is none. It passes over a stale one."""
+    archive = archive_of(java, jars)
+    return [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE, *_QUIET] if archive.is_file() else []
+
+
+def make_archive() -> Path:
+    """Run what an instance runs first, and keep the classes that were loaded for it.
+
+    Raises:
+        ConfigurationError: no suitable Java, or the connector jars cannot be had.
+    """
+    from balance_service.events.spark.jvm import class_path, spark_java
+    from balance_service.events.spark.session import start_spark
+    from balance_service.settings import load_settings
+
+    settings = load_settings()
+    archive = archive_of(spark_java(), class_path(settings))
+    with locked(archive):
+        if not archive.is_file():
+            fresh = archive.with_name(archive.name + ".partial")
+            spark = start_spark(settings, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *_QUIET])
+            _exercise(spark)
+            _end(spark)
+            if fresh.is_file():
+                fresh.replace(archive)
+    return archive
+
+
+def _exercise(spark: SparkSession) -> None:
+    from balance_service.events.decode import Decoder
+    from balance_service.events.spark.row_query import RowQuery
+    from balance_service.read_models.balance import Balance
+
+    read_model = Balance()
+    decoder = Decoder(spark, read_model, read_model.legs[-1], _Shipped(read_model.event_schemas))
+    decoder.resolve(range(1, len(read_model.event_schemas) + 1))
+    with RowQuery(spark, lambda: decoder.updates(_made_up(spark)), 0) as query:
+        query.pull(_ROW_SECONDS)
+    jvm: Any = spark._jvm
+    for name in _CONNECTOR:
+        jvm.java.lang.Class.forName(name)
+    properties = jvm.java.util.Properties()
+    for name, value in _CLIENTS.items():
+        properties.setProperty(name, value)
+    jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties).close()
+    jvm.org.apache.kafka.clients.admin.AdminClient.create(properties).close()
+
+
+def _made_up(spark: SparkSession) -> DataFrame:
+    """A record, from the one stream besides Kafka's that has a real-time mode."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    streams = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = streams.singlePartition(session, jvm.org.apache.spark.sql.Encoders.INT())
+    stream.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(1)))
+    return ClassicDataFrame(stream.toDF(), spark).selectExpr(
+        "cast(value as bigint) as offset",
+        "current_timestamp() as timestamp",
+        "cast('c' as binary) as key",
+        "unhex('0000000001') as value",
+        "cast(null as array<struct<key:string,value:binary>>) as headers",
+    )
+
+
+def _end(spark: SparkSession) -> None:
+    """Let the JVM end by itself: it writes the archive then."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_END_SECONDS)
+
+
+class _Shipped(SchemaRegistry):
+    """Knows the shipped schemas by number; stands in for a registry, which a machine being set up has none of."""
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+        self._schemas = list(schemas.items())
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        if not 1 <= schema_id <= len(self._schemas):
+            return None
+        name, schema = self._schemas[schema_id - 1]
+        return WriterSchema(schema_id, name, json.dumps(schema))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"classes archived in {make_archive()}\n")

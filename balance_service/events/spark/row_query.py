@@ -1,0 +1,170 @@
+"""A Spark query in real-time mode over one partition, and the rows that it hands over.
+
+Spark reads and decodes as events arrive; `java/Handover.java` keeps the rows until they are pulled. Spark's own idea
+of what is done is not used: the query starts at the position that it is given and is stopped, never resumed. One
+thread owns a query.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import structlog
+
+from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger(__name__)
+
+# What waits to be pulled; the rest stays in Kafka.
+_MOST_ROWS = 32_768
+_MOST_BYTES = 4 << 20
+# A batch holds a task slot and never ends by itself before that; where it does, the loop starts another query.
+_BATCH = "24 hours"
+_ASK = b"\1"
+_CONNECT_SECONDS = 60.0
+_LOOK_EVERY_SECONDS = 0.2
+_END_SECONDS = 5.0
+# Of the path of a Unix socket, with its last zero byte.
+_MOST_PATH_BYTES = 103
+# What `Handover` says to a second batch.
+_SECOND_BATCH = "one batch is all that a query is for"
+# Deep in the causes, where one of Spark's tasks met it.
+_FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
+
+
+class QueryEndedError(RetriableError):
+    """Spark hands over no more rows; another query goes on from the store's position."""
+
+
+class BatchEndedError(QueryEndedError):
+    """The query's one batch has lasted as long as it was to."""
+
+
+class RowQuery:
+    """Rows of one partition, in offset order, each once; between entering and leaving.
+
+    Every call raises QueryEndedError once Spark has ended the query.
+    """
+
+    def __init__(self, spark: SparkSession, rows: Callable[[], DataFrame], position: int) -> None:
+        """Args:
+        rows: what `Decoder.updates` makes of a streaming source.
+        position: where that source begins.
+        """
+        self._spark = spark
+        self._rows = rows
+        self._next = position
+        self._cleanup = ExitStack()
+        self._query: Any = None
+        self._connection: socket.socket | None = None
+        self._batches: Any = None
+        self._asked = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException as error:
+            self._cleanup.close()
+            if isinstance(error, Exception) and not isinstance(error, BalanceServiceError):
+                # Spark and py4j raise many things.
+                raise QueryEndedError(_in_short(error)) from error
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        """All rows that have arrived since the last pull; None if there is none in time."""
+        if self._connection is None:
+            raise QueryEndedError("the query has not started")
+        try:
+            if not self._asked:
+                self._connection.sendall(_ASK)
+                self._asked = True
+            if not _is_readable(self._connection, timeout_seconds):
+                return None
+            rows: pa.RecordBatch = self._batches.read_next_batch()
+        except (OSError, pa.ArrowInvalid, StopIteration) as error:
+            raise self._ended() from error
+        self._asked = False
+        first, last = rows["offset"][0].as_py(), rows["offset"][-1].as_py()
+        if first < self._next:
+            raise QueryEndedError(f"Spark handed over offset {first} after {self._next - 1}")
+        self._next = last + 1
+        return rows
+
+    def _start(self) -> None:
+        # For this user alone.
+        folder = self._cleanup.enter_context(TemporaryDirectory(prefix="balance-rows-", ignore_cleanup_errors=True))
+        path = f"{folder}/rows"
+        if len(path.encode()) > _MOST_PATH_BYTES:
+            raise ConfigurationError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            jvm: Any = self._spark._jvm
+            frame: Any = self._rows()
+            handover = jvm.parts.code.balance.Handover(path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema())
+            writer = frame.writeStream.outputMode("update").trigger(realTime=_BATCH)
+            writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+            writer._jwrite.foreach(handover)
+            self._query = writer.start()
+            self._cleanup.callback(self._stop)
+            self._connection = self._cleanup.enter_context(self._accept(listener))
+        file = self._cleanup.enter_context(self._connection.makefile("rb"))
+        self._batches = pa.ipc.open_stream(file)
+
+    def _stop(self) -> None:
+        try:
+            self._query.stop()
+        except Exception as error:
+            log.warning("a query could not be stopped", error=_in_short(error))
+
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while not _is_readable(listener, _LOOK_EVERY_SECONDS):
+            if not self._query.isActive:
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise QueryEndedError(f"Spark did not begin to read within {_CONNECT_SECONDS:.0f} s")
+        return listener.accept()[0]
+
+    def _ended(self) -> QueryEndedError:
+        """Why Spark hands over nothing any more."""
+        try:
+            self._query.awaitTermination(_END_SECONDS)
+            failure = self._query.exception()
+        except Exception as error:
+            failure = error
+        if failure is None or _SECOND_BATCH in str(failure):
+            return BatchEndedError("Spark's batch has come to its end")
+        return QueryEndedError(_in_short(failure))
+
+
+def _is_readable(waiting: socket.socket, timeout_seconds: float) -> bool:
+    # Not `select`, which knows no file descriptor beyond 1,023.
+    poll = select.poll()
+    poll.register(waiting, select.POLLIN)
+    return bool(poll.poll(timeout_seconds * 1000))
+
+
+def _in_short(error: Exception) -> str:
+    forbidden = _FORBIDDEN.search(str(error))
+    if forbidden is not None:
+        return f"the brokers do not allow Spark to read: {forbidden[0]}; grant this user Read there (docs/security.md)"
+    # py4j names the Java exception in the second line.
+    lines = str(error).strip().splitlines()[:2]
+    return " ".join(line.strip() for line in lines) if lines else type(error).__name__

@@ -1,0 +1,113 @@
+"""What answers queries for the read models of an instance, and for those that only its peers host."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
+from balance_service.http.queries import Queries
+from balance_service.http.routing import Routing
+from balance_service.http.scatter import ScanThreads, Scatter
+from balance_service.http.server.problems import unavailable
+from balance_service.read_models.json_view import exact_json
+
+if TYPE_CHECKING:
+    from balance_service.errors import StoreCorruptedError
+    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.hosting.running import Running
+    from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.routing import Readable, ReadableTasks
+    from balance_service.observability.metrics import Metrics
+    from balance_service.settings import Settings
+
+
+class Answering:
+    """Makes what answers. For the event loop's thread."""
+
+    def __init__(self, running: Running, proxy: Proxy, metrics: Metrics, settings: Settings) -> None:
+        self._running = running
+        self._proxy = proxy
+        self._metrics = metrics
+        self._settings = settings
+        self._threads = ScanThreads()
+
+    def queries(self) -> ModelQueries:
+        """What answers for every read model."""
+        hosted = {name: self._of_hosted(model) for name, model in self._running.engine.models.items()}
+        return ModelQueries(hosted, self._elsewhere, cache(self._of_peers))
+
+    def _elsewhere(self) -> dict[str, int]:
+        if not self._running.directory.is_read:
+            raise unavailable("this instance has not read the directory of instances yet")
+        # Silent peers too: that nobody answers now does not mean that there is no such read model.
+        partitions: dict[str, int] = {}
+        for server in self._running.directory.table.servers():
+            for model in server.models:
+                partitions[model.name] = max(model.partitions, partitions.get(model.name, 0))
+        return partitions
+
+    def _of_hosted(self, model: HostedStage) -> ModelAnswers:
+        return self._answers(model.name, model.source.partitions, model.watermarks, model.tasks, model)
+
+    def _of_peers(self, name: str, partitions: int) -> ModelAnswers:
+        nothing = _Nothing()
+        return self._answers(name, partitions, Watermarks(dict), nothing, nothing)
+
+    def _answers(
+        self,
+        name: str,
+        partitions: int,
+        watermarks: Watermarks,
+        tasks: ReadableTasks,
+        model: HostedStage | _Nothing,
+    ) -> ModelAnswers:
+        settings = self._settings
+        routing = Routing(
+            read_model=name,
+            partitions=partitions,
+            address=settings.application_server,
+            tasks=tasks,
+            membership=self._running.engine.membership,
+            watermarks=watermarks,
+            servers=self._running.directory.table,
+        )
+        queries = Queries(
+            read_model=name,
+            routing=routing,
+            proxy=self._proxy,
+            address=settings.application_server,
+            view=model.view,
+            on_damage=model.damaged,
+            timeout_seconds=settings.read_timeout_seconds,
+            metrics=self._metrics,
+        )
+        scatter = Scatter(
+            routing=routing,
+            proxy=self._proxy,
+            address=settings.application_server,
+            path=f"{PATH}/{name}",
+            view=model.view,
+            render=exact_json,
+            on_damage=model.damaged,
+            timeout_seconds=settings.read_timeout_seconds,
+            threads=self._threads,
+        )
+        return ModelAnswers(queries, scatter, description_of(name))
+
+
+class _Nothing:
+    """What an instance has of a read model that it does not host."""
+
+    def task(self, _partition: int) -> Readable | None:
+        """None: there is no task here."""
+        return None
+
+    def view(self, _frame: bytes) -> Any:
+        """Never called: there is no state here."""
+        raise NotImplementedError
+
+    def damaged(self, _partition: int, _error: StoreCorruptedError) -> None:
+        """Never called: there is no store here."""
+        raise NotImplementedError

@@ -1,0 +1,194 @@
+"""What of an instance is a state: read on each scrape, from what its threads keep ready, without waiting for any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from balance_service import __version__
+from balance_service.process.clock import elapsed
+from balance_service.state.records import Role
+from balance_service.state.store.database import room_bytes
+from balance_service.state.store.options import block_cache_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from prometheus_client import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+    from balance_service.cluster.server_table import ServerTable
+    from balance_service.events.spark.sampler import SparkSample
+    from balance_service.hosting.engine import Engine
+    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.settings import Settings
+    from balance_service.state.records import TaskSnapshot
+
+_TASK = ("read_model", "partition", "role")
+
+
+class Readable(Protocol):
+    """Whoever says whether it should get queries."""
+
+    def unready(self) -> Sequence[str]:
+        """Why it should get none now; empty if it should."""
+
+
+class InstanceCollector(Collector):
+    """What there is to say of an instance from its first moment on."""
+
+    def __init__(self, instance: Readable, settings: Settings) -> None:
+        self._instance = instance
+        self._settings = settings
+
+    def collect(self) -> Iterable[Metric]:
+        """Read it."""
+        settings = self._settings
+        info = InfoMetricFamily("balance_instance", "Which instance this is, and of what.")
+        info.add_metric(
+            (),
+            {
+                "version": __version__,
+                "application_server": settings.application_server,
+                "application_id": settings.application_id,
+                "topic": settings.topic,
+            },
+        )
+        yield info
+        yield _gauge("balance_ready", "1 while the instance wants queries.", not self._instance.unready())
+        if settings.state_dir.exists():
+            free = room_bytes(settings.state_dir)
+            yield _gauge("balance_state_directory_free_bytes", "Room on the disk that holds the stores.", free)
+
+
+class EngineCollector(Collector):
+    """What there is to say of the engine: its tasks, its part in the cluster, its memory."""
+
+    def __init__(self, engine: Engine, servers: ServerTable) -> None:
+        self._engine = engine
+        self._servers = servers
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Be read on each scrape, and have the two processes read too: Python's and the JVM."""
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        pid = self._engine.spark_sampler.jvm_pid
+        ProcessCollector(namespace="balance_jvm", pid=lambda: pid, registry=registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read it."""
+        yield from self._tasks()
+        yield from self._tables()
+        yield from self._cluster()
+        sample = self._engine.spark_sampler.sample
+        if sample is not None:
+            yield from _jvm(sample)
+
+    def _tasks(self) -> Iterable[Metric]:
+        position = _of_tasks("balance_position", "Next source offset to apply.")
+        lag = _of_tasks("balance_lag", "Records between position and the source's end.")
+        epoch = _of_tasks("balance_task_epoch", "Fencing number of the task; 0 while it never owned its partition.")
+        answers = _of_tasks("balance_task_answers", "1 while queries are answered from the task as its role allows.")
+        size = _of_tasks("balance_store_bytes", "Bytes of the state store.")
+        keys = _of_tasks("balance_store_keys", "Keys of the state store, as RocksDB estimates them.")
+        restored = _of_tasks("balance_restored_records", "Changelog records restored.")
+        to_restore = _of_tasks("balance_records_to_restore", "Changelog offsets to restore at opening.")
+        state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*_TASK, "state"))
+        memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "What RocksDB holds in memory.", labels=("part",))
+        memtables = table_readers = 0
+        has_lease = self._engine.membership.lease.holds
+        for hosted, task in self._snapshots():
+            of = (task.task_id.stage, str(task.task_id.partition), task.role.value.lower())
+            behind = hosted.watermarks.lag(task.task_id.partition, task.position)
+            position.add_metric(of, task.position)
+            if behind is not None:
+                lag.add_metric(of, behind)
+            epoch.add_metric(of, task.epoch)
+            answers.add_metric(of, task.answers and (has_lease or task.role is Role.STANDBY))
+            size.add_metric(of, task.sizes.store_bytes)
+            keys.add_metric(of, task.sizes.keys)
+            restored.add_metric(of, task.restored)
+            to_restore.add_metric(of, task.to_restore)
+            state.add_metric((*of, task.state), 1)
+            memtables += task.sizes.memtable_bytes
+            table_readers += task.sizes.table_reader_bytes
+        memory.add_metric(("block_cache",), block_cache_bytes())
+        memory.add_metric(("memtables",), memtables)
+        memory.add_metric(("table_readers",), table_readers)
+        return [position, lag, epoch, answers, size, keys, restored, to_restore, state, memory]
+
+    def _tables(self) -> Iterable[Metric]:
+        labels = ("table", "partition")
+        position = GaugeMetricFamily(
+            "balance_table_position", "Next offset of the table's topic to read.", labels=labels
+        )
+        followed = GaugeMetricFamily("balance_table_followed", "1 while the table is followed.", labels=labels)
+        size = GaugeMetricFamily("balance_table_store_bytes", "Bytes of the table's store.", labels=labels)
+        late = CounterMetricFamily(
+            "balance_table_records_late", "Rows earlier than an event that was joined before they came.", labels=labels
+        )
+        skipped = CounterMetricFamily(
+            "balance_table_records_skipped", "Records that are no rows.", labels=(*labels, "cause")
+        )
+        for table in self._engine.tables.snapshots():
+            of = (table.topic, str(table.partition))
+            position.add_metric(of, table.position)
+            followed.add_metric(of, not table.reason)
+            size.add_metric(of, table.sizes.store_bytes)
+            late.add_metric(of, table.late)
+            for cause, count in table.skipped.items():
+                skipped.add_metric((*of, cause), count)
+        return [position, followed, size, late, skipped]
+
+    def _snapshots(self) -> Iterable[tuple[HostedStage, TaskSnapshot]]:
+        for hosted in self._engine.stages.values():
+            yield from ((hosted, task) for task in hosted.tasks.snapshots())
+
+    def _cluster(self) -> Iterable[Metric]:
+        engine, now = self._engine, elapsed()
+        partitions = GaugeMetricFamily("balance_partitions", "Partitions of the source.", labels=("read_model",))
+        for hosted in engine.stages.values():
+            partitions.add_metric((hosted.name,), hosted.source.partitions)
+        yield partitions
+        lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
+        # There is nothing by which the lease of one that owns nothing would be renewed.
+        if engine.membership.partitions:
+            lease.add_metric((), float(engine.membership.lease.holds))
+        yield lease
+        yield _gauge(
+            "balance_stream_healthy",
+            "0 while a partition is not folded because of a problem.",
+            not engine.problems,
+        )
+        yield _gauge(
+            "balance_watermark_age_seconds",
+            "How long ago the broker told the source's ends, which lag is measured against.",
+            max(watermarks.age_seconds for watermarks in engine.watermarks.values()),
+        )
+        servers = GaugeMetricFamily(
+            "balance_application_servers", "Instances that this one knows of.", labels=("suspect",)
+        )
+        suspects = [server.is_suspect(now) for server in self._servers.servers()]
+        servers.add_metric(("false",), suspects.count(False))
+        servers.add_metric(("true",), suspects.count(True))
+        yield servers
+
+
+def _jvm(sample: SparkSample) -> Iterable[Metric]:
+    heap = GaugeMetricFamily("balance_jvm_heap_bytes", "Heap of Spark's JVM.", labels=("kind",))
+    for kind, value in (("used", sample.heap_used), ("committed", sample.heap_committed), ("max", sample.heap_max)):
+        heap.add_metric((kind,), value)
+    yield heap
+    collected = "Time that Spark's JVM spent collecting garbage."
+    yield CounterMetricFamily("balance_jvm_gc_seconds", collected, value=sample.gc_seconds)
+
+
+def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value=float(value))
+
+
+def _of_tasks(name: str, what: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, labels=_TASK)

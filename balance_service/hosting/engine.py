@@ -1,0 +1,228 @@
+"""The engine of one instance: one membership, one Spark, and the stages that share them.
+
+`assigned`, `revoked` and `lost` come on the membership thread; the rest from the thread that owns the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.errors import RetriableError
+from balance_service.events.spark.sampler import SparkSampler
+from balance_service.events.spark.session import start_spark
+from balance_service.hosting.hosted_stage import HostedStage, host
+from balance_service.hosting.table_contexts import table_contexts
+from balance_service.hosting.works import Works
+from balance_service.kafka.clients import common_config
+from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.kafka.topics import Topics
+from balance_service.observability.tracing import UNTRACED
+from balance_service.process.worker import Worker
+from balance_service.state.store.directory import StateDirectory
+from balance_service.state.tables.tables import Tables
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from opentelemetry.trace import Tracer
+
+    from balance_service.cluster.membership import Partitions
+    from balance_service.observability.metrics import Metrics
+    from balance_service.read_models.catalogue import StageOf
+    from balance_service.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 2.0
+_STOP_TASKS_SECONDS = 3.0
+_LEAST_STOP_SECONDS = 0.5
+_STOP_WORKER_SECONDS = 0.5
+_WATERMARKS_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 5.0
+_SAMPLE_EVERY_SECONDS = 5.0
+
+
+class Patience:
+    """Waits for what is needed outside and is not up yet; ends when the instance is told to stop."""
+
+    def __init__(self, stopping: threading.Event, on_wait: Callable[[str], None]) -> None:
+        """Args:
+        on_wait: told why, each time.
+        """
+        self._stopping = stopping
+        self._on_wait = on_wait
+
+    def until_up(self, attempt: Callable[[], T]) -> T:
+        """Try until it succeeds. Raises RetriableError once told to stop."""
+        while True:
+            try:
+                return attempt()
+            except RetriableError as error:
+                log.warning("waiting", reason=str(error))
+                self._on_wait(str(error))
+                if self._stopping.wait(_RETRY_SECONDS):
+                    raise
+
+
+class Engine:
+    """Does the work of some stages on whatever partitions the group assigns."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stages: Sequence[StageOf],
+        metrics: Metrics,
+        patience: Patience,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        tracer: Tracer = UNTRACED,
+    ) -> None:
+        """Take the state directory, reach broker and registry, start Spark; waits for what is not up yet.
+
+        Args:
+            on_change: called on any thread when a task's state has changed.
+
+        Raises:
+            ConfigurationError: a setting, or what it names, is wrong.
+            RetriableError: told to stop while waiting.
+        """
+        until_up = patience.until_up
+        self.settings = settings
+        self.metrics = metrics
+        self.tracer = tracer
+        self.on_change = on_change
+        self.state_directory = StateDirectory(settings.state_dir, settings.application_id)
+        self.topics = Topics(settings)
+        prepared = until_up(partial(prepare_topics, self.topics, settings, [stage.names for stage in stages]))
+        sources = {stage.names.source: prepared[stage.names.source] for stage in stages}
+        self.registry = SchemaRegistry.from_settings(settings)
+        contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
+        self.tables = Tables(until_up(contexts), self.state_directory)
+        works = Works(
+            settings=settings, topics=self.topics, registry=self.registry, tables=self.tables, prepared=prepared
+        )
+        work_of = {stage.names.name: until_up(partial(works.of, stage)) for stage in stages}
+        # While a task's query ends, its successor's may begin.
+        slots = 2 * sum(sources[stage.names.source].partitions for stage in stages)
+        self.spark = start_spark(settings, slots=slots)
+        self.spark_sampler = SparkSampler(self.spark)
+        self.watermarks = {
+            name: Watermarks(partial(self.topics.offsets, name, range(source.partitions)))
+            for name, source in sources.items()
+        }
+        self.stages: Mapping[str, HostedStage] = {
+            stage.names.name: host(
+                stage,
+                work_of[stage.names.name],
+                sources[stage.names.source],
+                self.watermarks[stage.names.source],
+                self,
+            )
+            for stage in stages
+        }
+        # A JVM's first query is slow. It is run before a partition is assigned, while the schemas are learnt.
+        with ThreadPoolExecutor(1, "rehearsal") as pool:
+            rehearsed = pool.submit(until_up, next(iter(self.stages.values())).feed.rehearse)
+            for hosted in self.stages.values():
+                until_up(partial(hosted.learn_schemas, self.registry))
+            rehearsed.result()
+        self.membership = Membership(
+            config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
+            topics=list(sources),
+            session_timeout_ms=settings.session_timeout_ms,
+            listener=self,
+            positions=self._positions,
+        )
+        self._workers = (
+            # One for each topic: where a leader is away, no other topic waits for it.
+            *(
+                Worker(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, w.refresh)
+                for name, w in self.watermarks.items()
+            ),
+            *(
+                Worker(f"source-check-{name}", _CHECK_EVERY_SECONDS, hosted.source_check.look)
+                for name, hosted in self.stages.items()
+            ),
+            Worker("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
+        )
+
+    @property
+    def models(self) -> Mapping[str, HostedStage]:
+        """By read model, the stage that has its name: the last."""
+        return {name: hosted for name, hosted in self.stages.items() if hosted.is_last}
+
+    def stages_of(self, read_model: str) -> Sequence[HostedStage]:
+        """All stages of a read model."""
+        return [hosted for hosted in self.stages.values() if hosted.read_model.name == read_model]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why some partition is not folded now; empty while all is well."""
+        return [problem for hosted in self.stages.values() for problem in hosted.problems]
+
+    def start(self) -> None:
+        """Join the group and begin to fold; returns at once."""
+        for worker in self._workers:
+            worker.start()
+        self.membership.start()
+
+    def stop(self) -> None:
+        """Let go of everything. What takes longer than its bound is left to the end of the process."""
+        self.membership.stop()
+        for worker in self._workers:
+            worker.stop(_STOP_WORKER_SECONDS)
+        # Nothing may use Spark while it stops. A thread that hangs in it ends with the process, and Spark does too.
+        deadline = time.monotonic() + _STOP_TASKS_SECONDS
+        ended = [hosted.tasks.stop(max(0.0, deadline - time.monotonic())) for hosted in self.stages.values()]
+        self.tables.stop(max(_LEAST_STOP_SECONDS, deadline - time.monotonic()))
+        if all(ended):
+            self.spark.stop()
+        self.registry.close()
+        self.state_directory.close()
+
+    def assigned(self, partitions: Partitions) -> None:
+        """Open the tasks of each."""
+        self.metrics.rebalances.labels("assigned").inc()
+        for hosted, own in self._of_stages(partitions):
+            hosted.tasks.assign(own)
+
+    def revoked(self, partitions: Partitions) -> None:
+        """Close the tasks; running commits have half a session, and at most four seconds, to end."""
+        self.metrics.rebalances.labels("revoked").inc()
+        self._let_go(partitions, min(self.settings.session_timeout_ms / 2000, 4.0))
+
+    def lost(self, partitions: Partitions) -> None:
+        """Close the tasks; successors may have fenced them already."""
+        self.metrics.rebalances.labels("lost").inc()
+        self._let_go(partitions, 1.0)
+
+    def _let_go(self, partitions: Partitions, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        leaving = [task for hosted, own in self._of_stages(partitions) for task in hosted.tasks.dismiss(own)]
+        for task in leaving:
+            task.close(max(0.0, deadline - time.monotonic()))
+        if leaving:
+            self.on_change()
+
+    def _of_stages(self, partitions: Partitions) -> Iterator[tuple[HostedStage, Iterable[int]]]:
+        for hosted in self.stages.values():
+            yield hosted, [number for topic, number in partitions if topic == hosted.source.name]
+
+    def _positions(self) -> dict[tuple[str, int], int]:
+        """Of each partition, the least of its tasks': tools take for the lag of the group what is behind it."""
+        positions: dict[tuple[str, int], int] = {}
+        for hosted in self.stages.values():
+            for partition, position in hosted.positions().items():
+                positions[partition] = min(position, positions.get(partition, position))
+        return positions

@@ -1,0 +1,160 @@
+"""One stage as an instance hosts it: its tasks, what feeds them, and what it needs to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from balance_service.avro.schemas import subject_of
+from balance_service.errors import FatalError
+from balance_service.events.decode import Decoder
+from balance_service.events.feed import Feed
+from balance_service.observability.tracing import UNTRACED
+from balance_service.state.fold import Folding
+from balance_service.state.joining import Joining
+from balance_service.state.opening import TaskContext
+from balance_service.state.source_check import SourceCheck
+from balance_service.state.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opentelemetry.trace import Tracer
+    from pyspark.sql import SparkSession
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.cluster.watermarks import Watermarks
+    from balance_service.errors import StoreCorruptedError
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.observability.metrics import Metrics
+    from balance_service.read_models.catalogue import StageOf
+    from balance_service.read_models.flow import Leg
+    from balance_service.read_models.read_model import ReadModel, State
+    from balance_service.settings import Settings, Stage
+    from balance_service.state.store.directory import StateDirectory
+    from balance_service.state.work import Work
+
+
+class Shared(Protocol):
+    """What the stages of one instance share."""
+
+    settings: Settings
+    topics: Topics
+    registry: SchemaRegistry
+    state_directory: StateDirectory
+    spark: SparkSession
+    metrics: Metrics
+    tracer: Tracer
+    on_change: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedStage:
+    """A stage, and what works on it; `source` is the topic as it was when the instance started."""
+
+    read_model: ReadModel
+    leg: Leg
+    stage: Stage
+    source: Topic
+    state_codec: AvroCodec | None
+    """None for a stage without states."""
+    watermarks: Watermarks
+    decoder: Decoder
+    feed: Feed
+    tasks: Tasks
+    source_check: SourceCheck
+    written_to: str
+    """The topic whose producers have encoded what the source holds: records are passed on as they are."""
+
+    @property
+    def name(self) -> str:
+        """The stage's."""
+        return self.stage.name
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the one that folds or emits, and has the read model's name."""
+        return self.leg.by is None
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Why some partition is not folded now; empty while all is well."""
+        return [problem for problem in (self.feed.problem, self.source_check.problem) if problem]
+
+    def state(self, frame: bytes) -> State:
+        """A framed state as a record."""
+        if self.state_codec is None:
+            raise FatalError(f"stage {self.name} has no states, and was asked for one")
+        return self.state_codec.decode(frame)
+
+    def view(self, frame: bytes) -> Any:
+        """What a query answers of a framed state."""
+        return self.read_model.view(self.state(frame))
+
+    def damaged(self, partition: int, error: StoreCorruptedError) -> None:
+        """The store of a partition was found to be damaged while it was read: it is to be restored."""
+        task = self.tasks.task(partition)
+        if task is not None:
+            self.tasks.failed(task, error)
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Of the source's partitions of which a task answers."""
+        return {
+            (self.source.name, task.task_id.partition): task.position
+            for task in self.tasks.all()
+            if task.view is not None and task.position >= 0
+        }
+
+    def learn_schemas(self, registry: SchemaRegistry) -> None:
+        """Learn every schema of the source: one that a plan does not know when it comes up costs a new plan.
+
+        Raises:
+            RetriableError: the registry does not answer.
+        """
+        topic, schemas = self.written_to, self.leg.event_schemas.values()
+        ours = [registry.register(subject_of(topic, schema), schema) for schema in schemas]
+        self.decoder.resolve({*ours, *registry.schema_ids(topic)})
+
+
+def host(stage: StageOf, work: Work, source: Topic, watermarks: Watermarks, shared: Shared) -> HostedStage:
+    """Put a stage together; nothing of it runs yet."""
+    settings, topics, read_model, leg = shared.settings, shared.topics, stage.read_model, stage.leg
+    decoder = Decoder(shared.spark, read_model, leg, shared.registry, with_traces=shared.tracer is not UNTRACED)
+    joined = work.joined if isinstance(work, Joining) else None
+    feed = Feed(
+        spark=shared.spark,
+        settings=settings,
+        source=source.name,
+        read_model=read_model,
+        leg=leg,
+        decoder=decoder,
+        topics=topics,
+        known_end=watermarks.end,
+        joined=joined,
+        metrics=shared.metrics,
+        tracer=shared.tracer,
+    )
+    context = TaskContext(
+        settings=settings,
+        stage=stage.names,
+        topics=topics,
+        source=source,
+        work=work,
+        joined=joined,
+        state_directory=shared.state_directory,
+    )
+    tasks = Tasks(stage.names.name, context, feed, shared.on_change)
+    return HostedStage(
+        read_model=read_model,
+        leg=leg,
+        stage=stage.names,
+        source=source,
+        state_codec=work.state_codec if isinstance(work, Folding) else None,
+        watermarks=watermarks,
+        decoder=decoder,
+        feed=feed,
+        tasks=tasks,
+        source_check=SourceCheck(topics, source, tasks),
+        written_to=stage.written_to,
+    )

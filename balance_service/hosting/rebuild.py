@@ -1,0 +1,180 @@
+"""Rebuild: drop a read model of a stopped application and replay what its last stage reads, through the same engine.
+
+Nothing is dropped but its changelog, its local stores and the directory of instances: copies of what the source says,
+and of what nobody says any more. Interrupted, it leaves a read model that is further back, never a wrong one: run it
+again, or let the service go on from there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import structlog
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.cluster.membership import consumer_config
+from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.hosting.engine import Engine, Patience
+from balance_service.hosting.sent_before import SentBefore
+from balance_service.kafka.clients import by_remedy, common_config
+from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
+from balance_service.kafka.topics import Topics
+from balance_service.observability.metrics import Metrics
+from balance_service.read_models.catalogue import stages_of
+from balance_service.state.task_state import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.kafka.topics import Topic
+    from balance_service.read_models.read_model import ReadModel
+    from balance_service.settings import Settings, Stage
+    from balance_service.state.commit import Committed
+
+log = structlog.get_logger(__name__)
+
+_LOOK_EVERY_SECONDS = 0.2
+_JOIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild did, and how long the replay took."""
+
+    done: Committed
+    seconds: float
+
+
+def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, int], None]) -> Rebuilt:
+    """Make the changelog anew and replay the source up to its present end.
+
+    Args:
+        progress: told how many source offsets of how many are done.
+
+    Raises:
+        ConfigurationError: it keeps no states, another member is in the group, or the source's keys have moved.
+        RetriableError: a broker or the registry does not answer.
+    """
+    if not read_model.has_states():
+        raise ConfigurationError(
+            f"the read model '{read_model.name}' keeps no states, so there is nothing to rebuild; what it sent stays"
+        )
+    topics, stages = Topics(settings), stages_of(read_model, settings)
+    last, stage = stages[-1], stages[-1].names
+    source = prepare_topics(topics, settings, [stage.names for stage in stages])[stage.source]
+    _refuse_repartitioned(topics, stage, source)
+    with _Alone(settings, topics, source) as alone:
+        sent = _sent_before(settings, topics, stage, source) if stage.outputs else None
+        topics.delete(stage.changelog)
+        # Epochs begin anew with the changelog, and what killed instances last said there claims higher ones.
+        topics.delete(settings.application_servers_topic)
+        changelog = prepare_changelog(topics, stage, source)
+        if sent is not None:
+            sent.keep(changelog)
+        alone.check()
+    metrics = Metrics()
+    patience = Patience(threading.Event(), lambda _reason: None)
+    # What the stages before it have passed on is kept.
+    engine = Engine(settings, [last], metrics, patience)
+    try:
+        return _replay(engine, engine.stages[stage.name], patience, progress)
+    finally:
+        engine.stop()
+
+
+def _sent_before(settings: Settings, topics: Topics, stage: Stage, source: Topic) -> SentBefore:
+    registry = SchemaRegistry.from_settings(settings)
+    try:
+        return SentBefore(settings, topics, registry, stage, source)
+    finally:
+        registry.close()
+
+
+def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
+    changelog = topics.find(stage.changelog)
+    if changelog is not None and changelog.partitions != source.partitions:
+        raise ConfigurationError(
+            f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}: its keys now "
+            "hash elsewhere than their history lies; copy the events to a new topic with `balance-service topics copy "
+            f"{source.name} NEW`, and start anew with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
+        )
+
+
+class _Alone:
+    """Membership in the group with every partition, so that no instance works on what is dropped meanwhile."""
+
+    def __init__(self, settings: Settings, topics: Topics, source: Topic) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._source = source
+        self._assigned: set[int] = set()
+        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
+        self._consumer = Consumer(config)
+
+    def __enter__(self) -> Self:
+        try:
+            self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
+            deadline = time.monotonic() + _JOIN_SECONDS
+            wanted = set(range(self._source.partitions))
+            while self._assigned != wanted:
+                if self._topics.group_members() > 1 or time.monotonic() > deadline:
+                    self.check()
+                    raise RetriableError("the group did not give this process every partition in time; try again")
+                self._consumer.poll(_LOOK_EVERY_SECONDS)
+            self.check()
+        except KafkaException as error:
+            self._consumer.close()
+            raise by_remedy(error, "joining the group") from error
+        except BalanceServiceError:
+            self._consumer.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def check(self) -> None:
+        """Raises ConfigurationError if another member is in the group."""
+        self._consumer.poll(0)
+        others = self._topics.group_members() - 1
+        if others > 0:
+            raise ConfigurationError(
+                f"{others} other instance(s) of application id '{self._settings.application_id}' are running; "
+                "stop them all, then rebuild"
+            )
+
+    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        parts = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in assigned]
+        if parts:
+            consumer.incremental_assign(parts)
+            consumer.pause(parts)
+        self._assigned |= {p.partition for p in assigned}
+
+    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
+        self._assigned -= {p.partition for p in revoked}
+        consumer.incremental_unassign(revoked)
+
+
+def _replay(engine: Engine, hosted: HostedStage, patience: Patience, progress: Callable[[int, int], None]) -> Rebuilt:
+    source, tasks = hosted.source, hosted.tasks
+    ends = patience.until_up(lambda: engine.topics.offsets(source.name, range(source.partitions)))
+    total = sum(ends.values())
+    engine.start()
+    began = time.monotonic()
+    everything = frozenset((source.name, partition) for partition in ends)
+    while True:
+        time.sleep(_LOOK_EVERY_SECONDS)
+        if engine.membership.joined.is_set() and engine.membership.partitions != everything:
+            raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
+        positions = {task.task_id.partition: task.position for task in tasks.all()}
+        for task in tasks.snapshots():
+            if task.state == TaskState.HALTED.value:
+                raise ConfigurationError(f"{task.task_id} is halted: {task.reason}")
+        progress(sum(min(max(0, positions.get(p, 0)), end) for p, end in ends.items()), total)
+        if positions.keys() == ends.keys() and all(positions[p] >= end for p, end in ends.items()):
+            return Rebuilt(engine.metrics.totals(), time.monotonic() - began)

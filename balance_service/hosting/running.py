@@ -1,0 +1,192 @@
+"""What runs once an instance is up: its engine, its place in the directory, what appends events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.cluster.directory import Directory
+from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.standbys import StandbyChooser
+from balance_service.commands.publisher import FundsAddedPublisher
+from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.state.records import Role
+from balance_service.state.task_state import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from opentelemetry.trace import Tracer
+
+    from balance_service.hosting.engine import Engine, Patience
+    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.settings import Settings
+    from balance_service.state.records import TaskSnapshot
+    from balance_service.state.tables.partition import TableSnapshot
+
+_STOP_DIRECTORY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """An engine that folds, and its instance's place among the others."""
+
+    engine: Engine
+    directory: Directory
+    publisher: FundsAddedPublisher
+
+    @staticmethod
+    def of(engine: Engine, settings: Settings, patience: Patience, tracer: Tracer) -> Running:
+        """Put together what an engine needs around it; nothing of it runs yet.
+
+        Raises:
+            ConfigurationError: broker or registry refuse what is asked of them.
+            RetriableError: told to stop while waiting for them.
+        """
+        topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
+        codec = patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema))
+        publisher = patience.until_up(
+            partial(
+                FundsAddedPublisher,
+                producer_config(settings),
+                engine.registry,
+                settings.topic,
+                settings.read_timeout_seconds,
+                tracer,
+            )
+        )
+        models, stages, table = engine.models.values(), engine.stages.values(), ServerTable()
+        # A copy of a stage without states would hold its position alone, which an owner reads at once.
+        with_states = (hosted for hosted in models if hosted.read_model.has_states())
+        choosers = [(hosted.tasks, _chooser(table, hosted, settings)) for hosted in with_states]
+
+        def stand_by() -> None:
+            for tasks, chooser in choosers:
+                tasks.stand_by(chooser.partitions())
+
+        directory = Directory(
+            consumer_config=reader_config(settings),
+            producer_config=producer_config(settings),
+            topic=topic,
+            address=settings.application_server,
+            codec=codec,
+            models=[PublishedModel(hosted.name, hosted.source.partitions) for hosted in models],
+            tasks=lambda: [_published(task) for hosted in stages for task in hosted.tasks.snapshots()],
+            table=table,
+            on_round=stand_by,
+        )
+        return Running(engine=engine, directory=directory, publisher=publisher)
+
+    def start(self) -> None:
+        """Be found by others, join the group, begin to fold; returns at once."""
+        self.directory.start()
+        self.engine.start()
+
+    def stop(self) -> None:
+        """Let go of everything, within bounds."""
+        self.engine.stop()
+        self.directory.stop(_STOP_DIRECTORY_SECONDS)
+        self.publisher.close()
+
+    def unready(self) -> list[str]:
+        """Why the instance should get no queries now."""
+        engine = self.engine
+        membership = engine.membership
+        reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
+        reasons += [problem for problem in (membership.problem, self.directory.problem) if problem]
+        of_models = [
+            [reason for hosted in engine.stages_of(name) for reason in _unready(hosted)] for name in engine.models
+        ]
+        # One that can answer should get queries; what is wrong with another is in the status.
+        if all(of_models):
+            reasons += [reason for of_model in of_models for reason in of_model]
+        if membership.partitions and not membership.lease.holds:
+            reasons.append("the group has not confirmed this instance lately")
+        return reasons
+
+    def status(self) -> dict[str, Any]:
+        """What there is to say of the tasks here, and of the other instances, as JSON."""
+        engine = self.engine
+        models = engine.models.values()
+        return {
+            "partitions": max(hosted.source.partitions for hosted in models),
+            "models": [
+                {"name": hosted.name, "source": hosted.source.name, "partitions": hosted.source.partitions}
+                for hosted in models
+            ],
+            "leaseHolds": engine.membership.lease.holds,
+            "tasks": [_status(hosted, task) for hosted in engine.stages.values() for task in hosted.tasks.snapshots()],
+            "tables": [_table_status(table) for table in engine.tables.snapshots()],
+            "unhosted": self._unhosted(),
+            "applicationServers": self.directory.status(),
+        }
+
+    def _unhosted(self) -> Sequence[str]:
+        """The partitions of our stages that no instance works on: their group's member does not host them."""
+        table = self.directory.table
+        return [
+            f"{hosted.name}_{partition}"
+            for hosted in self.engine.stages.values()
+            for partition in range(hosted.source.partitions)
+            if table.claim(hosted.name, partition) is None
+        ]
+
+
+def _unready(hosted: HostedStage) -> list[str]:
+    """Why a read model should get no queries here now."""
+    tasks = [
+        f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
+        for task in hosted.tasks.snapshots()
+        if task.state != TaskState.RUNNING.value and (task.role is Role.ACTIVE or task.reason)
+    ]
+    return tasks + [f"a partition is not folded: {problem}" for problem in hosted.problems]
+
+
+def _chooser(table: ServerTable, hosted: HostedStage, settings: Settings) -> StandbyChooser:
+    return StandbyChooser(
+        table=table,
+        read_model=hosted.name,
+        partitions=hosted.source.partitions,
+        address=settings.application_server,
+        replicas=settings.num_standby_replicas,
+    )
+
+
+def _published(task: TaskSnapshot) -> PublishedTask:
+    task_id = task.task_id
+    return PublishedTask(task_id.stage, task_id.partition, task.role.value, task.state, task.epoch, task.position)
+
+
+def _status(hosted: HostedStage, task: TaskSnapshot) -> Mapping[str, Any]:
+    partition = task.task_id.partition
+    return {
+        "task": str(task.task_id),
+        "readModel": hosted.read_model.name,
+        "partition": partition,
+        "role": task.role.value.lower(),
+        "state": task.state,
+        "epoch": task.epoch,
+        "position": task.position,
+        "lag": hosted.watermarks.lag(partition, task.position),
+        "reason": task.reason,
+        "restored": task.restored,
+        "toRestore": task.to_restore,
+        "secondsLeft": task.seconds_left,
+        "storeBytes": task.sizes.store_bytes,
+    }
+
+
+def _table_status(table: TableSnapshot) -> Mapping[str, Any]:
+    return {
+        "table": table.topic,
+        "partition": table.partition,
+        "position": table.position,
+        "whole": table.is_whole,
+        "reason": table.reason,
+        "skipped": table.skipped,
+        "late": table.late,
+        "storeBytes": table.sizes.store_bytes,
+    }

@@ -1,0 +1,1 @@
+"""The routes as values, and what is made of them."""

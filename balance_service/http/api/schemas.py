@@ -1,0 +1,127 @@
+"""Schemas of what routes take and answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from balance_service.commands.add_funds import AMOUNT_RULE
+from balance_service.http.api.declarations import Component
+from balance_service.read_models.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.http.api.declarations import Schema
+
+POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
+
+
+def text(description: str, **keywords: Any) -> Mapping[str, Any]:
+    """A string."""
+    return {"type": "string", "description": description, **keywords}
+
+
+def count(description: str, minimum: int = 0) -> Mapping[str, Any]:
+    """An integer."""
+    return {"type": "integer", "minimum": minimum, "description": description}
+
+
+def exactly(
+    properties: Mapping[str, Schema], *, optional: frozenset[str] = frozenset(), description: str = ""
+) -> Mapping[str, Any]:
+    """An object that has these properties and no others."""
+    return {
+        "type": "object",
+        **({"description": description} if description else {}),
+        "additionalProperties": False,
+        "required": [name for name in properties if name not in optional],
+        "properties": properties,
+    }
+
+
+def _schema(name: str, definition: Mapping[str, Any]) -> Component:
+    return Component("schemas", name, definition)
+
+
+CUSTOMER_ID = _schema(
+    "CustomerId",
+    text(
+        f"1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters (U+0000 to U+001F, U+007F to U+009F). "
+        "Bytes, not characters: 128 two-byte characters fit, 129 do not.",
+        minLength=1,
+        maxLength=MAX_KEY_BYTES,
+        pattern=f"^[^{CONTROL_CHARACTERS}]+$",
+        examples=["c1", "Zoë/42"],
+    ),
+)
+AMOUNT = _schema(
+    "Amount",
+    {
+        "description": f"Money, exactly: {AMOUNT_RULE.removeprefix('amount must be ')} (zeros at either end do not "
+        "count). A number keeps its digits: it never passes through a binary float here.",
+        "oneOf": [
+            {
+                "title": "Number",
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "exclusiveMaximum": 10**16,
+                "multipleOf": 0.01,
+            },
+            text(
+                "No sign, no exponent.",
+                title="Decimal string",
+                pattern=r"^(?=.*[1-9])0*[0-9]{1,16}(\.[0-9]{1,2}0*)?$",
+            ),
+        ],
+        "examples": [12.34, "12.34"],
+    },
+)
+ADD_FUNDS = _schema(
+    "AddFunds",
+    {
+        "type": "object",
+        "required": ["customerId", "amount"],
+        "properties": {"customerId": CUSTOMER_ID, "amount": AMOUNT},
+    },
+)
+BALANCE = _schema(
+    "Balance",
+    exactly(
+        {
+            "amount": {
+                "type": "number",
+                "exclusiveMinimum": -(10**36),
+                "exclusiveMaximum": 10**36,
+                "description": "The exact sum, always with 2 decimals and up to 36 digits before the point. Parse it "
+                "as a decimal: a binary float may not hold its digits.",
+            }
+        }
+    ),
+)
+POSITION = _schema(
+    "Position",
+    text(
+        "A source partition and the next offset to apply there: everything below it is in the store.",
+        pattern=f"^{POSITION_PATTERN}$",
+        examples=["1:42"],
+    ),
+)
+ROLE = _schema(
+    "Role",
+    text(
+        "`active`: the owner of the partition. `standby`: follows its changelog.",
+        enum=["active", "standby"],
+    ),
+)
+PROBLEM = _schema(
+    "Problem",
+    exactly(
+        {
+            "type": {"const": "about:blank", "description": "Nothing beyond the status."},
+            "title": text("The status' name."),
+            "status": {"type": "integer", "minimum": 400, "maximum": 599, "description": "The HTTP status."},
+            "detail": text("One sentence for the caller.", minLength=1),
+        },
+        description="Problem details, RFC 9457.",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Bodies of requests: JSON whose numbers keep their digits."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+from balance_service.commands.add_funds import AMOUNT_RULE, AddFunds, amount_of
+from balance_service.errors import InvalidInputError
+from balance_service.read_models.keys import checked_key
+
+_JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
+_EXAMPLE = '{"customerId": "c1", "amount": 12.34}'
+
+
+def add_funds(body: bytes) -> AddFunds:
+    """The command in a request's body. Raises InvalidInputError."""
+    try:
+        parsed = json.loads(
+            body,
+            parse_float=_Number,
+            parse_int=_Number,
+            parse_constant=_no_constant,
+            object_pairs_hook=_object,
+        )
+    except (ValueError, RecursionError):
+        raise InvalidInputError(f"the body is not JSON; send {_EXAMPLE}") from None
+    if not isinstance(parsed, dict):
+        raise InvalidInputError(f"the body is not a JSON object; send {_EXAMPLE}")
+    customer_id = parsed.get("customerId")
+    if isinstance(customer_id, _Number) or not isinstance(customer_id, str):
+        raise InvalidInputError("customerId is missing" if customer_id is None else "customerId is not a string")
+    return AddFunds(checked_key(customer_id, "customerId"), _amount(parsed.get("amount")))
+
+
+class _Number(str):
+    """A JSON number's own digits: it never passes through a binary float."""
+
+    __slots__ = ()
+
+
+def _amount(value: Any) -> Decimal:
+    if not isinstance(value, str):
+        raise InvalidInputError("amount is missing" if value is None else AMOUNT_RULE)
+    # A number may have an exponent, a string may not.
+    if isinstance(value, _Number) and _JSON_NUMBER.fullmatch(value):
+        return amount_of(format(Decimal(value), "f"))
+    return amount_of(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON leaves it open which of two values counts; where they are money, neither does.
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise InvalidInputError("the body has a name more than once in an object")
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

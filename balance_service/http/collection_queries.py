@@ -1,0 +1,97 @@
+"""Queries for a read model that answers as a collection. Peers are asked by the routes of every read model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
+from balance_service.http.parameters import LIMIT, Given
+from balance_service.http.scan import Count, Entries
+from balance_service.http.server.problems import Problem
+from balance_service.read_models.json_view import exact_json
+
+if TYPE_CHECKING:
+    from balance_service.http.api.declarations import Parameter
+    from balance_service.http.model_queries import ModelQueries
+    from balance_service.read_models.routes import Collection
+
+_MISDIRECTED = 421
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionQueries:
+    """Answers of one read model in the form of its collection."""
+
+    name: str
+    declared: Collection
+    key: Parameter[str]
+    start: Parameter[str]
+    end: Parameter[str]
+    after: Parameter[str]
+
+    async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """What is known of one key."""
+        answer = await models.one(request, models.of(self.name), self.key, self.declared.noun)
+        return answer if answer.status != _OK else self._with(answer, self._of(_parsed(answer)["value"]))
+
+    async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """What is known of each key, in their order, a page at a time."""
+        return await self._entries(models, request, Given(request))
+
+    async def range(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """The same from one key to another, both inclusive."""
+        given = Given(request)
+        return await self._entries(models, request, given, given.required(self.start), given.required(self.end))
+
+    async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """How many keys there are, on all instances."""
+        answer = await models.of(self.name).gathered(Given(request), "count", Count())
+        return answer.response()
+
+    async def count_local(self, models: ModelQueries, _request: web.Request) -> web.Response:
+        """How many keys this instance owns."""
+        answers = models.of(self.name)
+        try:
+            answer = await answers.scatter.answer_peer(Count(), range(answers.scatter.partitions), None)
+        except Problem as problem:
+            if problem.status != _MISDIRECTED:
+                raise
+            return web.json_response({"count": 0})
+        return answer.response()
+
+    async def _entries(
+        self,
+        models: ModelQueries,
+        request: web.Request,
+        given: Given,
+        start: str | None = None,
+        end: str | None = None,
+    ) -> web.Response:
+        after, limit = given.optional(self.after), given.optional(LIMIT) or DEFAULT_ENTRIES
+        scan = Entries(start=start, end=end, after=after, limit=limit, key_type=key_type_of(self.name))
+        answer = await models.of(self.name).gathered(given, "entries", scan)
+        page = json.loads(answer.body, parse_float=Decimal)
+        response = self._with(answer.response(), {entry["key"]: self._of(entry["value"]) for entry in page["entries"]})
+        if page["next"] is not None:
+            following = request.rel_url.update_query({self.after.name: page["next"]})
+            response.headers["Link"] = f'<{following}>; rel="next"'
+        return response
+
+    def _of(self, view: Any) -> Any:
+        return view[self.declared.of]
+
+    @staticmethod
+    def _with(answer: web.Response, value: Any) -> web.Response:
+        answer.body = exact_json(value).encode()
+        return answer
+
+
+def _parsed(answer: web.Response) -> Any:
+    body = answer.body
+    return json.loads(body if isinstance(body, bytes) else b"null", parse_float=Decimal)

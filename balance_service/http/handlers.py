@@ -1,0 +1,44 @@
+"""What answers the routes of an instance: operations from the first on, queries and commands once it has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.http.server.problems import unavailable
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from balance_service.http.commands import Commands
+    from balance_service.http.model_queries import ModelQueries
+    from balance_service.http.operations import Operations
+    from balance_service.http.queries import Queries
+
+
+class Handlers:
+    """Queries and commands of an instance, once it has them: the server answers before the engine is up."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+        self.queries: Queries | None = None
+        """Of the balance, if it is hosted here."""
+        self.commands: Commands | None = None
+        self.models: ModelQueries | None = None
+
+    async def get_balance(self, request: web.Request) -> web.Response:
+        """See `Queries.get_balance`."""
+        queries = self.queries or self.any_model.of("balance").queries
+        return await queries.get_balance(request)
+
+    @property
+    def any_model(self) -> ModelQueries:
+        """What answers for any read model. Raises Problem 503 while the instance is starting."""
+        if self.models is None:
+            raise unavailable("this instance is starting")
+        return self.models
+
+    async def add_funds(self, request: web.Request) -> web.Response:
+        """See `Commands.add_funds`."""
+        if self.commands is None:
+            raise unavailable("this instance is starting; the event was certainly not written")
+        return await self.commands.add_funds(request)

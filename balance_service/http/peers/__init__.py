@@ -1,0 +1,1 @@
+"""Other instances: which are trusted, and how they are asked."""

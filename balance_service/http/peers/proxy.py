@@ -1,0 +1,143 @@
+"""One hop to the instance that owns the key, over connections that are kept.
+
+A peer's address comes from a topic, so it is not trusted: hosts by allow-list, fixed path, re-encoded parameters, no
+redirects, capped size, headers by allow-list (see `answers`). What it is asked carries a mark, so that it does not pass
+it on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+from opentelemetry.trace import SpanKind
+from yarl import URL
+
+from balance_service.errors import RetriableError
+from balance_service.http.peers.answers import UnexpectedAnswerError
+from balance_service.http.peers.connections import PeerConnections
+from balance_service.http.peers.trust import PeerTrust
+from balance_service.observability.tracing import UNTRACED, W3C, open_span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.trace import Tracer
+
+    from balance_service.http.answer import Answer
+    from balance_service.http.server.reloading import Reloaded
+    from balance_service.http.server.tls import Tls
+
+FORWARDED_HEADER = "Balance-Forwarded"
+_UNAUTHORIZED, _FORBIDDEN, _TOO_MANY = 401, 403, 429
+_CRLF = "\r\n"
+_LINE = re.compile(r"[!-~]+: [^\x00-\x1f\x7f]+")
+
+
+class Proxy:
+    """Asks peers. Belongs to the event loop."""
+
+    def __init__(
+        self, trust: PeerTrust | None = None, tls: Reloaded[Tls] | None = None, tracer: Tracer = UNTRACED
+    ) -> None:
+        """Args:
+        trust: which peers may be asked, and the proof that we are one; by default any peer, without proof.
+        tls: peers are asked by HTTPS with this; without it, by HTTP.
+        """
+        self._trust = PeerTrust() if trust is None else trust
+        self._tls = tls
+        self._tracer = tracer
+        self._connections = PeerConnections()
+
+    async def get(
+        self,
+        address: str,
+        path: str,
+        parameters: Mapping[str, str],
+        from_address: str,
+        timeout_seconds: float,
+    ) -> Answer:
+        """GET a fixed path of a peer.
+
+        Raises:
+            RetriableError: the peer may not be asked, refuses our proof, or did not answer in time or not sensibly.
+        """
+        if self._tracer is UNTRACED:
+            return await self._get(address, path, parameters, from_address, timeout_seconds)
+        attributes = {"http.request.method": "GET", "server.address": address, "url.path": path}
+        with open_span(self._tracer, f"GET {path}", SpanKind.CLIENT, attributes) as span:
+            answer = await self._get(address, path, parameters, from_address, timeout_seconds)
+            span.set_attribute("http.response.status_code", answer.status)
+            return answer
+
+    async def _get(
+        self,
+        address: str,
+        path: str,
+        parameters: Mapping[str, str],
+        from_address: str,
+        timeout_seconds: float,
+    ) -> Answer:
+        if not self._trust.allows(address):
+            raise RetriableError(
+                f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
+            )
+        if self._connections.is_closed:
+            raise RetriableError("this instance is stopping")
+        try:
+            url = _url(address)
+            target = f"{path}?{urlencode(parameters, quote_via=quote)}" if parameters else path
+            headers = {FORWARDED_HEADER: self._trust.mark(from_address, target)}
+            W3C.inject(headers)
+            request = _request(url, target, headers)
+            # Asked anew each time: connections under a renewed certificate are new ones.
+            tls = None if self._tls is None else self._tls.value.client
+            async with asyncio.timeout(timeout_seconds):
+                answer = await self._connections.ask(url, request, tls)
+        except UnexpectedAnswerError as error:
+            raise RetriableError(f"the owner at {address} {error}") from error
+        except ssl.SSLError as error:
+            raise RetriableError(
+                f"the owner at {address} cannot be reached by TLS: {error}; its certificate must name that host and be "
+                "signed by a CA in BALANCE_TLS_CA"
+            ) from error
+        except TimeoutError as error:
+            raise RetriableError(f"the owner at {address} cannot be reached: it did not answer in time") from error
+        except (OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise RetriableError(f"the owner at {address} cannot be reached: {reason}") from error
+        if answer.status == _FORBIDDEN:
+            raise RetriableError(
+                f"the owner at {address} does not accept the proof that this instance is its peer; give all instances "
+                "the same BALANCE_PEER_SECRET, and clocks that agree"
+            )
+        if answer.status in (_UNAUTHORIZED, _TOO_MANY):
+            # What it asks of clients: this instance has done that, and the client cannot.
+            raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
+        return answer
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connections.close()
+
+
+@lru_cache(maxsize=100)
+def _url(address: str) -> URL:
+    """Where a peer is, its host as it is written in requests and looked up."""
+    return URL(f"http://{address}")
+
+
+def _request(url: URL, target: str, headers: Mapping[str, str]) -> bytes:
+    """A query as it goes over the wire.
+
+    Raises:
+        ValueError: a header would not be one line.
+    """
+    lines = [f"Host: {url.raw_authority}", *[f"{name}: {value}" for name, value in headers.items()]]
+    if not all(_LINE.fullmatch(line) for line in lines):
+        raise ValueError("a header of the query would not be one line")
+    return f"GET {target} HTTP/1.1\r\n{_CRLF.join(lines)}\r\n\r\n".encode()

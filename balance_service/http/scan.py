@@ -1,0 +1,228 @@
+"""What may be asked of a whole read model: its entries in a range, how many there are, the greatest.
+
+Each kind is read from local copies into a JSON body, and bodies of several instances are merged into one. A body's
+entries are cut out of its text, so that a number keeps its digits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import total_ordering
+from typing import TYPE_CHECKING, Any, Protocol
+
+from balance_service.read_models.keys import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from balance_service.http.routing import Copy
+    from balance_service.read_models.keys import KeyType
+
+    View = Callable[[bytes], Mapping[str, Any]]
+    """A framed state → what a query answers of it."""
+    Render = Callable[[Mapping[str, Any]], str]
+    GoOn = Callable[[Copy], None]
+
+MOST_BYTES = 1 << 20
+_STEP = 1_000
+# What begins with it is no state's.
+_END = b"\xff"
+_HEAD, _SEPARATOR, _TAIL = '{"entries": [', ", ", '], "next": '
+
+
+class Scan(Protocol):
+    """A question about all keys."""
+
+    def parameters(self) -> dict[str, str]:
+        """The question again, for a peer."""
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+        """The answer of some partitions, as JSON. Takes long: not for the event loop.
+
+        Args:
+            go_on: asked between some keys and the next; what it raises ends the reading.
+        """
+
+    def merge(self, bodies: Sequence[str]) -> str:
+        """The answers of several instances as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """Keys and values in key order, from `start` to `end`, both inclusive, beyond `after`, that begin with `prefix`."""
+
+    start: str | None = None
+    end: str | None = None
+    prefix: str | None = None
+    after: str | None = None
+    limit: int = 100
+    key_type: KeyType = TEXT
+
+    def parameters(self) -> dict[str, str]:
+        """See `Scan`."""
+        given = {"from": self.start, "to": self.end, "prefix": self.prefix, "after": self.after}
+        return {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+        """See `Scan`."""
+        start, stop = self._bounds()
+        ordered = heapq.merge(*(_states(copy, start, stop, go_on, self.limit + 1) for copy in copies))
+        return _page((_entry(self.key_type, key, render(view(frame))) for key, frame in ordered), self.limit)
+
+    def merge(self, bodies: Sequence[str]) -> str:
+        """See `Scan`."""
+        pages = [_parsed(body) for body in bodies]
+        # What an instance left out may come before what another one has.
+        place = self._place
+        known_up_to = min((place(page.next) for page in pages if page.next is not None), default=None)
+        ordered = heapq.merge(*(page.entries for page in pages), key=lambda entry: place(entry.key))
+        known = (entry for entry in ordered if known_up_to is None or place(entry.key) <= known_up_to)
+        return _page(known, self.limit, is_all=known_up_to is None)
+
+    def _bounds(self) -> tuple[bytes, bytes]:
+        prefix = (self.prefix or "").encode()
+        starts = [prefix] + ([] if self.start is None else [self._place(self.start)])
+        starts += [] if self.after is None else [self._place(self.after) + b"\0"]
+        stops = [prefix + _END] + ([] if self.end is None else [self._place(self.end) + b"\0"])
+        return max(starts), min(stops)
+
+    def _place(self, key: str) -> bytes:
+        """Where a key stands in the order."""
+        return self.key_type.of_text(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many keys there are."""
+
+    def parameters(self) -> dict[str, str]:
+        """See `Scan`."""
+        return {}
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:  # noqa: ARG002
+        """See `Scan`."""
+        return _count(copy.position.keys for copy in copies)
+
+    def merge(self, bodies: Sequence[str]) -> str:
+        """See `Scan`."""
+        return _count(int(json.loads(body)["count"]) for body in bodies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Top:
+    """The entries with the greatest value of a field, equal ones by key; those without one are left out."""
+
+    by: str
+    limit: int = 10
+    key_type: KeyType = TEXT
+
+    def parameters(self) -> dict[str, str]:
+        """See `Scan`."""
+        return {"by": self.by, "limit": str(self.limit)}
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+        """See `Scan`."""
+        states = (
+            (key, value)
+            for copy in copies
+            for key, frame in _states(copy, b"", _END, go_on)
+            if _is_ordered((value := view(frame))[self.by])
+        )
+        # `nsmallest` prefers what comes first in the order: the greatest value, then the least key.
+        best = heapq.nsmallest(self.limit, states, key=lambda state: (_Descending(state[1][self.by]), state[0]))
+        return _page((_entry(self.key_type, key, render(value)) for key, value in best), self.limit)
+
+    def merge(self, bodies: Sequence[str]) -> str:
+        """See `Scan`."""
+        pages = [_parsed(body) for body in bodies]
+        # Of a body that was cut short, what comes after its last is not known.
+        known_up_to = min((self._rank(page.entries[-1]) for page in pages if page.next is not None), default=None)
+        best = sorted((entry for page in pages for entry in page.entries), key=self._rank)
+        known = [entry for entry in best if known_up_to is None or self._rank(entry) <= known_up_to]
+        return _page(known[: self.limit], self.limit)
+
+    def _rank(self, entry: _Entry) -> tuple[_Descending, bytes]:
+        return _Descending(entry.value[self.by]), self.key_type.of_text(entry.key)
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class _Descending:
+    value: Any
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(self.value > other.value)
+
+
+def _is_ordered(value: Any) -> bool:
+    """Whether a number has its place: not null, nor a double that is infinite or no number."""
+    return value is not None and (not isinstance(value, float) or math.isfinite(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    text: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    entries: list[_Entry]
+    next: str | None
+
+
+def _states(
+    copy: Copy, start: bytes, stop: bytes, go_on: GoOn, limit: int | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """States in key order, some at a time."""
+    left = limit
+    while left is None or left > 0:
+        go_on(copy)
+        wanted = _STEP if left is None else min(_STEP, left)
+        found = copy.view.scan(start, stop, wanted)
+        yield from found
+        if len(found) < wanted:
+            return
+        start = found[-1][0] + b"\0"
+        left = None if left is None else left - wanted
+
+
+def _entry(key_type: KeyType, key: bytes, value: str) -> _Entry:
+    name = key_type.text(key)
+    return _Entry(name, f'{{"key": {json.dumps(name)}, "value": {value}}}')
+
+
+def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True) -> str:
+    """The first entries, as many as the limits allow, and the key after which to go on if there are more."""
+    texts: list[str] = []
+    size, last = 0, None
+    for entry in entries:
+        size += len(entry.text.encode())
+        if len(texts) == limit or (texts and size > MOST_BYTES):
+            is_all = False
+            break
+        texts.append(entry.text)
+        last = entry.key
+    return f"{_HEAD}{_SEPARATOR.join(texts)}{_TAIL}{json.dumps(None if is_all else last)}}}"
+
+
+def _count(counts: Iterable[int]) -> str:
+    return json.dumps({"count": sum(counts)})
+
+
+def _parsed(body: str) -> _Page:
+    """The entries of a body that `_page` made, each with its text."""
+    decoder = json.JSONDecoder(parse_float=Decimal)
+    entries: list[_Entry] = []
+    at = len(_HEAD)
+    while not body.startswith("]", at):
+        at += len(_SEPARATOR) if entries else 0
+        value, end = decoder.raw_decode(body, at)
+        entries.append(_Entry(value["key"], body[at:end], value["value"]))
+        at = end
+    return _Page(entries, json.loads(body[at + len(_TAIL) : -1]))

@@ -1,0 +1,244 @@
+"""Questions about all keys of a read model: put to the instances that have its partitions, answered as one.
+
+One request an instance, one hop, one deadline. Each partition is read as of one moment; together they are of several.
+An answer that lacks a partition is refused, unless the client accepts that it does. A few threads read stores and merge
+answers; everything else belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
+from balance_service.http.answer import JSON, Answer
+from balance_service.http.server.problems import Problem, unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+    from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.routing import Copy, Routing
+    from balance_service.http.scan import GoOn, Render, Scan, View
+
+_MISDIRECTED = 421
+_REFRESH_SECONDS = 0.3
+_ATTEMPTS = 2
+_THREADS = 2
+_MOST_WAITING = 16
+# In the form `0:12,1:40`: each partition with what holds of it.
+_OF_PARTITIONS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one instance answered, and of which partitions: header → partition → what it says of that."""
+
+    body: str
+    told: Mapping[str, Mapping[int, str]]
+
+    @property
+    def partitions(self) -> Iterable[int]:
+        return self.told["Balance-Position"].keys()
+
+
+class ScanThreads:
+    """The threads that read whole stores: few, with a bound on what waits for them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "scan")
+        self._waiting = 0
+
+    async def run(self, work: Callable[..., str], *arguments: object) -> str:
+        """What some work comes to. Raises Problem 503 at once if too much waits already."""
+        if self._waiting >= _MOST_WAITING:
+            raise unavailable("too many scans are in flight")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        finally:
+            self._waiting -= 1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Scatter:
+    """Answers questions about all keys of one read model."""
+
+    routing: Routing
+    proxy: Proxy
+    address: str
+    path: str
+    """Of the read model's routes, which the kinds of question follow."""
+    view: View
+    """Framed state → what the query answers."""
+    render: Render
+    on_damage: Callable[[int, StoreCorruptedError], None]
+    """Told that the store of a partition is damaged."""
+    timeout_seconds: float
+    threads: ScanThreads
+
+    @property
+    def partitions(self) -> int:
+        """Of the read model's source."""
+        return self.routing.partitions
+
+    async def answer(self, kind: str, scan: Scan, *, max_lag: int | None = None, is_partial: bool = False) -> Answer:
+        """The answer to a client.
+
+        Args:
+            kind: the route's last part.
+            max_lag: standbys will do that are at most so many records behind.
+            is_partial: whether it may lack partitions.
+
+        Raises:
+            Problem: 503, some partition cannot be read.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        missing = set(range(self.routing.partitions))
+        parts: list[_Part] = []
+        failed: set[str] = set()
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(max(0.0, min(_REFRESH_SECONDS, deadline - time.monotonic())))
+            left = deadline - time.monotonic()
+            # Half of it while there is another attempt to come.
+            until = time.monotonic() + (left / 2 if attempt + 1 < _ATTEMPTS else left)
+            owners = self._owners(missing, max_lag, failed)
+            found = await asyncio.gather(
+                self._here(scan, missing, max_lag, until),
+                *(self._there(address, kind, scan, of_it, max_lag, until) for address, of_it in owners.items()),
+            )
+            failed = {address for address, part in zip(owners, found[1:], strict=True) if part is None}
+            for part in found:
+                # One that came to be read here and there counts once.
+                if part is not None and missing.issuperset(part.partitions):
+                    parts.append(part)
+                    missing.difference_update(part.partitions)
+            if not missing:
+                break
+        if missing and not is_partial:
+            raise unavailable(f"nobody could be asked about partitions {_listed(missing)}")
+        return await self._merged(scan, parts, missing)
+
+    async def answer_peer(self, scan: Scan, partitions: Iterable[int], max_lag: int | None) -> Answer:
+        """The answer to a peer about those of some partitions that are here; passed on to nobody.
+
+        Raises:
+            Problem: 421, none is, or none is recent enough.
+        """
+        wanted = set(partitions)
+        part = await self._here(scan, wanted, max_lag, time.monotonic() + self.timeout_seconds)
+        if part is None:
+            raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
+        return await self._merged(scan, [part], set())
+
+    async def _here(self, scan: Scan, partitions: Iterable[int], max_lag: int | None, until: float) -> _Part | None:
+        """What the local stores have of some partitions; None if nothing, or if it could not be read in time."""
+        copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]
+        copies = [copy for copy in copies if self._may_answer(copy, max_lag)]
+        if not copies:
+            return None
+
+        def go_on(copy: Copy) -> None:
+            # What is read of a store that was closed keeps it from being opened again.
+            if time.monotonic() > until or copy.task.view is None:
+                raise RetriableError(f"partition {copy.partition} could not be read to its end")
+
+        try:
+            body = await self.threads.run(scan.read, copies, self.view, self.render, go_on)
+        except StoreCorruptedError:
+            await self._find_damage(scan, copies, go_on)
+            return None
+        except BalanceServiceError:
+            return None
+        if not all(self._may_answer(copy, max_lag) for copy in copies):
+            return None
+        return _Part(body, _told(copies, self.routing))
+
+    async def _find_damage(self, scan: Scan, copies: Sequence[Copy], go_on: GoOn) -> None:
+        for copy in copies:
+            try:
+                await self.threads.run(scan.read, [copy], self.view, self.render, go_on)
+            except StoreCorruptedError as error:
+                self.on_damage(copy.partition, error)
+            except BalanceServiceError:
+                continue
+
+    def _may_answer(self, copy: Copy, max_lag: int | None) -> bool:
+        if max_lag is None:
+            return self.routing.is_owned(copy)
+        lag = self.routing.lag_of(copy)
+        return lag is not None and lag <= max_lag
+
+    def _owners(self, partitions: Iterable[int], max_lag: int | None, failed: Container[str]) -> dict[str, list[int]]:
+        """Peers, each with the partitions that it is to be asked about: those that nobody here may answer.
+
+        Args:
+            failed: peers that are asked only where there is no other.
+        """
+        owners: dict[str, list[int]] = {}
+        for partition in sorted(partitions):
+            copy = self.routing.copy(partition)
+            if copy is not None and self._may_answer(copy, max_lag):
+                continue
+            candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None)
+            if candidates:
+                address = next((candidate for candidate in candidates if candidate not in failed), candidates[0])
+                owners.setdefault(address, []).append(partition)
+        return owners
+
+    async def _there(
+        self, address: str, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
+    ) -> _Part | None:
+        """What a peer has of some partitions; None if it does not answer, or for others."""
+        parameters = scan.parameters() | {"partitions": _listed(partitions)}
+        parameters |= {} if max_lag is None else {"maxLag": str(max_lag)}
+        path, left = f"{self.path}/{kind}", max(0.0, until - time.monotonic())
+        try:
+            answer = await self.proxy.get(address, path, parameters, self.address, left)
+        except RetriableError:
+            return None
+        if answer.status != 200 or answer.headers.get("Balance-Application-Server") != address:
+            return None
+        told = {name: _of_partitions(answer.headers.get(name, "")) for name in _OF_PARTITIONS}
+        if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):
+            return None
+        return _Part(answer.body.decode(), told)
+
+    async def _merged(self, scan: Scan, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
+        bodies = [part.body for part in parts]
+        try:
+            body = bodies[0] if len(bodies) == 1 else await self.threads.run(scan.merge, bodies)
+        except (ValueError, KeyError, TypeError) as error:
+            raise unavailable("a peer's answer is not of the form that this version knows") from error
+        headers = {"Balance-Application-Server": self.address}
+        for name in _OF_PARTITIONS:
+            told = {partition: value for part in parts for partition, value in part.told[name].items()}
+            if told:
+                headers[name] = ",".join(f"{partition}:{value}" for partition, value in sorted(told.items()))
+        if lacking := _listed(missing):
+            headers["Balance-Missing"] = lacking
+        return Answer(200, body.encode(), JSON, headers)
+
+
+def _told(copies: Iterable[Copy], routing: Routing) -> dict[str, dict[int, str]]:
+    told: dict[str, dict[int, str]] = {name: {} for name in _OF_PARTITIONS}
+    for copy in copies:
+        told["Balance-Position"][copy.partition] = str(copy.position.offset)
+        told["Balance-Epoch"][copy.partition] = str(copy.position.epoch)
+        told["Balance-Role"][copy.partition] = "active" if routing.is_owned(copy) else "standby"
+        if (lag := routing.lag_of(copy)) is not None:
+            told["Balance-Lag"][copy.partition] = str(lag)
+    return told
+
+
+def _of_partitions(header: str) -> dict[int, Any]:
+    pairs = (pair.partition(":") for pair in header.split(",") if pair)
+    return {int(partition): value for partition, _, value in pairs if partition.isdecimal()}
+
+
+def _listed(partitions: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(partitions)))

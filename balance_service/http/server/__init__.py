@@ -1,0 +1,1 @@
+"""The HTTP server: connections, limits, TLS, and problems as answers."""

@@ -1,0 +1,130 @@
+"""What is counted where it happens, in Prometheus' terms; `collectors` reads on a scrape what is a state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from balance_service.state.commit import Committed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from balance_service.state.records import TaskId
+
+_BATCH_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_QUERY_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)
+_COMMAND_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_TASK = ("read_model", "partition")
+
+
+# A peer's address comes from a topic, and each is a time series of its own.
+_MOST_PEERS = 100
+
+
+class Metrics:
+    """One registry a process; nothing global, so that tests can have many."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._read = self._counter("balance_events_read", "Records read from the source.", _TASK)
+        self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
+        self._ignored = self._counter(
+            "balance_events_ignored", "Records of other types, or for which a condition does not hold.", _TASK
+        )
+        self._duplicates = self._counter(
+            "balance_events_duplicates", "Events applied before under the same idempotency key.", _TASK
+        )
+        self._dead = self._counter("balance_events_dead_lettered", "Records that could not be applied.", _TASK)
+        self._deleted = self._counter("balance_states_deleted", "States that a fold removed.", _TASK)
+        self._sent = self._counter("balance_records_sent", "Records passed on or emitted to other topics.", _TASK)
+        self._causes = self._counter("balance_dead_letters", "Dead letters, by cause.", (*_TASK, "cause"))
+        self._proxied = self._counter(
+            "balance_proxied_requests", "Queries passed on to a peer, by what came of it.", ("peer", "outcome")
+        )
+        self._peers: set[str] = set()
+        self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
+        for kind in ("assigned", "revoked", "lost"):
+            # From nothing to one is no increase to Prometheus.
+            self.rebalances.labels(kind)
+        self.batch_seconds = Histogram(
+            "balance_batch_duration_seconds",
+            "Time to fold and commit a micro-batch of one task.",
+            buckets=_BATCH_BUCKETS,
+            registry=self.registry,
+        )
+        self._queries = self._counter(
+            "balance_stream_queries", "Spark queries started, by why a new one was needed.", (*_TASK, "reason")
+        )
+        self._query_start_seconds = Histogram(
+            "balance_stream_start_seconds",
+            "Time in which a partition was not read because its Spark query started.",
+            buckets=_BATCH_BUCKETS,
+            registry=self.registry,
+        )
+        self.query_seconds = Histogram(
+            "balance_query_duration_seconds",
+            "Time to answer a query for one key, by who had the answer.",
+            ("read_model", "answered", "status"),
+            buckets=_QUERY_BUCKETS,
+            registry=self.registry,
+        )
+        self.command_seconds = Histogram(
+            "balance_command_duration_seconds",
+            "Time to append an event and have it acknowledged.",
+            ("status",),
+            buckets=_COMMAND_BUCKETS,
+            registry=self.registry,
+        )
+
+        self.refused = Counter(
+            "balance_requests_refused",
+            "Requests answered 503 because too many were under way.",
+            registry=self.registry,
+        )
+
+    def committed(self, task_id: TaskId, done: Committed) -> None:
+        """Count what a commit did."""
+        labels = (task_id.stage, str(task_id.partition))
+        self._read.labels(*labels).inc(done.applied + done.ignored + done.duplicates + done.dead_lettered)
+        self._applied.labels(*labels).inc(done.applied)
+        self._ignored.labels(*labels).inc(done.ignored)
+        self._duplicates.labels(*labels).inc(done.duplicates)
+        self._dead.labels(*labels).inc(done.dead_lettered)
+        self._deleted.labels(*labels).inc(done.deleted)
+        self._sent.labels(*labels).inc(done.sent)
+        for cause, letters in done.causes.items():
+            self._causes.labels(*labels, cause).inc(letters)
+
+    def query_started(self, task_id: TaskId, reason: str, seconds: float) -> None:
+        """Count a Spark query that has begun to read, and how long that took."""
+        self._queries.labels(task_id.stage, str(task_id.partition), reason).inc()
+        self._query_start_seconds.observe(seconds)
+
+    def proxied(self, peer: str, outcome: str) -> None:
+        """Count a query that was passed on; beyond a hundred peers, the others count as one."""
+        if peer not in self._peers:
+            if len(self._peers) < _MOST_PEERS:
+                self._peers.add(peer)
+            else:
+                peer = "other"
+        self._proxied.labels(peer, outcome).inc()
+
+    def totals(self) -> Committed:
+        """What was done since the process started, over all tasks, in records."""
+        counters = (self._applied, self._ignored, self._duplicates, self._dead)
+        applied, ignored, duplicates, dead_lettered = (int(sum(_totals(counter))) for counter in counters)
+        return Committed(applied, ignored, duplicates, dead_lettered)
+
+    def text(self) -> bytes:
+        """All metrics, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, what, labels, registry=self.registry)
+
+
+def _totals(counter: Counter) -> Iterator[float]:
+    for metric in counter.collect():
+        yield from (sample.value for sample in metric.samples if sample.name.endswith("_total"))

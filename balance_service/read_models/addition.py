@@ -1,0 +1,209 @@
+"""Sums added to many framed states at once, in columns; the fold `RunningSum` is the definition.
+
+A state of two fields, a string, which is the key, and a decimal, has the frame
+
+    0x00 | schema id, 4 bytes | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
+
+with the number as two's complement, big-endian, of `(bit length + 8) // 8` bytes (Avro specification, "Binary
+encoding" and "Decimal"). So long as the sum has as many bytes as the state before, all of the frame but the number
+stays, and the number may be written over. A key of plain text that has no state yet begins with a frame of itself and
+the amount. Every other state is left to the fold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from balance_service.avro.codec import frame_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+_NUMBER_BYTES = 8
+# Sums of two such numbers are within 64 bits.
+_MOST = 1 << 62
+_LEAST_FRAME = 9
+# Of printable ASCII; so that the length of the string takes one byte.
+_LONGEST_PLAIN_KEY = 63
+_POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
+
+
+class Addition:
+    """Adds an update column to the state field of its name."""
+
+    def __init__(self, column: str, scale: int, schema_id: int) -> None:
+        """Args:
+        scale: the field's digits after the point.
+        schema_id: what states are written under today.
+        """
+        self._column = column
+        self._type = pa.decimal128(38, scale)
+        self._header = frame_header(schema_id)
+
+    def next_states(
+        self,
+        keys: pa.Array,
+        updates: pa.RecordBatch,
+        frames: Sequence[bytes | None],
+        belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]],
+    ) -> list[bytes | None]:
+        """The next states of some keys, framed.
+
+        Args:
+            keys: binary, none null.
+            updates: a row for each key, combined.
+            frames: the states before; None where there is none yet.
+            belong: as `begin` has it.
+
+        Returns:
+            None in the place of a state that the fold has to make, or refuse.
+        """
+        amounts = updates[self._column]
+        after = self.add(frames, amounts)
+        new = pa.array([row for row, frame in enumerate(frames) if frame is None], pa.int64())
+        for row, frame in zip(new.to_pylist(), self.begin(keys.take(new), amounts.take(new), belong), strict=True):
+            after[row] = frame
+        return after
+
+    def add(self, frames: Sequence[bytes | None], amounts: pa.Array) -> list[bytes | None]:
+        """The next states, framed.
+
+        Args:
+            frames: the states; None where there is none yet.
+            amounts: decimals, one for each state; null where no event had one.
+
+        Returns:
+            None in the place of a state that the fold has to make.
+        """
+        if amounts.type != self._type:
+            return [None] * len(frames)
+        before = [frame or b"" for frame in frames]
+        sizes = np.fromiter(map(len, before), dtype=np.int64, count=len(before))
+        ends = sizes.cumsum()
+        starts = ends - sizes
+        low, fits = _within_64_bits(amounts)
+        data = np.frombuffer(b"".join(before), dtype=np.uint8)
+        rows = np.flatnonzero(fits & (sizes >= _LEAST_FRAME))
+        rows, widths = self._numbers(data, rows, starts[rows], ends[rows])
+        numbers = _last_bytes(data, ends[rows])
+        spare = 8 * (_NUMBER_BYTES - widths)
+        numbers = (numbers << spare) >> spare
+        totals = numbers + low[rows]
+        same = (_width(totals) == widths) & (numbers > -_MOST) & (numbers < _MOST)
+        rows, widths, totals = rows[same], widths[same], totals[same]
+        after = _with_numbers(data, ends[rows], widths, totals)
+        added: list[bytes | None] = [None] * len(frames)
+        for row, start, end in zip(rows.tolist(), starts[rows].tolist(), ends[rows].tolist(), strict=True):
+            added[row] = after[start:end]
+        return added
+
+    def begin(
+        self, keys: pa.Array, amounts: pa.Array, belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
+    ) -> list[bytes | None]:
+        """The first states of keys that have none, framed.
+
+        Args:
+            keys: binary, none null.
+            amounts: decimals, one for each key; null where no event had one.
+            belong: keys of one length, a row of bytes each → which of them may be here.
+
+        Returns:
+            None in the place of a state that the fold has to make, or refuse.
+        """
+        begun: list[bytes | None] = [None] * len(keys)
+        if amounts.type != self._type or not len(keys):
+            return begun
+        numbers, fits = _within_64_bits(amounts)
+        widths = _width(numbers)
+        data = np.frombuffer(keys.buffers()[2] or b"", dtype=np.uint8)
+        bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
+        starts, lengths = bounds[:-1].astype(np.int64), np.diff(bounds)
+        fits &= (lengths >= 1) & (lengths <= _LONGEST_PLAIN_KEY)
+        forms = np.where(fits, lengths.astype(np.int64) * (_NUMBER_BYTES + 1) + widths, 0)
+        for form in np.unique(forms[fits]).tolist():
+            length, width = divmod(form, _NUMBER_BYTES + 1)
+            rows = np.flatnonzero(forms == form)
+            text = data[starts[rows][:, np.newaxis] + np.arange(length)]
+            plain = np.flatnonzero(((text >= ord(" ")) & (text <= ord("~"))).all(axis=1))
+            plain = plain[belong(text[plain])]
+            rows, text = rows[plain], text[plain]
+            frames = self._first_frames(text, numbers[rows], width)
+            written, size = frames.tobytes(), frames.shape[1]
+            for at, row in enumerate(rows.tolist()):
+                begun[row] = written[at * size : (at + 1) * size]
+        return begun
+
+    def _first_frames(self, text: NDArray[np.uint8], numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+        """A frame in each row: strings of one length, and numbers that take as many bytes."""
+        count, length = text.shape
+        head = bytes([*self._header, 2 * length])
+        frames = np.empty((count, len(head) + length + 1 + width), dtype=np.uint8)
+        frames[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
+        frames[:, len(head) : -width - 1] = text
+        frames[:, -width - 1] = 2 * width
+        frames[:, -width:] = _big_endian(numbers)[:, _NUMBER_BYTES - width :]
+        return frames
+
+    def _numbers(
+        self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows whose frame has the form described above, with a number of at most 8 bytes; and how many it has."""
+        known = np.ones(len(rows), dtype=bool)
+        for place, byte in enumerate(self._header):
+            known &= data[starts + place] == byte
+        at = starts + len(self._header)
+        # Avro's lengths are zigzag varints: twice the length, seven bits a byte, the least significant first.
+        first, second = data[at].astype(np.int64), data[at + 1].astype(np.int64)
+        is_short = first < 0x80
+        length = np.where(is_short, first, (first & 0x7F) | (second << 7)) >> 1
+        of_number = at + np.where(is_short, 1, 2) + length
+        known &= (is_short | (second < 0x80)) & (of_number < ends)
+        widths = ends - of_number - 1
+        known &= (widths >= 1) & (widths <= _NUMBER_BYTES)
+        known[known] &= data[of_number[known]] == 2 * widths[known]
+        return rows[known], widths[known]
+
+
+def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Unscaled values, and which of them are small enough to be added."""
+    words = np.frombuffer(amounts.buffers()[1], dtype="<i8").reshape(-1, 2)
+    words = words[amounts.offset : amounts.offset + len(amounts)]
+    low, high = words[:, 0], words[:, 1]
+    fits = (high == low >> 63) & (low > -_MOST) & (low < _MOST)
+    # What stands in the place of a null is anything.
+    return low, fits & amounts.is_valid().to_numpy(zero_copy_only=False) if amounts.null_count else fits
+
+
+def _last_bytes(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The 8 bytes before each end, as a big-endian number."""
+    at = ends[:, np.newaxis] + np.arange(-_NUMBER_BYTES, 0)
+    numbers: NDArray[np.int64] = data[at].view(">i8").ravel().astype(np.int64)
+    return numbers
+
+
+def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes that each number takes."""
+    # Avro's writer goes by the bit length of the magnitude: -128 takes two bytes although one would hold it.
+    return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
+
+
+def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The 8 bytes of each number, in a row."""
+    return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
+
+
+def _with_numbers(
+    data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> bytes:
+    """The data with the numbers written over its bytes before each end."""
+    written = data.copy()
+    columns = _big_endian(numbers)
+    for back in range(1, _NUMBER_BYTES + 1):
+        reaches = widths >= back
+        written[ends[reaches] - back] = columns[reaches, _NUMBER_BYTES - back]
+    return written.tobytes()

@@ -1,0 +1,292 @@
+"""What must hold of a read model's declaration; one that cannot be right is refused in a sentence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from balance_service.avro.schemas import load_schema
+from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.errors import ConfigurationError
+from balance_service.read_models.flow import Leg, Stream, legs_of
+from balance_service.read_models.folds import Combination, Count, Greatest, StandardFold, Top
+from balance_service.read_models.joins import Global, misfit
+from balance_service.read_models.keys import KeyType
+from balance_service.read_models.outputs import EVENT, Emit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.read_models.conditions import Same
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+# Columns that rows have anyway.
+_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
+_TAKEN = frozenset((*_ENVELOPE, "event_type", "cause", "frame_cause", "note"))
+READ_TYPES = frozenset(
+    (
+        *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
+        *("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+    )
+)
+"""The types of one value that events may have; `events.nested` says how Spark has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a read model declares: its standard folds by field, the types of these, and how updates combine."""
+
+    legs: tuple[Leg, ...]
+    outputs: tuple[Emit, ...]
+    key_type: KeyType | None = None
+    """Of its states; None if it has none."""
+    folds: Mapping[str, StandardFold] = field(default_factory=dict)
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    combine: Mapping[str, Combination] | None = None
+
+
+def refuse(model: type, why: str) -> NoReturn:
+    """Raises ConfigurationError: a read model cannot be as it is declared."""
+    raise ConfigurationError(f"the read model {model.__qualname__} {why}")
+
+
+def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:
+    """Check that a read model can be.
+
+    Args:
+        own_fold: whether it overrides `fold`.
+        own_emit: whether it overrides `emit`.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    for attribute in ("name", "source"):
+        if not hasattr(model, attribute):
+            refuse(model, f"has no `{attribute}`")
+    if not _NAME.fullmatch(model.name):
+        refuse(model, f"has the name '{model.name}': a name is lower-case letters, digits and hyphens")
+    emits = getattr(model, "emits", ())
+    outputs = (emits,) if isinstance(emits, Emit) else tuple(emits)
+    if not hasattr(model, "state") and outputs:
+        declared = _without_states(model, outputs, own=own_fold or own_emit)
+    else:
+        declared = _with_states(model, outputs, own_fold=own_fold, own_emit=own_emit)
+    if model.source.tombstones and (model.source.steps or not own_fold):
+        refuse(model, "has a source with tombstones: that takes no steps, and only a `fold` of its own deletes by them")
+    return declared
+
+
+def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Declared:
+    """Of a model that only emits."""
+    if own or _folds(model) or model.queries is not None:
+        refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
+    legs = _legs(model)
+    events = _events(model, legs[-1].records)
+    for output in outputs:
+        if output.each is not EVENT:
+            refuse(model, f"emits to '{output.topic}' the last state of a key, and has no states")
+        if (output.record is None) != (output.make is None):
+            refuse(model, f"emits to '{output.topic}': what is made needs its record type and `make`, both or neither")
+        if output.record is not None:
+            _schema(model, output.record)
+        if output.where is not None:
+            _check_condition(model, output.where, events)
+    return Declared(legs, outputs)
+
+
+def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
+    if not hasattr(model, "state"):
+        refuse(model, "has no `state`")
+    folds = _folds(model)
+    legs = _legs(model)
+    events = _events(model, legs[-1].records)
+    key_type = _key_type(model, legs[-1], events)
+    state = fields_of(_schema(model, model.state))
+    if bool(folds) == own_fold:
+        refuse(model, "has both standard folds and a `fold` of its own" if folds else "has nothing to fold by")
+    if taken := _TAKEN & {*folds, *events}:
+        refuse(model, f"has a field or record called '{min(taken)}', a name that the engine needs")
+    _check_outputs(model, outputs, own_emit=own_emit)
+    if not folds:
+        return Declared(legs, outputs, key_type)
+    kind = "string" if not key_type.is_number else "long"
+    if state.get(model.key) != kind:
+        refuse(model, f"has states without its key: {model.state} has no {kind} '{model.key}'")
+    if different := folds.keys() ^ (state.keys() - {model.key}):
+        refuse(model, f"folds {sorted(folds)}, and {model.state} has other fields: {sorted(different)}")
+    folds = {name: folds[name] for name in state if name != model.key}
+    kinds = {name: without_null(state[name])[0] for name in folds}
+    combine = {name: _combination(model, name, fold, events, state[name]) for name, fold in folds.items()}
+    exact = {name: how for name, how in combine.items() if how is not None}
+    # What is sent names its event, so each is folded singly.
+    combines = len(exact) == len(folds) and not outputs
+    return Declared(legs, outputs, key_type, folds, kinds, exact if combines else None)
+
+
+def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> None:
+    """Of a model with states: one output, by its `emit`, or the state itself."""
+    if len(outputs) > 1:
+        refuse(model, "has states and more than one output: name one, or emit the others from a model without states")
+    if own_emit and not outputs:
+        refuse(model, "has an `emit`, and does not say by `emits` where to")
+    for output in outputs:
+        if output.make is not None or output.where is not None:
+            refuse(model, f"emits to '{output.topic}' by `make` or `where`, which are for models without states")
+        if (output.record is None) == own_emit:
+            refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
+        _schema(model, output.record or model.state)
+
+
+def _legs(model: Any) -> tuple[Leg, ...]:
+    """The way of its events, each leg of which can be gone."""
+    if not isinstance(model.source, Stream) or not model.source.records:
+        refuse(model, "has a source that is not a Stream of a topic and one or more records")
+    legs = legs_of(model.name, model.source)
+    for leg in legs:
+        events = _events(model, leg.records)
+        for condition in leg.conditions:
+            _check_condition(model, condition, events)
+        _check_joins(model, leg, events)
+        if leg.by is None:
+            continue
+        made = events if leg.makes is None else {leg.makes: _schema(model, leg.makes)}
+        for record, schema in made.items():
+            kind = fields_of(schema).get(leg.by)
+            if kind is None or KeyType.of(leg.by, kind) is None:
+                found = "no such column" if kind is None else f"one of type {type_name(kind)}"
+                refuse(model, f"goes on by '{leg.by}', a string, int or long; {record} has {found}")
+    if len({leg.name for leg in legs}) < len(legs):
+        refuse(model, "goes on by the same column twice")
+    return legs
+
+
+def _check_joins(model: Any, leg: Leg, events: Mapping[str, Schema]) -> None:
+    if bool(leg.joins) != (leg.makes is not None):
+        refuse(model, "joins, and does not go on by a column as another record, or the other way round")
+    for join in leg.joins:
+        table = _schema(model, join.table.record)
+        if not isinstance(join.table, Global) and (leg.is_first or leg.key != join.on):
+            refuse(model, f"joins the table '{join.table.topic}' on '{join.on}': it has to go `.by` that column before")
+        for record, schema in events.items():
+            kind = fields_of(schema).get(join.on)
+            if kind is None or KeyType.of(join.on, kind) is None:
+                refuse(model, f"joins {table['name']} on '{join.on}', which is no string, int or long of {record}")
+    if leg.makes is not None:
+        if len(leg.records) > 1:
+            refuse(model, f"joins records of several types: {', '.join(leg.records)}")
+        if why := misfit(_schema(model, leg.makes), _schema(model, leg.records[0]), leg.joins):
+            refuse(model, why)
+
+
+def _check_condition(model: Any, condition: Same, events: Mapping[str, Schema]) -> None:
+    for record, schema in events.items():
+        columns = fields_of(schema)
+        if condition.column not in columns:
+            refuse(model, f"asks for '{condition.column}', a column that {record} does not have")
+        if why := condition.misfit(columns[condition.column]):
+            refuse(model, f"asks what it cannot: {why}")
+
+
+def _key_type(model: Any, leg: Leg, events: Mapping[str, Schema]) -> KeyType:
+    """Of the states: the column by which their events came, or else the one that the model names."""
+    declared = getattr(model, "key", None)
+    if leg.key is not None and declared not in (None, leg.key):
+        refuse(model, f"has the key '{declared}', and its source goes on by '{leg.key}'")
+    if leg.key is None and declared is None:
+        refuse(model, "has no `key`")
+    model.key = leg.key or declared
+    kinds = {record: fields_of(schema).get(model.key) for record, schema in events.items()}
+    if leg.key is not None:
+        # The columns of all records were checked with the leg; keys of one kind are alike however wide the number.
+        types = {KeyType.of(model.key, kind) for kind in kinds.values()}
+        if len(types) > 1:
+            refuse(model, f"goes on by '{model.key}', which is text in some of its records and a number in others")
+        return types.pop() or KeyType(model.key, is_number=False)
+    for record, kind in kinds.items():
+        if kind != "string":
+            found = "no such column" if kind is None else f"one of type {type_name(kind)}"
+            refuse(model, f"has the key '{model.key}', a string; {record} has {found}")
+    return KeyType(model.key, is_number=False)
+
+
+def _folds(model: Any) -> dict[str, StandardFold]:
+    """The standard folds by field, be they attributes or in `folds`."""
+    attributes = {name: fold for name in dir(model) if isinstance(fold := getattr(model, name), StandardFold)}
+    contract = model.__mro__[-2]
+    if taken := attributes.keys() & {*dir(contract), *contract.__annotations__}:
+        refuse(model, f"has a fold as its `{min(taken)}`, which says something else: name it in `folds` instead")
+    return {**getattr(model, "folds", {}), **attributes}
+
+
+def _events(model: Any, records: Sequence[str]) -> dict[str, Schema]:
+    """Some records by their simple name, each of which can be read."""
+    events = {record: _schema(model, record) for record in records}
+    for record, schema in events.items():
+        columns = fields_of(schema)
+        for column, kind in columns.items():
+            if unread := _unread(kind):
+                refuse(model, f"folds {record}, of which '{column}' has {unread}, a type that events may not have")
+    return events
+
+
+def _combination(
+    model: type, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any
+) -> Combination | None:
+    """How the updates of a fold combine, once it is known to fit its column and its field."""
+    schema = events.get(fold.record)
+    if schema is None:
+        refuse(model, f"folds {fold.column} into '{name}', and {fold.record} is no record of its source")
+    written = _column(model, name, fold, schema)
+    kind, is_nullable = without_null(written)
+    kept, keeps_null = without_null(kept)
+    if why := fold.misfit(kind, kept):
+        refuse(model, f"folds {fold.column} into '{name}': {why}")
+    # What is no number is passed over.
+    is_skipped = isinstance(fold, Greatest) and simple_name(kind) in ("double", "float")
+    if fold.starts_empty and not keeps_null and (is_nullable or is_skipped or len(events) > 1):
+        refuse(model, f"may have no value of {fold.column} for '{name}', which must be nullable then")
+    if isinstance(fold, Top):
+        _check_entries(model, name, fields_of(kept["items"]), schema)
+    return fold.combination(kind)
+
+
+def _column(model: type, name: str, fold: StandardFold, schema: Schema) -> Any:
+    """The type of the column that is folded; of the event itself, its record's."""
+    if isinstance(fold, Count) != (not fold.field):
+        refuse(model, f"folds {fold.column} into '{name}': a count is of a record, any other fold of a column")
+    written = schema if not fold.field else fields_of(schema).get(fold.field)
+    if written is None:
+        refuse(model, f"folds {fold.column} into '{name}', and {fold.record} has no column '{fold.field}'")
+    return written
+
+
+def _check_entries(model: type, name: str, entries: Mapping[str, Any], schema: Schema) -> None:
+    columns = fields_of(schema)
+    for entry, kept in entries.items():
+        if entry not in columns:
+            refuse(model, f"keeps '{entry}' in '{name}', a column that {schema['name']} does not have")
+        (kind, is_nullable), (inner, keeps_null) = without_null(columns[entry]), without_null(kept)
+        why = StandardFold("").misfit(kind, inner)
+        if why or (is_nullable and not keeps_null):
+            refuse(model, f"keeps '{entry}' in '{name}': {why or 'it may be null'}")
+
+
+def _unread(kind: Any) -> str:
+    """The name of a type that events may not have, if there is one in a type; a type that is only named is one."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "array" | "map" as nesting:
+            return _unread(kind["items" if nesting == "array" else "values"])
+        case "record":
+            return next(filter(None, map(_unread, fields_of(kind).values())), "")
+        case name:
+            return "" if name in READ_TYPES else type_name(kind)
+
+
+def _schema(model: type, name: str) -> Schema:
+    try:
+        return load_schema(name)
+    except FileNotFoundError:
+        refuse(model, f"names the schema {name}, and there is no schemas/{name}.avsc")

@@ -1,0 +1,64 @@
+"""The way of a read model's events as a Mermaid flowchart: topics as cylinders, stages as boxes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.read_models.joins import Global
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from balance_service.read_models.catalogue import StageOf
+    from balance_service.read_models.conditions import Same
+    from balance_service.read_models.joins import Join
+
+
+def flowchart(stages: Sequence[StageOf]) -> str:
+    """The stages of one read model, in order, as text.
+
+    Source: Mermaid, "Flowcharts - Basic Syntax".
+    """
+    nodes: dict[str, str] = {}
+    lines = ["flowchart LR"]
+
+    def node(form: str, name: str) -> str:
+        shape = form.format(name)
+        if shape not in nodes:
+            nodes[shape] = f"n{len(nodes)}"
+            lines.append(f"    {nodes[shape]}{shape}")
+        return nodes[shape]
+
+    for stage in stages:
+        names, model = stage.names, stage.read_model
+        source, work = node(_TOPIC, names.source), node('["{}"]', names.name)
+        lines.append(f"    {source} -->{_told(stage.leg.conditions)} {work}")
+        tables = [(node(_TOPIC, join.table.topic), join) for join in stage.leg.joins]
+        lines += [f'    {table} -. "{_joined(join)}" .-> {work}' for table, join in tables]
+        if stage.leg.by is not None:
+            lines.append(f'    {work} -->|"by {stage.leg.by}"| {node(_TOPIC, names.rekeyed)}')
+            continue
+        if model.has_states():
+            lines.append(f"    {work} --- {node(_STATES, model.state)}")
+        for output in model.outputs:
+            where = () if output.where is None else (output.where,)
+            lines.append(f"    {work} -->{_told(where, output.record or '')} {node(_TOPIC, output.topic)}")
+    return "\n".join(lines)
+
+
+def _joined(join: Join) -> str:
+    """What the arrow of a table says."""
+    return f"{'global, ' if isinstance(join.table, Global) else ''}by {join.on}"
+
+
+_TOPIC, _STATES = '[("{}")]', '[["{}"]]'
+
+
+def _told(conditions: Iterable[Same], record: str = "") -> str:
+    """What an arrow says."""
+    asked = [
+        f"{condition.column} = {condition.value}{', in any case' if condition.ignoring_case else ''}"
+        for condition in conditions
+    ]
+    said = "; ".join(filter(None, [record, *asked]))
+    return f'|"{said}"|' if said else ""

@@ -1,0 +1,95 @@
+"""Keys: those of events and of states, under one rule wherever they come in.
+
+Text is written as UTF-8. A number, an int or a long, takes 8 bytes, big-endian, the sign bit turned: so the bytes sort
+as the numbers do.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from balance_service.avro.types import simple_name, without_null
+from balance_service.errors import InvalidInputError
+
+MAX_KEY_BYTES = 256
+# In the form that Python and JSON Schema both read.
+CONTROL_CHARACTERS = r"\u0000-\u001f\u007f-\u009f"
+_CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
+
+
+def checked_key(key: str, name: str) -> str:
+    """A key, if it can be one.
+
+    Args:
+        name: what it is called, for the message.
+
+    Raises:
+        InvalidInputError: it cannot; the message says why.
+    """
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{name} is not UTF-8") from None
+    if not 1 <= size <= MAX_KEY_BYTES:
+        raise InvalidInputError(f"{name} must have 1 to {MAX_KEY_BYTES} bytes of UTF-8")
+    if _CONTROL_CHARACTER.search(key):
+        raise InvalidInputError(f"{name} must not contain control characters")
+    return key
+
+
+_NUMBER = struct.Struct(">Q")
+SIGN_BIT = 1 << 63
+_NUMERAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyType:
+    """How the values of one column are written as keys."""
+
+    column: str
+    is_number: bool
+
+    @staticmethod
+    def of(column: str, kind: Any) -> KeyType | None:
+        """Of a column of an Avro type; None if values of that type are no keys."""
+        name = simple_name(without_null(kind)[0])
+        return KeyType(column, name != "string") if name in ("string", "int", "long") else None
+
+    def encode(self, value: str | int) -> bytes:
+        """The key of a value."""
+        return _NUMBER.pack(value + SIGN_BIT) if isinstance(value, int) else value.encode()
+
+    def decode(self, key: bytes) -> str | int:
+        """The value of a key. Raises InvalidInputError: it is of none."""
+        if not self.is_number:
+            try:
+                return checked_key(key.decode(), self.column)
+            except UnicodeDecodeError:
+                raise InvalidInputError(f"{self.column} is not UTF-8") from None
+        if len(key) != _NUMBER.size:
+            raise InvalidInputError(f"{self.column} is a number, which takes {_NUMBER.size} bytes, not {len(key)}")
+        (unsigned,) = _NUMBER.unpack(key)
+        return int(unsigned) - SIGN_BIT
+
+    def text(self, key: bytes) -> str:
+        """A state's key as queries name it."""
+        return str(self.decode(key)) if self.is_number else key.decode()
+
+    def of_text(self, text: str) -> bytes:
+        """The key that a text names which was parsed before."""
+        return self.encode(int(text) if self.is_number else text)
+
+    def parse(self, text: str) -> bytes:
+        """The key that a query names. Raises InvalidInputError: there is none such."""
+        if not self.is_number:
+            return checked_key(text, self.column).encode()
+        if not _NUMERAL.fullmatch(text) or not -SIGN_BIT <= (number := int(text)) < SIGN_BIT:
+            raise InvalidInputError(f"{self.column} must be a number of at most 64 bits, such as 42")
+        return self.encode(number)
+
+
+TEXT = KeyType("key", is_number=False)
+"""Keys as they are."""

@@ -1,0 +1,48 @@
+"""The three highest scores of each game."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from balance_service.errors import PoisonRecordError
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.joins import Global, Table, days
+from balance_service.read_models.outputs import LAST, Emit
+from balance_service.read_models.read_model import ReadModel
+from balance_service.read_models.routes import Collection
+
+if TYPE_CHECKING:
+    from balance_service.read_models.read_model import Event, State
+
+_PLACES = 3
+
+
+class Leaderboard(ReadModel):
+    """ScoreEvent, with its player and its game → HighScores."""
+
+    name = "leaderboard"
+    source = (
+        Stream("score-events", "ScoreEvent")
+        .by("player_id")
+        .join(Table("players", "Player", history=days(7)), on="player_id", take={"name": "playerName"})
+        .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
+        .by("product_id", "ScoredGame")
+    )
+    state = "HighScores"
+    emits = Emit("high-scores", each=LAST)
+    queries = Collection("/leaderboard", key="productId", noun="game", of="entries")
+
+    def fold(self, state: State | None, scored: Event) -> State:
+        """The highest scores with another one; of equal ones, the one that came first is the higher."""
+        if math.isnan(scored["score"]):
+            raise PoisonRecordError("score-not-a-number", "the score has no place among others")
+        entry = {
+            "playerId": scored["player_id"],
+            "productId": scored["product_id"],
+            "playerName": scored["playerName"],
+            "gameName": scored["gameName"],
+            "score": scored["score"],
+        }
+        entries = [*(state["entries"] if state else []), entry]
+        return {"entries": sorted(entries, key=lambda known: known["score"], reverse=True)[:_PLACES]}

@@ -1,0 +1,96 @@
+"""Settings of the HTTP server's security: TLS, authorisation, rate limits. Part of `Settings`."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path  # noqa: TC003  # pydantic reads the annotations
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings
+
+_P = "BALANCE_"
+_BEARER_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
+
+
+class HttpSecuritySettings(BaseSettings):
+    """All off unless set; what needs another setting is refused without it, in one sentence that names both."""
+
+    tls_certificate: Path | None = Field(
+        None,
+        description="PEM file of the server's certificate and its chain. The port speaks HTTPS then, and peers are "
+        "asked by HTTPS.",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key.")
+    tls_key_password: SecretStr | None = Field(None, description="Password of the private key, if it is encrypted.")
+    tls_ca: Path | None = Field(
+        None,
+        description="PEM file of the CAs by which this instance and the commands know other instances; the system's "
+        "when unset.",
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file of the CAs of clients; a client without a certificate of theirs is refused in the "
+        "handshake.",
+    )
+    health_port: int | None = Field(
+        None, ge=0, le=65_535, description="Further port that answers `/health/*` alone, without TLS, for probes."
+    )
+    tokens_file: Path | None = Field(None, description="JSON file of bearer tokens' hashes and what they may do.")
+    jwks_file: Path | None = Field(None, description="JWKS file of an identity provider's public keys.")
+    jwt_issuer: str | None = Field(None, min_length=1, description="The issuer that JWTs must name.")
+    jwt_audience: str | None = Field(None, min_length=1, description="The audience that JWTs must name.")
+    rate_limit: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Requests a second that one client may make, such as `50` or `0.5`.",
+    )
+    rate_limit_burst: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Requests that one client may make at once; a second's worth, at least 1, when unset.",
+    )
+    token: SecretStr | None = Field(None, description="Bearer token that `get-balance` and `status` send.")
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether instances are reached by HTTPS."""
+        return self.tls_certificate is not None
+
+    @property
+    def burst(self) -> int:
+        """Requests that one client may make at once."""
+        return self.rate_limit_burst or math.ceil(self.rate_limit or 1)
+
+    @field_validator("token")
+    @classmethod
+    def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not _BEARER_TOKEN.fullmatch(value.get_secret_value()):
+            raise ValueError("is no bearer token; give letters, digits and ._~+/- without blanks or line ends")
+        return value
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError(f"{_P}TLS_CERTIFICATE and {_P}TLS_KEY go together; set both or none")
+        for name, value in (("TLS_KEY_PASSWORD", self.tls_key_password), ("TLS_CLIENT_CA", self.tls_client_ca)):
+            if value is not None and self.tls_certificate is None:
+                raise ValueError(f"{_P}{name} is of no use without {_P}TLS_CERTIFICATE and {_P}TLS_KEY; set them too")
+        return self
+
+    @model_validator(mode="after")
+    def _authorisation_is_whole(self) -> Self:
+        of_jwts = {"JWKS_FILE": self.jwks_file, "JWT_ISSUER": self.jwt_issuer, "JWT_AUDIENCE": self.jwt_audience}
+        missing = [name for name, value in of_jwts.items() if value is None]
+        if missing and len(missing) < len(of_jwts):
+            raise ValueError(
+                f"{_P}JWKS_FILE, {_P}JWT_ISSUER and {_P}JWT_AUDIENCE go together; "
+                f"{' and '.join(_P + name for name in missing)} must be set too"
+            )
+        if self.rate_limit_burst is not None and self.rate_limit is None:
+            raise ValueError(f"{_P}RATE_LIMIT_BURST is of no use without {_P}RATE_LIMIT; set that too")
+        return self

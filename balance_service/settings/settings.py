@@ -1,0 +1,254 @@
+"""Settings: the only reader of the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from balance_service.errors import ConfigurationError
+from balance_service.settings import kafka_properties as properties
+from balance_service.settings.address import address_of
+from balance_service.settings.http_security import HttpSecuritySettings
+from balance_service.settings.kafka_properties import HIDDEN
+from balance_service.settings.kafka_settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+PREFIX = "BALANCE_"
+_OWN_TOPIC = "balance"
+_NAME = r"^[a-zA-Z0-9._-]{1,200}$"
+# Stands for this machine's own name, so that containers of one definition can each advertise their own.
+_OWN_HOST_NAME = "{hostname}"
+# The last label begins with a letter, as no address does that is mistyped.
+_HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
+# Also of a URL without its scheme, which is easily forgotten, and of a password that has a slash in it.
+_USER_IN_URL = re.compile(r"(//)\S*@|(?<![^\s'\"])(?!\S*//)[^\s'\"@]*:\S*@")
+_LEAST_HEAP_MB = 500
+_NEVER_TOLD = {
+    "kafka_config",
+    "peer_secret",
+    "schema_registry_password",
+    "schema_registry_token",
+    "tls_key_password",
+    "token",
+}
+
+
+class Settings(KafkaSettings, HttpSecuritySettings):
+    """One instance's configuration, read from `BALANCE_*` environment variables."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    application_id: str = Field(
+        "balance-service",
+        pattern=_NAME,
+        description="Names the consumer group, the internal topics and the transactional ids.",
+    )
+    models: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("balance",), min_length=1, description="Comma-separated read models that this instance hosts."
+    )
+    topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of funds that were added: the truth.")
+    partitions: int = Field(2, ge=1, le=10_000, description="Partitions of the source topic, when created here.")
+    replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic created here.")
+    create_topics: bool = Field(
+        True,
+        description="Create the source topic if it is missing; otherwise that is an error. Internal topics and the "
+        "dead letters are created in either case.",
+    )
+    allow_finite_retention: bool = Field(
+        False,
+        description="Accept a source topic that is compacted or drops old records: the model cannot be rebuilt from it "
+        "in full.",
+    )
+    application_server: str = Field(
+        "localhost:5051",
+        description="The `host:port` under which peers reach this instance; no wildcard address. `{hostname}` in it "
+        "stands for this machine's name.",
+    )
+    http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
+    http_port: int = Field(5051, ge=0, le=65_535, description="Port the HTTP server listens on.")
+    state_dir: Path = Field(Path("state"), description="Where the state stores are kept; one directory per instance.")
+    session_timeout_ms: int = Field(
+        10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
+    )
+    max_records_per_batch: int = Field(
+        2_000_000,
+        ge=1,
+        description="Upper bound of one commit of a partition, in records; only a partition that is behind comes near.",
+    )
+    spark_jars: str | None = Field(
+        None, description="Comma-separated connector jars; resolved into a cache when unset."
+    )
+    spark_driver_memory: str = Field(
+        "512m",
+        pattern=r"^\d+[mg]$",
+        description="Heap of the Spark driver, at least `500m`.",
+    )
+    read_timeout_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=300,
+        allow_inf_nan=False,
+        validation_alias=f"{PREFIX}READ_TIMEOUT",
+        description="Deadline of one query, in seconds; also of one command's delivery.",
+    )
+    num_standby_replicas: int = Field(
+        0, ge=0, le=100, description="Copies of each partition's store that other instances keep up to date."
+    )
+    idempotency_window_seconds: float = Field(
+        86_400,
+        ge=1,
+        le=31_536_000,
+        allow_inf_nan=False,
+        validation_alias=f"{PREFIX}IDEMPOTENCY_WINDOW",
+        description="How long a repeated `Idempotency-Key` is recognised, in seconds of event time; the same on all "
+        "instances.",
+    )
+    peer_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Secret that all instances share, by which they prove to each other that they are peers; needed "
+        "with tokens, JWTs or a rate limit.",
+    )
+    peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated hosts, `*.domains` and networks that may be peers; any when unset."
+    )
+    max_concurrent_requests: int = Field(
+        1_000,
+        ge=1,
+        le=100_000,
+        description="HTTP requests in flight; more are answered 503, but for `/health`, `/metrics` and "
+        "[plain queries](decisions/0033-plain-queries-are-answered-at-the-connection.md) answered here.",
+    )
+    tracing_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^@\s]+$",
+        description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. Needs "
+        "the extra `tracing`.",
+    )
+    failpoints: str = Field("", description="For tests alone: where this process is to die or stall.")
+    log_level: str = Field(
+        "INFO",
+        pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
+        description="Least severe level that is logged: `DEBUG`, `INFO`, `WARNING` or `ERROR`. Logs are JSON lines on "
+        "stderr.",
+    )
+
+    @field_validator("models", "peer_allow_list", mode="before")
+    @classmethod
+    def _parse_list(cls, value: Any) -> Any:
+        return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("peer_allow_list")
+    @classmethod
+    def _hosts_or_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError:
+                if not _HOST_NAME.fullmatch(entry.removeprefix("*.")):
+                    raise ValueError(
+                        f"has {entry!r}, which is no host name, *.domain, IP address or network; "
+                        "list such, separated by commas, without ports"
+                    ) from None
+        return value
+
+    @field_validator("spark_driver_memory")
+    @classmethod
+    def _enough_for_spark(cls, value: str) -> str:
+        if value[-1] == "m" and int(value[:-1]) < _LEAST_HEAP_MB:
+            raise ValueError(f"Spark does not start with less than {_LEAST_HEAP_MB}m")
+        return value
+
+    @field_validator("application_server")
+    @classmethod
+    def _advertisable(cls, value: str) -> str:
+        value = value.replace(_OWN_HOST_NAME, socket.gethostname())
+        if value.startswith("*:") or _is_unspecified(address_of(value).host):
+            raise ValueError("is a wildcard address, which no peer can reach; name one host that they can")
+        return value
+
+    @model_validator(mode="after")
+    def _clients_cannot_pass_for_peers(self) -> Settings:
+        guards = {"TOKENS_FILE": self.tokens_file, "JWKS_FILE": self.jwks_file, "RATE_LIMIT": self.rate_limit}
+        for name, value in guards.items():
+            if value is not None and self.peer_secret is None:
+                raise ValueError(
+                    f"{PREFIX}{name} needs {PREFIX}PEER_SECRET, the same on all instances; "
+                    "without it any client could get around by saying that it is a peer"
+                )
+        return self
+
+    @property
+    def application_servers_topic(self) -> str:
+        """Name of the compacted topic that is the directory of instances."""
+        return f"{self.application_id}-application-servers"
+
+    def topic_of(self, name: str) -> str:
+        """A source as this application has it, by what a read model calls it; `balance` is what BALANCE_TOPIC names."""
+        return self.topic if name == _OWN_TOPIC else name
+
+    def printable(self) -> dict[str, str]:
+        """Every setting by its environment variable, secrets hidden."""
+        shown = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name == "kafka_config":
+                value = properties.printable(value)
+            elif isinstance(value, tuple):
+                value = ",".join(value)
+            shown[variable_of(name)] = "" if value is None else without_user(str(value))
+        return shown
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return str(Settings.model_fields[name].validation_alias or PREFIX + name.upper())
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment, with explicit overrides by field name.
+
+    Raises:
+        ConfigurationError: names each variable that is wrong and why.
+        TypeError: an override is no setting.
+    """
+    fields = Settings.model_fields
+    if unknown := sorted(overrides.keys() - fields.keys()):
+        raise TypeError(f"no such setting: {', '.join(unknown)}")
+    try:
+        return Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _sentence(error: ErrorDetails) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
+    if name in _NEVER_TOLD:
+        return f"{variable}: {message}"
+    given = without_user(repr(error["input"]))
+    ours = error["type"] == "value_error"
+    return f"{variable}: {given} {message}" if ours else f"{variable}: {message}, not {given}"
+
+
+def without_user(text: str) -> str:
+    """The text, user and password of every URL in it hidden."""
+    return _USER_IN_URL.sub(rf"\1{HIDDEN}@", text)

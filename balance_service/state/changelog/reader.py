@@ -1,0 +1,139 @@
+"""Reads one changelog partition into a store: the replay that restores it, the tail that keeps it up to date.
+
+Used by one thread at a time: the one that supervises the task.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.messages import offset_of
+from balance_service.kafka.partition_reader import PartitionReader
+from balance_service.state.records import POSITION_KEY
+from balance_service.state.store.batch import StoreBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+
+    from balance_service.kafka.clients import ClientConfig
+
+    Apply = Callable[[StoreBatch, int, bool], None]
+
+_PART = 20_000
+# A compacted changelog may hold millions of states before its first position record, and a transaction may be large.
+_WHOLE = 200_000
+_SILENCE_SECONDS = 30.0
+
+
+class ChangelogReader:
+    """Follows a changelog partition, as committed.
+
+    Invariant: records are handed over in their order. To a store that answers they are handed over up to a position
+    record and with it, so that what has been handed over is what one commit left; only where more than 200,000 lie
+    before a position record, in parts. To one that answers nobody, in parts of some 20,000, wherever those end. Parts
+    are said to be such: until the next position record nobody must be answered from them.
+    """
+
+    def __init__(self, config: ClientConfig, topic: str, partition: int, start: int, apply: Apply) -> None:
+        """Args:
+        config: of a consumer that reads what is committed.
+        start: the store's changelog offset, or the changelog's first where the store is new.
+        apply: called with records, the changelog offset after them, and whether they end in a position record.
+        """
+        self._apply = apply
+        self._batch = StoreBatch()
+        self._last: Message | None = None
+        self._is_whole = True
+        self._log = PartitionReader(config, "changelog", topic, partition, start)
+
+    def replay(self, end: int, should_stop: Callable[[], bool], *, answers: bool = False, fenced: bool = True) -> None:
+        """Read until the reader stands at `end`, and what was handed over ends in a position record.
+
+        Args:
+            end: the changelog's end.
+            fenced: whether that was taken once no predecessor could write any more. Otherwise what is read by then may
+                end within a later transaction, of which the rest is read too.
+            should_stop: asked between reads.
+            answers: whether the store answers meanwhile, so that it must get what is whole.
+
+        Raises:
+            StoreCorruptedError: the changelog no longer has what comes next.
+            TaskHaltedError: the changelog ends in states without a position.
+            TaskMigratedError: asked to stop.
+            RetriableError: the broker is silent.
+        """
+        self._read_while(lambda: self._log.stands_at < end, should_stop, answers=answers)
+        if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
+            self._hand_over()
+        if self._batch and not fenced:
+            self._is_whole = False
+            self._read_while(lambda: not self._is_whole, should_stop, answers=True)
+        elif self._batch:
+            raise TaskHaltedError(
+                f"the {self._log.name} ends in states without a position, so it was not "
+                "written by this service alone; run `balance-service rebuild`"
+            )
+
+    def _read_while(self, goes_on: Callable[[], bool], should_stop: Callable[[], bool], *, answers: bool) -> None:
+        heard = time.monotonic()
+        while goes_on():
+            if should_stop():
+                raise TaskMigratedError("the task was closed while its store was restored")
+            if self._read(answers=answers):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _SILENCE_SECONDS:
+                raise RetriableError(f"the {self._log.name} was not read to its end in time")
+
+    def tail(self) -> bool:
+        """Read what is there, or wait briefly for more; returns whether the reader came upon the end.
+
+        Raises:
+            StoreCorruptedError: the changelog no longer has what comes next.
+            RetriableError: the changelog cannot be read.
+        """
+        self._read(answers=True)
+        return self._log.met_end and not self._batch
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what was handed over ends in a position record."""
+        return self._is_whole
+
+    @property
+    def whole_up_to(self) -> int:
+        """The offset below which everything is handed over, and ends in a position record; -1 if it does not."""
+        return self._log.stands_at if self._is_whole and not self._batch else -1
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._log.close()
+
+    def _read(self, *, answers: bool) -> bool:
+        """One read; whether anything came."""
+        messages = self._log.read()
+        # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
+        if len(self._batch) >= (_WHOLE if answers else _PART) and messages:
+            self._hand_over()
+        put, delete = self._batch.put, self._batch.delete
+        for message in messages:
+            key, value = message.key() or b"", message.value()
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+            self._last = message
+            if answers and key == POSITION_KEY:
+                self._hand_over()
+                put, delete = self._batch.put, self._batch.delete
+        return bool(messages) or self._log.met_end
+
+    def _hand_over(self) -> None:
+        last = self._last
+        if last is not None:
+            batch, self._batch = self._batch, StoreBatch()
+            self._is_whole = last.key() == POSITION_KEY
+            self._apply(batch, offset_of(last) + 1, self._is_whole)

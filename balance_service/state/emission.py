@@ -1,0 +1,84 @@
+"""What a read model with states emits of them, as its events are folded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from balance_service.errors import PoisonRecordError
+from balance_service.read_models.outputs import Each, listed
+from balance_service.read_models.read_model import event_of, is_tombstone
+from balance_service.state.outputs import Origin, encoded, output_of
+from balance_service.state.own_code import OwnCodeFailedError, call_own
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.read_models.outputs import Emit
+    from balance_service.read_models.read_model import Event, ReadModel, State
+    from balance_service.state.outputs import Target
+    from balance_service.state.records import KeyedUpdate, Output, Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """How a read model emits; the same for all its tasks."""
+
+    read_model: ReadModel
+    emit: Emit
+    target: Target
+    codec: AvroCodec
+    """Of what is sent."""
+    source: str
+    """The topic that it folds."""
+
+    def of_batch(self, partition: int, position: Position | None) -> BatchEmission:
+        """The same for one batch of a task that stands at a position."""
+        return BatchEmission(self, partition, 0 if position is None else position.emitted_up_to)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEmission:
+    """What one batch emits; nothing of events below an offset, for that was sent before a rebuild."""
+
+    emission: Emission
+    partition: int
+    sent_up_to: int
+
+    def of_event(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
+        """What is sent of an event, with the state after it.
+
+        Raises:
+            PoisonRecordError: that cannot be sent, so the event is not applied.
+        """
+        if self.emission.emit.each is not Each.EVENT:
+            return ()
+        # Made in either case: whether an event is applied must not depend on what was sent before.
+        is_plain = self.emission.emit.record is None or is_tombstone(event.update)
+        made = self._made(event, state, None if is_plain else event_of(event.update))
+        return made if event.offset >= self.sent_up_to else ()
+
+    def of_last(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
+        """What is sent of a key after all its events of a batch, of which this is the last.
+
+        Raises:
+            OwnCodeFailedError: that cannot be sent.
+        """
+        if self.emission.emit.each is not Each.LAST or event.offset < self.sent_up_to:
+            return ()
+        try:
+            return self._made(event, state, None)
+        except OwnCodeFailedError:
+            raise
+        except PoisonRecordError as error:
+            raise OwnCodeFailedError("", str(error)) from error
+
+    def _made(self, update: KeyedUpdate, state: State | None, event: Event | None) -> Sequence[Output]:
+        emission = self.emission
+        origin = Origin(emission.source, self.partition, update.offset, update.timestamp_ms)
+        if emission.emit.record is None:
+            value = None if state is None else encoded(emission.codec, state)
+            return (output_of(emission.target, update.key, value, origin),)
+        sent = listed(call_own(emission.read_model.emit, state, event))
+        return [output_of(emission.target, update.key, encoded(emission.codec, record), origin) for record in sent]

@@ -1,0 +1,107 @@
+"""What a stage that joins does: it makes a record of each event and its rows, and passes that on by another key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.avro.types import fields_of
+from balance_service.errors import PoisonRecordError
+from balance_service.state.outputs import Origin, encoded, output_of, passed_on
+from balance_service.state.passing import rows_of, sent_before_of, unchanged
+from balance_service.state.records import RESERVED_PREFIX, DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.schemas import Schema
+    from balance_service.read_models.keys import KeyType
+    from balance_service.state.outputs import Target
+    from balance_service.state.records import Output, TaskBatch
+    from balance_service.state.store.store import StateStore
+    from balance_service.state.tables.joined import JoinedTables
+    from balance_service.state.work import Folded
+
+    Headers = list[tuple[str, bytes | None]]
+
+MISSING = "join-missing"
+_NULL = "field-null"
+_RESERVED = "key-reserved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """Joins each event with rows as of its time.
+
+    What is passed on is kept, and names in its headers the version of each row: `playerVersion: partition:offset`. It
+    is not made a second time but where a commit has failed.
+    """
+
+    source: str
+    record: str
+    """The events', by its simple name."""
+    joined: JoinedTables
+    schema: Schema
+    """Of what is made."""
+    codec: AvroCodec
+    """Of the same."""
+    key_type: KeyType
+    target: Target
+    position_codec: AvroCodec
+
+    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+        """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
+        folded, sent_before = unchanged(store), sent_before_of(store)
+        # Many events of a batch name one row.
+        rows: dict[bytes, Mapping[str, Any]] = {}
+        for key, row in rows_of(batch.updates):
+            if row["offset"] < sent_before:
+                # What was made of it is kept, and its dead letter too: a second join might come to something else.
+                continue
+            try:
+                made = self._made(row, partition, rows)
+            except PoisonRecordError as error:
+                folded.dead_letters.append(DeadLetter(row["offset"], row["timestamp"], key, row["value"], error.cause))
+            else:
+                folded.outputs += [made] if made is not None else []
+        return folded
+
+    def _made(self, row: Mapping[str, Any], partition: int, rows: dict[bytes, Mapping[str, Any]]) -> Output | None:
+        """What is passed on of an event; None: nothing is.
+
+        Args:
+            rows: those of the batch that are decoded already, by their frames.
+        """
+        event, timestamp_ms = row[self.record], row["timestamp"]
+        values, versions = dict(event), passed_on(row["headers"])
+        for join in self.joined.joins:
+            if event[join.on] is None:
+                raise PoisonRecordError(_NULL, f"the event has no '{join.on}'")
+            own, version = self.joined.as_of(join, join.key_of(event[join.on]), timestamp_ms, partition)
+            if version is not None and version.frame is not None:
+                if version.frame not in rows:
+                    rows[version.frame] = self.joined.row(join, version.frame)
+                of_row = rows[version.frame]
+                versions.append((join.version_header, f"{own}:{version.offset}".encode()))
+            elif join.missing == "null":
+                of_row = dict.fromkeys(join.take)
+            elif join.missing == "drop":
+                return None
+            else:
+                raise PoisonRecordError(
+                    MISSING, f"there is no {join.table.record} {event[join.on]} in '{join.table.topic}'"
+                )
+            values |= {name: of_row[column] for column, name in join.take.items()}
+        record = {name: values[name] for name in fields_of(self.schema)}
+        key = self._key(record[self.key_type.column])
+        origin = Origin(self.source, partition, row["offset"], timestamp_ms)
+        return output_of(self.target, key, encoded(self.codec, record), origin, versions)
+
+    def _key(self, value: Any) -> bytes:
+        if value is None:
+            raise PoisonRecordError(_NULL, f"what is made has no '{self.key_type.column}'")
+        key = self.key_type.encode(value if self.key_type.is_number else str(value))
+        if key.startswith(RESERVED_PREFIX):
+            raise PoisonRecordError(_RESERVED, "the key of what is made begins with 0xFF")
+        return key

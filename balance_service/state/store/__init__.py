@@ -1,0 +1,1 @@
+"""The store: RocksDB, on one partition of one read model."""

@@ -1,0 +1,1 @@
+"""Tables: compacted topics kept in stores, row by row with their versions, for streams to be joined with."""

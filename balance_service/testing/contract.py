@@ -1,0 +1,153 @@
+"""What every read model keeps, whatever its events: checks for a property test, each of one read model.
+
+Each takes batches of events and raises AssertionError where the engine does not come to what the fold says of one event
+after the other. `balance_service.testing.strategies` makes such batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from balance_service.errors import PoisonRecordError
+from balance_service.events.combine import PartitionRows
+from balance_service.events.updates import IGNORED
+from balance_service.read_models.outputs import Each
+from balance_service.read_models.read_model import ReadModel
+from balance_service.testing.driver import Driver, Refused
+from balance_service.testing.rows import Given, driven_legs, letter_of, passed_on, rows_of
+
+if TYPE_CHECKING:
+    from balance_service.avro.codec import AvroCodec
+
+Batches = Sequence[Sequence[Given]]
+Check = Callable[[ReadModel, Batches], None]
+
+
+class Outcome(NamedTuple):
+    """What a history comes to: states, framed; which events became dead letters, and why; how many states went.
+
+    `counted` is how many states there are, as the commits count them.
+    """
+
+    states: dict[bytes, bytes]
+    refused: list[Refused]
+    deleted: int
+    counted: int
+
+
+def combined_equals_single(read_model: ReadModel, batches: Batches) -> None:
+    """All events combined in one batch come to what they do one after the other."""
+    whole = [[event for batch in batches for event in batch]]
+    with Driver(read_model, combines_few=True, is_accelerated=False) as driver:
+        _check("combined", _driven(driver, whole), _folded(read_model, whole, driver.state_codec))
+
+
+def cuts_do_not_matter(read_model: ReadModel, batches: Batches) -> None:
+    """Cut into batches anywhere, events come to the same."""
+    with Driver(read_model, combines_few=True) as driver:
+        _check("cut into batches", _driven(driver, batches), _folded(read_model, batches, driver.state_codec))
+
+
+def redelivery_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
+    """A batch that is delivered twice counts once."""
+    with Driver(read_model) as driver:
+        expected = _folded(read_model, batches, driver.state_codec)
+        _check("delivered twice", _driven(driver, batches, after_each=driver.redeliver), expected)
+
+
+def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
+    """What is accelerated is what the fold makes, byte for byte."""
+    with (
+        Driver(read_model, combines_few=True) as accelerated,
+        Driver(read_model, combines_few=True, is_accelerated=False) as folded,
+    ):
+        _check("accelerated", _driven(accelerated, batches), _driven(folded, batches))
+
+
+def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
+    """A state that the fold removes is gone, here and in the changelog; its key's next event begins a new one."""
+    history = [*batches, *batches]
+    with Driver(read_model) as driver:
+        expected = _folded(read_model, history, driver.state_codec)
+        _check("deleted and restored", _driven(driver, history, after_each=driver.restart), expected)
+
+
+def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
+    """What is emitted for each event does not depend on cuts; of a key's last state, what is emitted last does not."""
+    whole = [[event for batch in batches for event in batch]]
+    with Driver(read_model) as cut, Driver(read_model) as uncut:
+        _driven(cut, batches, after_each=cut.redeliver)
+        _driven(uncut, whole)
+        for output in read_model.outputs:
+            emitted = Driver.last_emitted if output.each is Each.LAST else Driver.emitted
+            found, expected = emitted(cut, output.topic), emitted(uncut, output.topic)
+            if found != expected:
+                raise AssertionError(f"cut into batches, '{output.topic}' gets {found}, and else {expected}")
+
+
+CONTRACT: tuple[Check, ...] = (
+    combined_equals_single,
+    cuts_do_not_matter,
+    redelivery_changes_nothing,
+    acceleration_equals_fold,
+    deleted_keys_come_back,
+    outputs_are_of_events,
+)
+
+
+def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] = lambda: None) -> Outcome:
+    """What the engine comes to."""
+    deleted = 0
+    for batch in batches:
+        deleted += driver.commit(batch).deleted
+        if batch:
+            after_each()
+    return Outcome(driver.states(), driver.dead_letters(), deleted, driver.counted)
+
+
+def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcome:
+    """What the fold comes to, event by event: the definition."""
+    states: dict[bytes, bytes] = {}
+    refused: list[Refused] = []
+    deleted = 0
+    for batch in filter(None, batches):
+        before = set(states)
+        came, passed_over = _arrived(read_model, batch)
+        refused += passed_over
+        if not came:
+            continue
+        leg = read_model.legs[-1]
+        rows = PartitionRows(rows_of(read_model, leg, came, 0))
+        causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
+        letters = {offset: letter_of(read_model, leg, event, offset) for offset, event in enumerate(came)}
+        for update in rows.singly(rows.updates, letters):
+            frame = states.pop(update.key, None)
+            try:
+                before_it = None if frame is None else codec.decode(frame)
+                state = read_model.next_state(before_it, update.key, update.update)
+                after = None if state is None else codec.encode(state)
+            except PoisonRecordError as error:
+                causes[update.record.offset if update.record else -1] = error.cause
+                after = frame
+            if after is not None:
+                states[update.key] = after
+        refused += [Refused(came[offset], causes[offset]) for offset in sorted(causes)]
+        deleted += len(before - states.keys())
+    return Outcome(states, refused, deleted, len(states))
+
+
+def _arrived(read_model: ReadModel, batch: Sequence[Given]) -> tuple[list[Given], list[Refused]]:
+    """What of a batch the last leg reads, and what cannot be passed on to it."""
+    came, refused = list(batch), []
+    for leg in driven_legs(read_model)[:-1]:
+        ways = [(given, *passed_on(leg, given)) for given in came]
+        refused += [Refused(given, cause) for given, _, cause in ways if cause not in (None, IGNORED)]
+        came = [replace(given, record_key=key) for given, key, cause in ways if cause is None]
+    return came, refused
+
+
+def _check(how: str, found: Outcome, expected: Outcome) -> None:
+    if found != expected:
+        raise AssertionError(f"{how}, the events come to {found}, and by the fold to {expected}")

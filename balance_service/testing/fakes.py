@@ -1,0 +1,76 @@
+"""Hand-written stand-ins for the registry and a changelog partition."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.avro.schemas import full_name
+from balance_service.errors import RetriableError
+from balance_service.state.changelog.writer import ChangelogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.errors import BalanceServiceError
+    from balance_service.state.records import DeadLetter, Output, Record
+
+
+class FakeRegistry(SchemaRegistry):
+    """A registry in memory."""
+
+    def __init__(self) -> None:
+        self.url = "http://registry"
+        self.schemas: list[Schema] = []
+        self.is_up = True
+
+    def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002  (an id is of a schema)
+        """Ids count from 1; the same schema has the same id."""
+        self._ask()
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        return self.schemas.index(schema) + 1
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        """None for an id that was never given."""
+        self._ask()
+        if not 1 <= schema_id <= len(self.schemas):
+            return None
+        schema = self.schemas[schema_id - 1]
+        return WriterSchema(schema_id, full_name(schema), json.dumps(schema))
+
+    def _ask(self) -> None:
+        if not self.is_up:
+            raise RetriableError("the registry is down")
+
+
+class FakeWriter(ChangelogWriter):
+    """A changelog partition in memory: a commit takes the offsets of its records and one for its marker."""
+
+    def __init__(self, fails_with: BalanceServiceError | None = None) -> None:
+        self.fails_with = fails_with
+        self.commits: list[tuple[list[Record], list[DeadLetter], bytes]] = []
+        self.sent: list[Output] = []
+        self.held: list[int] = []
+        self.end = 0
+
+    def commit(
+        self,
+        states: Iterable[Record],
+        dead_letters: Iterable[DeadLetter],
+        position: bytes,
+        holds_up_to: int,
+        outputs: Iterable[Output] = (),
+    ) -> int:
+        """All or, if told to fail, nothing."""
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.held.append(holds_up_to)
+        records = list(states)
+        self.commits.append((records, list(dead_letters), position))
+        self.sent += outputs
+        after_position = self.end + len(records) + 1
+        self.end = after_position + 1
+        return after_position

@@ -1,0 +1,287 @@
+"""Events as a test writes them, and as the rows that Spark would make of them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+
+from balance_service.avro.schemas import full_name, load_schema
+from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.events.decode import NOTE
+from balance_service.events.updates import IGNORED
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.read_models.folds import Top
+from balance_service.read_models.keys import MAX_KEY_BYTES, KeyType
+from balance_service.read_models.read_model import words_of
+from balance_service.state.records import RESERVED_PREFIX, DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.read_models.flow import Leg
+    from balance_service.read_models.folds import StandardFold
+    from balance_service.read_models.read_model import ReadModel
+
+_NOTE = {
+    "cause": pa.string(),
+    "schema_id": pa.int64(),
+    "timestamp": pa.int64(),
+    "record_key": pa.binary(),
+    "value": pa.binary(),
+    "idempotency_key": pa.binary(),
+    "traceparent": pa.string(),
+}
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_ARROW: Mapping[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "uuid": pa.string(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+_ZERO: Mapping[str, Any] = {"boolean": False, "bytes": b"", "string": "", "uuid": "", "array": [], "map": {}}
+
+
+@dataclass(frozen=True)
+class Given:
+    """An event as its producer sends it; `record_key` None stands for the event's own key column.
+
+    Of a tombstone, `record` is empty.
+    """
+
+    record: str
+    fields: Mapping[str, Any]
+    record_key: bytes | None = None
+    idempotency_key: bytes | None = None
+    timestamp_ms: int = 0
+    body: bytes | None = field(init=False, repr=False, compare=False, default=None)
+    """Encoded under the shipped schema; None for a tombstone."""
+
+    def __post_init__(self) -> None:
+        if not self.record:
+            return
+        schema = _plain(load_schema(self.record))
+        fields = {**_zero(schema), **self.fields}
+        body = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
+        except Exception as error:  # fastavro raises whatever its writer trips over
+            why = _wrong_type(schema, fields) or error
+            raise ValueError(f"{self.fields} is no {self.record}: {why}") from error
+        body.seek(0)
+        object.__setattr__(self, "body", body.getvalue())
+        # As a reader has them: with the schema's digits, and the milliseconds of a time.
+        object.__setattr__(self, "fields", fastavro.schemaless_reader(body, schema, None))
+
+
+def event(
+    record: str,
+    fields: Mapping[str, Any],
+    *,
+    record_key: str | None = None,
+    idempotency_key: str | None = None,
+    timestamp_ms: int = 0,
+) -> Given:
+    """An event of a record type, known by its simple name.
+
+    Args:
+        fields: those that matter; the others have their default, or the zero of their type.
+        record_key: where it is not to be the event's key column.
+        timestamp_ms: of the record in the topic.
+
+    Raises:
+        ValueError: the record's schema does not allow it.
+    """
+    key, name = (None if text is None else text.encode() for text in (record_key, idempotency_key))
+    return Given(record, fields, key, name, timestamp_ms)
+
+
+def tombstone(record_key: str, *, timestamp_ms: int = 0) -> Given:
+    """A record that has a key and no value."""
+    return Given("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
+
+
+def driven_legs(read_model: ReadModel) -> tuple[Leg, ...]:
+    """The legs that are driven: all, or those after the last join, whose events are then what that makes."""
+    joining = [number for number, leg in enumerate(read_model.legs, 1) if leg.joins]
+    return read_model.legs[max(joining, default=0) :]
+
+
+def rows_of(read_model: ReadModel, leg: Leg, events: Sequence[Given], start: int) -> pa.Table:
+    """What the decoder's plan yields of some events that a leg reads, the first one at offset `start`."""
+    types = _column_types(read_model, leg)
+    rows = [_row(read_model, leg, given, offset) for offset, given in enumerate(events, start)]
+    note = pa.list_(pa.struct(list(_NOTE.items())))
+    return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
+
+
+def key_of(read_model: ReadModel, leg: Leg, given: Given) -> bytes | None:
+    """The key of an event's record; None if it has none, as only some legs allow."""
+    if given.record_key is not None or leg.by is not None or not read_model.has_states():
+        return given.record_key
+    return read_model.key_type.encode(given.fields[read_model.key])
+
+
+def letter_of(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> DeadLetter:
+    """An event's record as a dead letter keeps it, without a cause yet."""
+    return DeadLetter(offset, given.timestamp_ms, key_of(read_model, leg, given), given.body, "")
+
+
+def passed_on(leg: Leg, given: Given) -> tuple[bytes | None, str | None]:
+    """The key under which a leg that is not the last passes an event on; or why it does not."""
+    value = given.fields[leg.by] if leg.by is not None else None
+    if not all(condition.holds(given.fields) for condition in leg.conditions):
+        return None, IGNORED
+    if value is None:
+        return None, "field-null"
+    key = KeyType(str(leg.by), is_number=isinstance(value, int)).encode(value)
+    if len(key) > MAX_KEY_BYTES:
+        return None, f"{'-'.join(words_of(str(leg.by)))}-malformed"
+    return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
+
+
+def _row(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> dict[str, Any]:
+    if given.record not in leg.records and given.record:
+        raise ValueError(f"{given.record} is no record of {read_model.name}'s source")
+    record_key = key = key_of(read_model, leg, given)
+    if leg.by is not None:
+        key, cause = passed_on(leg, given)
+    elif not all(condition.holds(given.fields) for condition in leg.conditions):
+        cause = IGNORED
+    else:
+        cause = _misfit(read_model, given, key)
+    note = None
+    if cause or given.idempotency_key:
+        note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
+        note["idempotency_key"] = None if cause else given.idempotency_key
+    row = {} if cause else _columns(read_model, leg, given)
+    return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
+
+
+def _misfit(read_model: ReadModel, given: Given, key: bytes | None) -> str | None:
+    if not given.record:
+        if not read_model.source.tombstones:
+            return "value-null"
+    elif read_model.has_states() and key != read_model.key_type.encode(given.fields[read_model.key]):
+        return f"key-is-not-{'-'.join(words_of(read_model.key))}"
+    return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
+
+
+def _columns(read_model: ReadModel, leg: Leg, given: Given) -> dict[str, Any]:
+    headers = given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}]
+    update = {} if leg.by is not None or not given.record else _update(read_model, given)
+    return {**update, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
+
+
+def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
+    if not read_model.folds:
+        return {given.record: given.fields}
+    return {
+        name: _value(read_model, name, fold, given)
+        for name, fold in read_model.folds.items()
+        if fold.record == given.record
+    }
+
+
+def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -> Any:
+    if not fold.field:
+        return 1
+    if isinstance(fold, Top):
+        entries, _ = without_null(fields_of(read_model.state_schema)[name])
+        return [{column: given.fields[column] for column in fields_of(entries["items"])}]
+    return given.fields[fold.field]
+
+
+def _column_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
+    time = {"timestamp": pa.int64()}
+    as_it_is = {"value": pa.binary(), "headers": _HEADERS}
+    if leg.by is not None:
+        return time | as_it_is
+    types = _update_types(read_model)
+    if not read_model.outputs:
+        return types
+    return types | time | ({} if read_model.has_states() else as_it_is)
+
+
+def _update_types(read_model: ReadModel) -> dict[str, pa.DataType]:
+    events = {schema["name"]: schema for schema in read_model.event_schemas.values()}
+    if not read_model.folds:
+        return {name: arrow_type(schema) for name, schema in events.items()}
+    types = {}
+    for name, fold in read_model.folds.items():
+        kept, _ = without_null(fields_of(read_model.state_schema)[name])
+        is_of_event = fold.field and not isinstance(fold, Top)
+        types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)
+    return types
+
+
+def arrow_type(kind: Any) -> pa.DataType:
+    """The type in which Spark hands over an Avro type."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "decimal":
+            return pa.decimal128(38, kind.get("scale", 0))
+        case "array":
+            return pa.list_(arrow_type(kind["items"]))
+        case "map":
+            return pa.map_(pa.string(), arrow_type(kind["values"]))
+        case "record":
+            return pa.struct([(name, arrow_type(field)) for name, field in fields_of(kind).items()])
+        case name:
+            return _ARROW[name]
+
+
+def _plain(kind: Any) -> Any:
+    """A type in which a UUID is text, as Spark has it."""
+    if isinstance(kind, list):
+        return [_plain(member) for member in kind]
+    if not isinstance(kind, dict):
+        return kind
+    return "string" if kind.get("logicalType") == "uuid" else {name: _plain(part) for name, part in kind.items()}
+
+
+def _wrong_type(schema: Any, fields: Mapping[str, Any]) -> str:
+    """Which value is of the wrong type, and what is wanted; empty if the types are not what is wrong."""
+    try:
+        fastavro.validation.validate(fields, schema)
+    except fastavro.validation.ValidationError as error:
+        # Of a type that may be null, the last is about the other one.
+        wrong = error.errors[-1]
+        field, wanted = wrong.field.removeprefix(f"{full_name(schema)}."), type_name(wrong.schema)
+        hint = "; give a Decimal" if wanted.startswith("decimal") else ""
+        return f"{field} is {wrong.datum!r} of type {type(wrong.datum).__name__}, and {wanted} is wanted{hint}"
+    except ValueError:
+        return ""
+    return ""
+
+
+def _zero(kind: Any) -> Any:
+    kind, is_nullable = without_null(kind)
+    if is_nullable:
+        return None
+    match simple_name(kind):
+        case "record":
+            return {f["name"]: _zero(f["type"]) for f in kind["fields"] if "default" not in f}
+        case "decimal":
+            return Decimal(0)
+        case "enum":
+            return kind["symbols"][0]
+        case "fixed":
+            return bytes(kind["size"])
+        case name:
+            return _ZERO.get(name, 0)

@@ -1,0 +1,89 @@
+"""Events of a read model for property tests; needs the extra `testing`."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from balance_service.avro.types import fields_of, simple_name
+from balance_service.testing.rows import Given, driven_legs, tombstone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hypothesis.strategies import SearchStrategy
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.read_models.read_model import ReadModel
+
+# Few, so that events meet; short and long, and of more bytes than characters.
+_KEYS = ("a", "b", "key with a space", "é", "c" * 64)
+_MALFORMED = ("", "line\nbreak")
+_INT, _LONG = 2**31, 2**63
+
+
+def batches(read_model: ReadModel) -> SearchStrategy[list[list[Given]]]:
+    """Some batches of events, some of them refused, few keys among them."""
+    schemas = read_model.event_schemas.values()
+    tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if read_model.source.tombstones else []
+    events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
+    return st.lists(st.lists(events, max_size=8), max_size=4)
+
+
+def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[Given]:
+    # One in many is refused, so that most of what is tried is folded.
+    keys = st.sampled_from([*_KEYS * 4, *_MALFORMED])
+    fields = {name: values_of(kind) for name, kind in fields_of(schema).items()}
+    if read_model.has_states() and not read_model.key_type.is_number:
+        fields[read_model.key] = keys
+    conditions = [condition for leg in driven_legs(read_model) for condition in leg.conditions]
+    for condition in (*conditions, *(output.where for output in read_model.outputs if output.where)):
+        fields[condition.column] |= st.just(condition.value)
+    record_keys = st.sampled_from([*[None] * 19, b"another key"])
+    return st.builds(Given, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
+
+
+def values_of(kind: Any) -> SearchStrategy[Any]:
+    """Values of an Avro type."""
+    if isinstance(kind, list):
+        return st.one_of([values_of(member) for member in kind])
+    name = simple_name(kind)
+    if name in _PLAIN:
+        return _PLAIN[name]
+    return _MADE_OF[name](kind)
+
+
+def _decimals(kind: Any) -> SearchStrategy[Decimal]:
+    limit = 10 ** kind["precision"]
+    unscaled = st.integers(-1000, 1000) | st.integers(-limit + 1, limit - 1)
+    return unscaled.map(lambda number: Decimal((number < 0, tuple(map(int, str(abs(number)))), -kind.get("scale", 0))))
+
+
+_MOMENTS = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))
+_PLAIN: Mapping[str, SearchStrategy[Any]] = {
+    "null": st.none(),
+    "boolean": st.booleans(),
+    "int": st.integers(-3, 3) | st.integers(-_INT, _INT - 1),
+    "long": st.integers(-3, 3) | st.integers(-_LONG, _LONG - 1),
+    "float": st.sampled_from([0.0, -0.0, 1.0]) | st.floats(width=32),
+    "double": st.sampled_from([0.0, -0.0, 1.0]) | st.floats(),
+    "string": st.text(max_size=5),
+    "bytes": st.binary(max_size=5),
+    "date": st.dates(),
+    "timestamp-millis": _MOMENTS,
+    "timestamp-micros": st.datetimes(timezones=st.just(UTC)),
+    "local-timestamp-millis": _MOMENTS.map(lambda at: at.replace(tzinfo=None)),
+    "local-timestamp-micros": st.datetimes(),
+    "uuid": st.uuids().map(str),
+}
+_MADE_OF: Mapping[str, Callable[[Any], SearchStrategy[Any]]] = {
+    "decimal": _decimals,
+    "enum": lambda kind: st.sampled_from(kind["symbols"]),
+    "fixed": lambda kind: st.binary(min_size=kind["size"], max_size=kind["size"]),
+    "array": lambda kind: st.lists(values_of(kind["items"]), max_size=3),
+    "map": lambda kind: st.dictionaries(st.text(max_size=3), values_of(kind["values"]), max_size=3),
+    "record": lambda kind: st.fixed_dictionaries({n: values_of(k) for n, k in fields_of(kind).items()}),
+}

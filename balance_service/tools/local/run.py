@@ -1,0 +1,84 @@
+"""`balance-service local`: broker, registry and instances, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from balance_service.errors import FatalError
+from balance_service.settings import load_settings
+from balance_service.tools.local.instances import LocalInstance
+from balance_service.tools.local.samples import add_samples
+from balance_service.tools.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOOK_EVERY_SECONDS = 1.0
+
+
+def run_local(
+    instances: int,
+    kafka_port: int,
+    registry_port: int,
+    http_port: int,
+    data_dir: Path,
+    *,
+    sample_events: bool,
+) -> None:
+    """Run all of it in the foreground.
+
+    Raises:
+        ConfigurationError: a port or the data directory is in use, or Java is missing.
+        FatalError: an instance ended by itself.
+    """
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with ExitStack() as cleanup:
+        say("starting Kafka and the schema registry …")
+        stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
+        say(f"  Kafka            {stack.bootstrap_servers}")
+        say(f"  schema registry  {stack.schema_registry_url}")
+        running = start_instances(cleanup, stack, instances, http_port)
+        for instance in running:
+            say(f"  {instance.name}       {instance.url}   log: {instance.log}")
+        if sample_events and running:
+            say("adding samples …")
+            settings = load_settings(
+                bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
+            )
+            tries = add_samples(running, settings)
+            say("try:")
+            for command in tries:
+                say(f"  {command}")
+        say("ready; Ctrl-C stops everything")
+        while not stopping.wait(_LOOK_EVERY_SECONDS):
+            for instance in running:
+                if not instance.running:
+                    raise FatalError(f"{instance.name} ended by itself; its log is {instance.log}")
+        say("stopping …")
+    say("stopped")
+
+
+def start_instances(cleanup: ExitStack, stack: LocalStack, count: int, http_port: int = 0) -> list[LocalInstance]:
+    """Start some instances side by side and wait until all are ready; `cleanup` stops them."""
+    if not count:
+        return []
+    say(f"starting {count} instance(s) …")
+    instances = [LocalInstance(n + 1, stack, http_port + n if http_port else 0) for n in range(count)]
+    for instance in instances:
+        cleanup.callback(instance.stop)
+        instance.launch()
+    for instance in instances:
+        instance.wait_ready()
+    return instances
+
+
+def say(line: str) -> None:
+    """Tell the person."""
+    click.echo(line)

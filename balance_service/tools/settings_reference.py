@@ -1,0 +1,98 @@
+"""The reference of all settings, `docs/settings.md`, made of their fields. Run as a module, this prints it."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import SecretStr
+
+from balance_service.settings.http_security import HttpSecuritySettings
+from balance_service.settings.kafka_settings import KafkaSettings
+from balance_service.settings.settings import Settings, variable_of
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings
+
+_HEAD = """\
+# Settings
+
+Settings are environment variables. A wrong value stops the process with exit code 2 and a sentence that names the
+variable. `balance-service serve --print-config` prints all values, secrets hidden. This page is made of the fields of
+`balance_service/settings` by `make settings-docs`.
+"""
+_TAIL = """\
+## Beside the settings
+
+Java is looked for in `JAVA_HOME`, then on `PATH`. Jars and what is made from them are kept under `XDG_CACHE_HOME`
+(`~/.cache`); behind a proxy they are fetched with `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`.
+`get-balance` and `status` heed `HTTPS_PROXY` and its like where `--url` is given.
+"""
+_TYPES: dict[Any, str] = {
+    bool: "`true` or `false`",
+    int: "integer",
+    float: "number",
+    str: "text",
+    Path: "path",
+    SecretStr: "secret",
+    dict: "JSON object",
+    tuple: "list",
+}
+
+
+def reference() -> str:
+    """The page, as Markdown."""
+    parts: dict[str, type[BaseSettings]] = {
+        "Kafka and the schema registry": KafkaSettings,
+        "Security of HTTP": HttpSecuritySettings,
+    }
+    of_parts = {name for part in parts.values() for name in part.model_fields}
+    service = {name: field for name, field in Settings.model_fields.items() if name not in of_parts}
+    sections = [_section(title, part.model_fields) for title, part in parts.items()]
+    return "\n".join([_HEAD, _section("The service", service), *sections, _TAIL])
+
+
+def _section(title: str, fields: dict[str, FieldInfo]) -> str:
+    head = [f"## {title}", "", "| variable | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows = [
+        f"| `{variable_of(name)}` | {_values(field)} | {_default(field)} | {field.description} |"
+        for name, field in fields.items()
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
+def _values(field: FieldInfo) -> str:
+    annotation = field.annotation
+    kind = typing.get_origin(annotation) or annotation
+    if kind not in _TYPES:  # optional
+        kind = typing.get_args(annotation)[0]
+    return " ".join([_TYPES[kind], *filter(None, map(_bound, field.metadata))])
+
+
+def _bound(constraint: Any) -> str:
+    match constraint:
+        case Ge(ge=least):
+            return f"from {least}"
+        case Gt(gt=bound):
+            return f"above {bound}"
+        case Le(le=most):
+            return f"to {most}"
+        case MinLen(min_length=least) if least > 1:
+            return f"of at least {least} characters"
+        case _:
+            return ""
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ("", ()):
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,126 @@
+"""Records of a topic as lines of JSON, as they are committed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from balance_service.avro.frames import FrameReader, UndecodableError
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.errors import ConfigurationError
+from balance_service.kafka.clients import by_remedy, reader_config, refused
+from balance_service.kafka.messages import place_of
+from balance_service.kafka.topics import Topics
+from balance_service.read_models.json_view import exact_json
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from threading import Event
+
+    from confluent_kafka import Message
+
+    from balance_service.settings import Settings
+
+_BATCH = 500
+# Ctrl-C is heeded between two waits.
+_WAIT_SECONDS = 0.2
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: bool) -> Generator[str]:
+    """The records that are committed from now on, or all, each as a JSON object, until told to stop.
+
+    Records of one partition come in offset order.
+
+    Raises:
+        ConfigurationError: there is no such topic, or it may not be read.
+        RetriableError: the brokers or the registry do not answer.
+    """
+    topics = Topics(settings)
+    found = topics.find_patiently(topic)
+    if found is None:
+        raise ConfigurationError(f"topic '{topic}' does not exist")
+    starts = topics.offsets(topic, range(found.partitions), earliest=from_beginning, committed=not from_beginning)
+    grants = f"Read on topic '{topic}' and on group '{settings.application_id}'"
+    try:
+        consumer = Consumer(reader_config(settings))
+    except KafkaException as error:
+        raise refused(error) from error
+    with closing(SchemaRegistry.from_settings(settings)) as registry, closing(consumer):
+        frames = FrameReader(registry)
+        try:
+            consumer.assign([TopicPartition(topic, partition, start) for partition, start in starts.items()])
+            while not stopping.is_set():
+                for message in consumer.consume(_BATCH, timeout=_WAIT_SECONDS):
+                    if _is_record(message):
+                        yield line_of(message, frames)
+        except KafkaException as error:
+            raise by_remedy(error, f"reading topic '{topic}'", grants) from error
+
+
+def line_of(message: Message, frames: FrameReader) -> str:
+    """A record as a JSON object, with every digit of its decimals.
+
+    What is no UTF-8, or does not decode, is base64 under a name with `Base64` at its end.
+
+    Raises:
+        RetriableError: the registry does not answer.
+    """
+    partition, offset = place_of(message)
+    # The client hands them over as a list, though its type says more.
+    headers = cast("Sequence[tuple[str, bytes | None]]", message.headers() or ())
+    return exact_json(
+        {
+            "partition": partition,
+            "offset": offset,
+            "timestamp": _moment(message.timestamp()[1]),
+            **_text("key", message.key()),
+            "headers": _headers(headers),
+            **_value(message.value(), frames),
+        }
+    )
+
+
+def _is_record(message: Message) -> bool:
+    error = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+        raise KafkaException(error)
+    return error is None
+
+
+def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:
+    if frame is None:
+        return {"value": None}
+    try:
+        return {"record": frames.record(frame), "value": frames.value(frame)}
+    except UndecodableError as error:
+        return {"problem": str(error), "valueBase64": frame}
+
+
+def _headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
+    """Headers by name; of one that is there several times, a list of its values."""
+    found: dict[str, list[Any]] = {}
+    for name, content in headers:
+        for key, value in _text(name, content).items():
+            found.setdefault(key, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def _text(name: str, content: bytes | str | None) -> dict[str, Any]:
+    if not isinstance(content, bytes):
+        return {name: content}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}Base64": content}
+
+
+def _moment(milliseconds: int) -> datetime | int:
+    """A timestamp; as a number, where it is beyond the years that have a form in ISO 8601."""
+    try:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return milliseconds

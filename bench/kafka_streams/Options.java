@@ -1,0 +1,58 @@
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
+import org.apache.kafka.clients.producer.ProducerConfig;
+import org.apache.kafka.streams.StreamsConfig;
+
+/** What a program is told on its command line, `--name value …`, and how Kafka Streams is set up to be fast. */
+final class Options {
+    private final Map<String, String> values = new HashMap<>(Map.of("topic", "balance", "standbys", "0"));
+
+    private Options() {}
+
+    static Options of(String[] args) {
+        Options options = new Options();
+        options.values.put("stream-threads", String.valueOf(Runtime.getRuntime().availableProcessors()));
+        for (int i = 0; i + 1 < args.length; i += 2) {
+            options.values.put(args[i].substring("--".length()), args[i + 1]);
+        }
+        return options;
+    }
+
+    String get(String name) {
+        return values.get(name);
+    }
+
+    int number(String name) {
+        return Integer.parseInt(values.get(name));
+    }
+
+    Properties properties() {
+        Properties properties = new Properties();
+        properties.put(StreamsConfig.APPLICATION_ID_CONFIG, get("application-id"));
+        properties.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, get("bootstrap-servers"));
+        properties.put(StreamsConfig.APPLICATION_SERVER_CONFIG, get("application-server"));
+        properties.put(StreamsConfig.STATE_DIR_CONFIG, get("state-dir"));
+        properties.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
+        properties.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, number("stream-threads"));
+        properties.put(StreamsConfig.NUM_STANDBY_REPLICAS_CONFIG, number("standbys"));
+        properties.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, number("cache-bytes"));
+        properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, number("commit-interval-ms"));
+        // How soon a partition moves to an instance that has warmed up: the least that is allowed.
+        properties.put(StreamsConfig.PROBING_REBALANCE_INTERVAL_MS_CONFIG, 60_000);
+        // For throughput; a record that arrives alone is still fetched at once.
+        properties.put(StreamsConfig.BUFFERED_RECORDS_PER_PARTITION_CONFIG, 10_000);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 10_000);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_PARTITION_FETCH_BYTES_CONFIG), 4 << 20);
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.RECEIVE_BUFFER_CONFIG), 1 << 20);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BATCH_SIZE_CONFIG), 256 << 10);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64L << 20);
+        // Streams' own default, and each commit flushes what lingers.
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
+        // As in the service that it is compared with; it does not compress what it writes either.
+        properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 10_000);
+        properties.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
+        return properties;
+    }
+}

@@ -1,0 +1,119 @@
+"""`python -m bench.one_event`: one event's way from its acknowledgement to the view, with milliseconds for each step.
+
+An engine in this process folds a topic to which an event a second is added. The steps of a commit are those of the fail
+points, which are reached in every commit; here they note the time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from confluent_kafka import Producer
+
+from balance_service.events.spark.row_query import RowQuery
+from balance_service.hosting.engine import Engine, Patience
+from balance_service.observability.metrics import Metrics
+from balance_service.process import failpoints
+from balance_service.process.interpreter import favour_short_work
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.catalogue import stages_of
+from balance_service.settings import load_settings
+from balance_service.tools.local.stack import LocalStack
+from bench.events import encoded
+from bench.load import PRODUCER, generate
+
+_EVENTS = 60
+_WARM_EVENTS = 20
+_EVERY_SECONDS = 1.0
+_STEPS = {
+    "pulled": "fetched by Spark, decoded, handed over, pulled",
+    "batch-read": "combined",
+    "folded": "folded",
+    "begun": "transaction begun",
+    "produced": "records written to the changelog",
+    "committed": "transaction committed",
+    "stored": "store written, view replaced",
+}
+
+
+class _Times(dict[str, tuple[str, int]]):
+    """Stands in for the armed fail points: none is, and when each was asked for is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, float] = {}
+
+    def __contains__(self, name: object) -> bool:
+        self.noted[str(name)] = time.monotonic()
+        return False
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Print the median of each step."""
+    times = _Times()
+    vars(failpoints)["_armed"] = times
+    pull = RowQuery.pull
+
+    def noted(query: RowQuery, timeout_seconds: float) -> Any:
+        rows = pull(query, timeout_seconds)
+        if rows is not None:
+            times.noted["pulled"] = time.monotonic()
+        return rows
+
+    setattr(RowQuery, "pull", noted)  # noqa: B010  (to mypy, methods are not assigned to)
+    with tempfile.TemporaryDirectory(prefix="balance-bench-") as folder, LocalStack(Path(folder)) as stack:
+        load = generate(stack, "way", 1_000, 100, lambda _more: None)
+        settings = load_settings(
+            bootstrap_servers=stack.bootstrap_servers,
+            schema_registry_url=stack.schema_registry_url,
+            topic=load.topic,
+            application_id="way",
+            state_dir=Path(folder) / "state",
+        )
+        patience = Patience(threading.Event(), lambda _reason: None)
+        engine = Engine(settings, stages_of(Balance(), settings), Metrics(), patience)
+        engine.start()
+        favour_short_work()
+        try:
+            _print(_taken(stack, load.topic, load.header, times))
+        finally:
+            engine.stop()
+
+
+def _taken(stack: LocalStack, topic: str, header: bytes, times: _Times) -> dict[str, list[float]]:
+    """Seconds of each step since the one before, of each event."""
+    producer = Producer({"bootstrap.servers": stack.bootstrap_servers, **PRODUCER, "linger.ms": 0})
+    taken: dict[str, list[float]] = defaultdict(list)
+    for number in range(_WARM_EVENTS + _EVENTS):
+        time.sleep(_EVERY_SECONDS)
+        times.noted.clear()
+        for key, frame in encoded(header, np.array([number % 100]), np.array([1])):
+            producer.produce(topic, frame, key)
+        producer.flush()
+        before = acknowledged = time.monotonic()
+        while "stored" not in times.noted:
+            time.sleep(0.0005)
+        if number >= _WARM_EVENTS:
+            for step in _STEPS:
+                taken[step].append(times.noted[step] - before)
+                before = times.noted[step]
+            taken["in all"].append(before - acknowledged)
+    return taken
+
+
+def _print(taken: dict[str, list[float]]) -> None:
+    for step, seconds in taken.items():
+        click.echo(f"{_STEPS.get(step, step):<50} {1000 * statistics.median(seconds):6.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The leaderboard on two instances: every route by either, and nothing lost or joined twice when one is killed."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.integration.test_leaderboard import Games
+from tests.support.observed import OF_OTHERS, documented, exported
+from tests.support.service import application, new_instance, running, status
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+_SECONDS = 60.0
+ISABELLE, MITCH, ELYSE, NOOR = (random.randrange(1 << 40) for _ in range(4))
+# As text, the second would come before the first.
+SMASH, KART = random.randrange(9_000_000, 10_000_000), random.randrange(10_000_000, 20_000_000)
+NAMES = {ISABELLE: "Isabelle", MITCH: "Mitch", ELYSE: "Elyse", NOOR: "Noor"}
+GAMES = {SMASH: "Super Smash Bros", KART: "Mario Kart"}
+
+
+def entry(game: int, player: int, score: float) -> dict[str, Any]:
+    return {
+        "playerId": player,
+        "productId": game,
+        "playerName": NAMES[player],
+        "gameName": GAMES[game],
+        "score": score,
+    }
+
+
+SMASHED = [entry(SMASH, ISABELLE, 4000.0), entry(SMASH, MITCH, 2000.0), entry(SMASH, ELYSE, 1000.0)]
+DRIVEN = [entry(KART, ISABELLE, 9000.0), entry(KART, NOOR, 3000.0), entry(KART, MITCH, 2500.0)]
+
+
+@pytest.fixture
+def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
+    settings = application(BALANCE_MODELS="leaderboard")
+    first, second = new_instance(stack, settings), new_instance(stack, settings)
+    with running(first, second):
+        yield first, second
+
+
+def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response:
+    """An answer of an instance, 503 asked again, as any client would."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        answers.append(httpx.get(f"{instance.url}/leaderboard{path}", params=parameters, timeout=30))
+        return answers[-1].status_code != 503
+
+    eventually(answered, lambda: answers[-1].text, _SECONDS)
+    return answers[-1]
+
+
+def wait_for(instance: LocalInstance, expected: dict[str, Any]) -> None:
+    def is_there() -> bool:
+        answer = get(instance, f"/{SMASH}/{KART}")
+        return answer.status_code == 200 and answer.json() == expected
+
+    eventually(is_there, lambda: f"{get(instance, f'/{SMASH}/{KART}').text} {status(instance)['tables']}", _SECONDS)
+
+
+def test_every_instance_answers_for_every_game_also_after_one_was_killed(
+    stack: LocalStack, instances: Sequence[LocalInstance]
+) -> None:
+    first, second = instances
+    with Games(stack) as games:
+        for player, name in NAMES.items():
+            games.player(player, name)
+        for game, title in GAMES.items():
+            games.products.put(str(game), {"id": game, "name": title})
+        games.products.flush()
+        games.score(SMASH, ELYSE, 1000.0)
+        games.score(SMASH, ISABELLE, 4000.0)
+        games.score(SMASH, MITCH, 2000.0)
+        games.score(SMASH, NOOR, 500.0)
+        for game, player, score in [(KART, ISABELLE, 9000.0), (KART, NOOR, 3000.0), (KART, MITCH, 2500.0)]:
+            games.score(game, player, score)
+
+        for instance in instances:
+            wait_for(instance, {str(SMASH): SMASHED, str(KART): DRIVEN})
+            assert get(instance, f"/{SMASH}").json() == SMASHED
+            assert get(instance, f"/{KART + 1}").status_code == 404
+            assert get(instance, "/racing").status_code == 400
+            everything = get(instance, "", limit="1000").json()
+            assert (everything[str(SMASH)], everything[str(KART)]) == (SMASHED, DRIVEN)
+            assert list(everything) == sorted(everything, key=int)
+            assert get(instance, "/count").json() == {"count": len(everything)}
+            page = get(instance, f"/{SMASH}/{KART}", limit="1")
+            assert page.json() == {str(SMASH): SMASHED}
+            following = httpx.get(f"{instance.url}{page.links['next']['url']}", timeout=30)
+            assert following.json() == {str(KART): DRIVEN}
+        tables = [table for instance in instances for table in status(instance)["tables"]]
+        assert {(table["table"], table["partition"]) for table in tables} == {
+            (name, partition) for name in ("players", "products") for partition in (0, 1)
+        }
+        assert all(table["whole"] and not table["reason"] for table in tables)
+        described = {name: told for name, told in documented().items() if name.startswith(OF_OTHERS)}
+        # A series of what was skipped begins with the first.
+        sampled = {
+            name: told for name, told in exported(instances).items() if name in described and told[1] is not None
+        }
+        assert sampled == {name: told for name, told in described.items() if "skipped" not in name}
+        counts = [get(instance, "/count/local").json()["count"] for instance in instances]
+        assert sum(counts) == get(first, "/count").json()["count"]
+
+        first.kill()
+        games.player(NOOR, "Noor II")
+        games.score(SMASH, NOOR, 5000.0)
+
+        crowned = {**entry(SMASH, NOOR, 5000.0), "playerName": "Noor II"}
+        wait_for(second, {str(SMASH): [crowned, *SMASHED[:2]], str(KART): DRIVEN})

@@ -1,0 +1,73 @@
+"""`balance-service local --sample-events`: what it says to try works, and answers what the documents show."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.commands import Command, started
+from tests.support.waiting import eventually
+
+# Few stages at a time, and one instance: others show that any of several answers, and each takes its time to start.
+# With each, commands that are told.
+SYMBOLS = "produce symbols --key-separator '|' < samples/symbols.txt"
+TOGETHER = {
+    ("symbols", "rewards"): (SYMBOLS, "tail notifications --from-beginning"),
+    ("leaderboard",): ("produce score-events < samples/score-events.txt", "tail high-scores --from-beginning"),
+}
+SYSTEMS = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
+_TRANSCRIPT = re.compile(
+    r"^```sh\ncurl 'http://127.0.0.1:\d+([^']+)'\n```\n```json\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
+_READY_SECONDS = 120.0
+
+
+def transcripts(model: str) -> dict[str, str]:
+    """What docs/systems.md shows of a read model: query → body."""
+    found = re.search(rf"^## `{model}`$(.*?)(?=^## |\Z)", SYSTEMS, re.DOTALL | re.MULTILINE)
+    return dict(_TRANSCRIPT.findall(found[1])) if found else {}
+
+
+def is_answered(url: str, body: str) -> bool:
+    """Whether a query has this body, every digit alike."""
+    return exactly(get(url).text) == exactly(body)
+
+
+def has_ended(command: Command) -> bool:
+    return command.process.poll() is not None
+
+
+def exactly(body: str) -> object:
+    return json.loads(body, parse_float=str)
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=30, trust_env=False)
+
+
+@pytest.mark.parametrize("models", TOGETHER, ids="-".join)
+def test_what_the_samples_come_with_is_answered_as_the_documents_show(models: tuple[str, ...], tmp_path: Path) -> None:
+    ports = ["--kafka-port", "0", "--registry-port", "0", "--http-port", "0", "--data-dir", str(tmp_path / "data")]
+    shown = {path: body for model in models for path, body in transcripts(model).items()}
+    assert shown
+    with started({"BALANCE_MODELS": ",".join(models)}, "local", "--instances", "1", "--sample-events", *ports) as local:
+        eventually(lambda: has_ended(local) or "ready; Ctrl-C" in local.stdout, "it is ready", _READY_SECONDS)
+        assert not has_ended(local), local.wait(1)
+
+        printed = re.findall(r"curl -i '([^']*)'", local.stdout)
+        statuses = {url: get(url).status_code for url in printed}
+        (instance,) = re.findall(r"instance-1 +(\S+) +log: ", local.stdout)
+        for path, body in shown.items():
+            eventually(partial(is_answered, instance + path, body), f"{path} is answered as shown")
+        local.interrupt()
+        done = local.wait(60)
+
+    assert done.code == 0, done
+    assert statuses == dict.fromkeys(printed, 200)
+    for told in TOGETHER[models]:
+        assert told in done.stdout

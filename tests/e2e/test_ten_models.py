@@ -1,0 +1,154 @@
+"""Ten read models, each on four partitions, on three instances: right everywhere, after kills too.
+
+The models are generated, each a file as one would be written, into a copy of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+import balance_service
+from tests.support.service import add, application, new_instance, running, status
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+_MODELS = 10
+_PARTITIONS = 4
+_CUSTOMERS = [f"customer-{n}" for n in range(24)]
+_SECONDS = 120.0
+# Fold → (its type in the state, what it comes to of all amounts).
+_FOLDS = {
+    'RunningSum("FundsAdded.amount")': ("decimal", sum),
+    'Greatest("FundsAdded.amount")': ("decimal", max),
+    'Least("FundsAdded.amount")': ("decimal", min),
+    'Count("FundsAdded")': ("long", len),
+    'Latest("FundsAdded.amount")': ("decimal", lambda amounts: amounts[-1]),
+}
+_KINDS = {"decimal": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}, "long": "long"}
+
+
+def _fold(number: int) -> tuple[str, str, Any]:
+    fold = list(_FOLDS)[number % len(_FOLDS)]
+    return fold, *_FOLDS[fold]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with ten models more."""
+    folder, source = tmp_path_factory.mktemp("ten"), Path(balance_service.__file__).parent
+    shutil.copytree(source, folder / "balance_service", ignore=shutil.ignore_patterns("__pycache__"))
+    for beside in ("schemas", "deploy"):
+        shutil.copytree(source.parent / beside, folder / beside)
+    for number in range(_MODELS):
+        fold, kind, _ = _fold(number)
+        schema = {
+            "type": "record",
+            "name": f"Generated{number}",
+            "namespace": "parts.code.balance.state",
+            "fields": [{"name": "customerId", "type": "string"}, {"name": "result", "type": _KINDS[kind]}],
+        }
+        (folder / "schemas" / f"Generated{number}.avsc").write_text(json.dumps(schema))
+        (folder / "balance_service" / "read_models" / f"generated_{number}.py").write_text(
+            "from balance_service.read_models.flow import Stream\n"
+            f"from balance_service.read_models.folds import {fold.partition('(')[0]}\n"
+            "from balance_service.read_models.read_model import ReadModel\n\n\n"
+            f"class Generated{number}(ReadModel):\n"
+            f'    """One of ten."""\n\n    name = "generated-{number}"\n    source = Stream("balance", "FundsAdded")\n'
+            f'    key = "customerId"\n    state = "Generated{number}"\n\n    result = {fold}\n'
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def instances(stack: LocalStack, package: Path) -> Iterator[Sequence[LocalInstance]]:
+    """Three instances that host all ten."""
+    settings = application(
+        BALANCE_MODELS=",".join(f"generated-{number}" for number in range(_MODELS)),
+        BALANCE_PARTITIONS=str(_PARTITIONS),
+        PYTHONPATH=str(package),
+    )
+    with running(*(new_instance(stack, settings) for _ in range(3))) as started:
+        yield started
+
+
+def _get(instance: LocalInstance, path: str) -> httpx.Response | None:
+    """An answer; None while it is 503, or nobody answers."""
+    try:
+        answer = httpx.get(f"{instance.url}/api/models/{path}", timeout=30)
+    except httpx.HTTPError:
+        return None
+    return None if answer.status_code == 503 else answer
+
+
+def _wrong(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> list[str]:
+    """The answers that are not what they should be."""
+    found = []
+    for instance in instances:
+        for number in range(_MODELS):
+            expected = {customer: _fold(number)[2](of_one) for customer, of_one in amounts.items()}
+            answer = _get(instance, f"generated-{number}/entries?limit=1000")
+            entries = json.loads(answer.text, parse_float=Decimal)["entries"] if answer is not None else []
+            if {entry["key"]: entry["value"]["result"] for entry in entries} != expected:
+                found.append(f"{instance.name}: generated-{number}: {entries[:3]}")
+    return found
+
+
+def _await_right(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> None:
+    eventually(lambda: not _wrong(instances, amounts), lambda: str(_wrong(instances, amounts)[:5]), _SECONDS)
+
+
+@pytest.mark.timeout(900)
+def test_every_key_of_every_model_is_answered_right_by_every_instance_after_kills(
+    instances: Sequence[LocalInstance],
+) -> None:
+    amounts: dict[str, list[Decimal]] = defaultdict(list)
+    for round_ in range(3):
+        for number, customer in enumerate(_CUSTOMERS):
+            amount = Decimal(1 + (number * 7 + round_ * 13) % 50) + Decimal("0.10")
+            _added(instances, customer, amount)
+            amounts[customer].append(amount)
+        killed = instances[round_]
+        killed.kill()
+        _await_right([instance for instance in instances if instance is not killed], amounts)
+        killed.launch()
+        killed.wait_ready()
+
+    _await_right(instances, amounts)
+    for number in range(_MODELS):
+        for instance in instances:
+            for customer, of_one in amounts.items():
+                answer = _get(instance, f"generated-{number}/keys/{customer}")
+                assert answer is not None
+                value = json.loads(answer.text, parse_float=Decimal)["value"]["result"]
+                assert value == _fold(number)[2](of_one), (instance.name, number, customer)
+            counted = _get(instance, f"generated-{number}/count")
+            assert counted is not None
+            assert counted.json() == {"count": len(amounts)}
+    tasks = [task["task"] for instance in instances for task in status(instance)["tasks"] if task["role"] == "active"]
+    assert sorted(tasks) == sorted(f"generated-{n}_{p}" for n in range(_MODELS) for p in range(_PARTITIONS))
+
+
+def _added(instances: Sequence[LocalInstance], customer: str, amount: Decimal) -> None:
+    """Add once: an instance that was started anew may not take commands yet."""
+
+    def taken() -> bool:
+        try:
+            add(instances[0].url, customer, str(amount))
+        except (AssertionError, httpx.HTTPError):
+            return False
+        return True
+
+    eventually(taken, "the command is taken", _SECONDS)

@@ -1,0 +1,215 @@
+"""Purchases for tests: invoices on a topic, the models of them with names of their own, and a naive recount."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import fastavro
+
+from balance_service.avro.schemas import full_name, load_schema
+from balance_service.read_models.conditions import same
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.outputs import EVENT, Emit
+from balance_service.read_models.purchases import Purchases, masked_lines
+from balance_service.read_models.rewards import Rewards
+from tests.support.topics import Writer, read_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from confluent_kafka import Message
+
+    from balance_service.read_models.read_model import ReadModel
+    from balance_service.tools.local.stack import LocalStack
+
+
+class Named(NamedTuple):
+    """The shipped models, on topics that no other test uses."""
+
+    pos: str
+    notifications: str
+    shipments: str
+    hadoop: str
+    rewards: type[ReadModel]
+    purchases: type[ReadModel]
+
+
+def named(application_id: str) -> Named:
+    """The models of one application."""
+    pos, notifications, shipments, hadoop = (
+        f"{application_id}.{topic}" for topic in ("pos", "notifications", "shipments", "hadoop")
+    )
+    rewards = type(
+        "NamedRewards",
+        (Rewards,),
+        {
+            "__module__": __name__,
+            "__qualname__": f"{application_id}-rewards",
+            "name": f"rewards-{application_id}",
+            "source": Stream(pos, "PosInvoice").where(same("customerType", "PRIME")).by("customerCardNo"),
+            "emits": Emit(notifications, "Notification", each=EVENT),
+            # A path has one model.
+            "queries": None,
+        },
+    )
+    purchases = type(
+        "NamedPurchases",
+        (Purchases,),
+        {
+            "__module__": __name__,
+            "__qualname__": f"{application_id}-purchases",
+            "name": f"purchases-{application_id}",
+            "source": Stream(pos, "PosInvoice"),
+            "emits": (
+                Emit(shipments, where=same("deliveryType", "HOME-DELIVERY", ignoring_case=True)),
+                Emit(hadoop, "HadoopRecord", make=masked_lines),
+            ),
+        },
+    )
+    return Named(pos, notifications, shipments, hadoop, rewards, purchases)
+
+
+def invoice(number: int, card: str, amount: str, *, kind: str = "PRIME", delivery: str = "TAKEAWAY") -> dict[str, Any]:
+    """An invoice of two lines."""
+    line = {"description": "thing", "quantity": 1, "unitPrice": Decimal(amount) / 2, "amount": Decimal(amount) / 2}
+    return {
+        "invoiceNumber": f"i{number}",
+        "storeId": f"store-{number % 5}",
+        "customerCardNo": card,
+        "customerType": kind,
+        "deliveryType": delivery,
+        "totalAmount": Decimal(amount),
+        "customerName": "Ann",
+        "address": None,
+        "lines": [{**line, "itemCode": "a"}, {**line, "itemCode": "b"}],
+    }
+
+
+class Till(Writer):
+    """Writes invoices."""
+
+    def __init__(self, stack: LocalStack, topic: str, **config: Any) -> None:
+        super().__init__(stack, topic, **config)
+        schema = load_schema("PosInvoice")
+        self._schema = fastavro.parse_schema(schema)
+        self._id = self.register(f"{topic}-{full_name(schema)}", schema)
+
+    def sell(self, *invoices: dict[str, Any], **where: Any) -> None:
+        """Append invoices, each with its store as key."""
+        for sold in invoices:
+            self.send(sold["storeId"], self.frame_of(sold), **where)
+        assert self.producer.flush(20) == 0
+
+    def frame_of(self, sold: dict[str, Any]) -> bytes:
+        """An invoice as its record holds it."""
+        body = io.BytesIO()
+        body.write(b"\0" + self._id.to_bytes(4, "big"))
+        fastavro.schemaless_writer(body, self._schema, sold)
+        return body.getvalue()
+
+
+def decoded(till: Till, message: Message) -> dict[str, Any]:
+    """The value of a record, by the schema that it names."""
+    value = message.value()
+    assert value is not None
+    schema = json.loads(str(till.registry.get_schema(int.from_bytes(value[1:5], "big")).schema_str))
+    record = fastavro.schemaless_reader(io.BytesIO(value[5:]), fastavro.parse_schema(schema), None)
+    assert isinstance(record, dict)
+    return record
+
+
+def origin_of(message: Message) -> str:
+    """What the record says it came of."""
+    (origin,) = [value for name, value in list(message.headers() or ()) if name == "origin"]
+    assert isinstance(origin, bytes)
+    return origin.decode()
+
+
+def points_of(invoices: Sequence[dict[str, Any]]) -> dict[str, Decimal]:
+    """The points of each card, by a recount of invoices."""
+    points: dict[str, Decimal] = defaultdict(Decimal)
+    for sold in invoices:
+        if sold["customerType"] == "PRIME":
+            points[sold["customerCardNo"]] += sold["totalAmount"] * Decimal("0.02")
+    return dict(points)
+
+
+def assert_notified_once(stack: LocalStack, till: Till, models: Named, rekeyed: str) -> int:
+    """Recount every invoice on the source, and compare with what each hop has written, record for record.
+
+    Returns:
+        How many notifications there are.
+    """
+    sold = [(m, decoded(till, m)) for m in read_topic(stack, models.pos)]
+    prime = {f"{models.pos}:{m.partition()}:{m.offset()}": m for m, record in sold if record["customerType"] == "PRIME"}
+    passed = read_topic(stack, rekeyed)
+    assert sorted(map(origin_of, passed)) == sorted(prime)
+    for message in passed:
+        source = prime[origin_of(message)]
+        assert (message.value(), message.timestamp()) == (source.value(), source.timestamp())
+    totals: dict[str, Decimal] = defaultdict(Decimal)
+    expected = {}
+    for message in passed:
+        record = decoded(till, message)
+        card = record["customerCardNo"]
+        assert message.key() == card.encode()
+        earned = record["totalAmount"] * Decimal("0.02")
+        totals[card] += earned
+        expected[f"{rekeyed}:{message.partition()}:{message.offset()}"] = {
+            "invoiceNumber": record["invoiceNumber"],
+            "customerCardNo": card,
+            "totalAmount": record["totalAmount"],
+            "earnedLoyaltyPoints": earned,
+            "totalLoyaltyPoints": totals[card],
+        }
+    notified = read_topic(stack, models.notifications)
+    assert len(notified) == len(expected)
+    assert {origin_of(m): decoded(till, m) for m in notified} == expected
+    return len(notified)
+
+
+def assert_shipped_once(stack: LocalStack, till: Till, models: Named) -> int:
+    """Recount every invoice on the source, and compare with shipments and masked lines, record for record.
+
+    Returns:
+        How many shipments there are.
+    """
+    sold = {}
+    for message in read_topic(stack, models.pos):
+        if (message.value() or b"").startswith(b"\0"):
+            sold[f"{models.pos}:{message.partition()}:{message.offset()}"] = (message, decoded(till, message))
+    delivered = {o: m for o, (m, record) in sold.items() if record["deliveryType"].lower() == "home-delivery"}
+    shipped = read_topic(stack, models.shipments)
+    assert sorted(map(origin_of, shipped)) == sorted(delivered)
+    for message in shipped:
+        source = delivered[origin_of(message)]
+        assert (message.key(), message.value(), message.timestamp()) == (
+            source.key(),
+            source.value(),
+            source.timestamp(),
+        )
+    lines = sorted((o, str(masked)) for o, (_, record) in sold.items() for masked in _masked(record))
+    assert sorted((origin_of(m), str(decoded(till, m))) for m in read_topic(stack, models.hadoop)) == lines
+    return len(shipped)
+
+
+def _masked(sold: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "invoiceNumber": sold["invoiceNumber"],
+            "storeId": sold["storeId"],
+            "customerCardDigits": sold["customerCardNo"][-4:],
+            "customerType": sold["customerType"],
+            "deliveryType": sold["deliveryType"],
+            "itemCode": line["itemCode"],
+            "description": line["description"],
+            "quantity": line["quantity"],
+            "unitPrice": line["unitPrice"],
+            "amount": line["amount"],
+        }
+        for line in sold["lines"]
+    ]

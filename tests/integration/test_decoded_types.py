@@ -1,0 +1,329 @@
+"""Events of every type, decoded by Spark: as the driver for tests has them, and as schemas evolve."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import frame_header
+from balance_service.avro.registry import WriterSchema
+from balance_service.avro.schemas import full_name, load_schema
+from balance_service.avro.types import fields_of
+from balance_service.events.combine import PartitionRows
+from balance_service.events.decode import Decoder
+from balance_service.events.spark.session import start_spark
+from balance_service.read_models.activity import Activity
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.conditions import same
+from balance_service.read_models.flow import Stream, legs_of
+from balance_service.read_models.rewards import Rewards
+from balance_service.read_models.symbols import Symbols
+from balance_service.settings import load_settings
+from balance_service.testing import Given, event, tombstone
+from balance_service.testing.rows import key_of, rows_of
+from tests.support.models import MODELS, MONEY, WHEN, Session, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.read_models.flow import Leg
+    from balance_service.read_models.read_model import ReadModel
+
+_AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
+SCORED = {
+    "id": "g",
+    "score": 1.5,
+    "level": None,
+    "paid": Decimal("-12.34"),
+    "at": _AT.replace(microsecond=678_901),
+    "day": _AT.date(),
+    "place": {"city": "Zürich", "since": _AT},
+    "kind": "LARGE",
+    "tags": ["a", "é"],
+    "counts": {"x": 1, "y": -(2**62)},
+    "photo": b"\x00\xff",
+    "ratio": 0.25,
+    "ref": "00000000-0000-0000-0000-000000000001",
+}
+EVENTS = [
+    event("Scored", SCORED),
+    event("Scored", {"id": "h", "level": 7, "score": float("nan"), "place": {"city": "", "since": None}}),
+    event("Scored", {"id": "g", "paid": Decimal("9999999999999999.99"), "kind": "SMALL"}),
+    event("Scored", {"id": "g"}, record_key="h"),
+]
+ENDED = [event("Ended", {"id": "g"}), event("Ended", {"id": "g", "reason": "over"})]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = start_spark(load_settings(), 1)
+    yield session
+    session.stop()
+
+
+class Writers:
+    """A registry of some writers' schemas, with ids from 1 on."""
+
+    def __init__(self, *schemas: Schema) -> None:
+        self.schemas = schemas
+
+    def writer_schema(self, schema_id: int) -> WriterSchema:
+        schema = self.schemas[schema_id - 1]
+        return WriterSchema(schema_id, full_name(schema), json.dumps(schema))
+
+
+def decoded(
+    spark: SparkSession,
+    read_model: ReadModel,
+    schemas: Sequence[Schema],
+    records: Sequence[tuple[bytes | None, int, bytes | None]],
+    leg: Leg | None = None,
+) -> PartitionRows:
+    """The rows of records: each its key, its schema's number, and its body; None for a record without a value."""
+    decoder = Decoder(spark, read_model, leg or read_model.legs[-1], Writers(*schemas))  # type: ignore[arg-type]
+    decoder.resolve(range(1, len(schemas) + 1))
+    # In SQL: a DataFrame of Python's objects would need a Python worker.
+    literals = [
+        f"({offset}L, {_hex(key)}, {_hex(None if body is None else frame_header(schema_id) + body)})"
+        for offset, (key, schema_id, body) in enumerate(records)
+    ]
+    frames = spark.sql(
+        "select offset, timestamp_millis(0) as timestamp, key, value, cast(null as "
+        "array<struct<key:string,value:binary>>) as headers "
+        f"from values {', '.join(literals)} as t(offset, key, value)"
+    )
+    return PartitionRows(decoder.updates(frames).toArrow())
+
+
+def _hex(value: bytes | None) -> str:
+    return "cast(null as binary)" if value is None else f"X'{value.hex()}'"
+
+
+def written(schema: Schema, fields: dict[str, Any]) -> bytes:
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, schema, fields)
+    return body.getvalue()
+
+
+def update(rows: PartitionRows) -> Any:
+    """The one update."""
+    (single,) = rows.singly(rows.updates)
+    return single.update
+
+
+def causes(rows: PartitionRows) -> list[str]:
+    return rows.notes["cause"].to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
+def test_spark_makes_the_rows_that_the_driver_makes(spark: SparkSession, read_model: ReadModel) -> None:
+    records = read_model.source.records
+    events: list[Given] = [given for given in [*EVENTS, *ENDED] if given.record in records]
+    leg = read_model.legs[-1]
+    framed = [(key_of(read_model, leg, given), records.index(given.record) + 1, given.body) for given in events]
+
+    rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
+
+    expected = PartitionRows(rows_of(read_model, leg, events, 0))
+    found = [(single.key, single.update) for single in rows.singly(rows.updates)]
+    assert repr(found) == repr([(single.key, single.update) for single in expected.singly(expected.updates)])
+    assert causes(rows) == causes(expected) == ["key-is-not-id"]
+
+
+def test_a_tombstone_is_an_update_where_it_is_declared(spark: SparkSession) -> None:
+    events = [event("Symbol", {"symbol": "TCS", "name": "Tata"}), tombstone("TCS"), tombstone("INFY")]
+    framed = [(key_of(Symbols(), Symbols.legs[-1], given), 1, given.body) for given in events]
+
+    rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
+
+    expected = PartitionRows(rows_of(Symbols(), Symbols.legs[-1], events, 0))
+    assert repr(rows.singly(rows.updates)) == repr(expected.singly(expected.updates))
+    assert causes(rows) == []
+    schema = load_schema("FundsAdded")
+    assert causes(decoded(spark, Balance(), [schema], [(b"alice", 1, None)])) == ["value-null"]
+
+
+def test_a_tombstone_needs_a_whole_key_and_what_is_no_event_stays_one(spark: SparkSession) -> None:
+    records = [(b"\xffkey", 1, None), (b"TCS", 1, b""), (b"TCS", 2, b"")]
+
+    assert causes(decoded(spark, Symbols(), [load_schema("Symbol"), load_schema("Player")], records)) == [
+        "key-reserved",
+        "body-undecodable",
+        "ignored",
+    ]
+
+
+INVOICES = st.fixed_dictionaries(
+    {
+        "invoiceNumber": st.just("i"),
+        "customerCardNo": st.sampled_from(["1", "22", "é", ""]),
+        "customerType": st.sampled_from(["PRIME", "prime", "REGULAR", "PRIME ", "PRİME", ""]) | st.text(max_size=5),
+        "deliveryType": st.sampled_from(["HOME-DELIVERY", "home-delivery", "HOME-DELİVERY", "TAKEAWAY", "ß", "SS"]),
+    }
+)
+ANY_CASE = Stream("pos", "PosInvoice").where(same("deliveryType", "home-DELIVERY", ignoring_case=True))
+IN_TURN = [
+    Stream("pos", "PosInvoice").where(same("customerType", "PRIME")).by("customerCardNo"),
+    ANY_CASE.by("customerCardNo"),
+    ANY_CASE.where(same("customerType", "PRIME")).by("storeId"),
+]
+
+
+@pytest.mark.parametrize("source", IN_TURN, ids=["one condition", "case ignored", "two conditions"])
+def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, source: Stream) -> None:
+    leg, schema, read_model = legs_of("rewards", source)[0], load_schema("PosInvoice"), Rewards()
+
+    @settings(max_examples=4, deadline=None)
+    @given(st.lists(INVOICES, min_size=1, max_size=60))
+    def check(sold: list[dict[str, Any]]) -> None:
+        events = [event("PosInvoice", fields, record_key=None) for fields in sold]
+        rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], leg)
+
+        expected = PartitionRows(rows_of(read_model, leg, events, 0))
+        assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
+        assert rows.updates["offset"].to_pylist() == expected.updates["offset"].to_pylist()
+        assert causes(rows) == causes(expected)
+        assert [value[5:] for value in rows.updates["value"].to_pylist()] == expected.updates["value"].to_pylist()
+
+    check()
+
+
+def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: SparkSession) -> None:
+    leg, schema, read_model = (
+        legs_of("m", Stream("s", "ScoreEvent").by("player_id"))[0],
+        load_schema("ScoreEvent"),
+        Rewards(),
+    )
+    numbers = [0, 1, -1, 300, 2**40, -(2**63), 2**56, 0x7F << 56, 2**63 - 1]
+    events = [event("ScoreEvent", {"player_id": number}) for number in numbers]
+
+    rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], leg)
+
+    expected = PartitionRows(rows_of(read_model, leg, events, 0))
+    assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
+    # The greatest would begin with the byte of what is no state.
+    assert causes(rows) == causes(expected) == ["key-reserved"] * 2
+
+
+def evolved(**changed: Any) -> Schema:
+    """`Scored` as another version has it; a field that is None is left out."""
+    schema = copy.deepcopy(load_schema("Scored"))
+    fields = {field["name"]: field["type"] for field in schema["fields"]} | changed
+    return {**schema, "fields": [{"name": name, "type": kind} for name, kind in fields.items() if kind is not None]}
+
+
+PLACE_OF_LATER = {
+    "type": "record",
+    "name": "Place",
+    "fields": [
+        {"name": "street", "type": "string"},
+        {"name": "since", "type": ["null", WHEN]},
+        {"name": "city", "type": "string"},
+    ],
+}
+
+
+def test_nested_fields_are_found_by_name(spark: SparkSession) -> None:
+    later = evolved(place=PLACE_OF_LATER, level="int", tags={"type": "array", "items": ["null", "string"]})
+    fields = {**SCORED, "level": 3, "place": {"street": "s", "since": None, "city": "Bern"}}
+
+    scored = update(decoded(spark, Session(), [later], [(b"g", 1, written(later, fields))]))["Scored"]
+
+    assert (scored["place"], scored["level"], scored["tags"]) == ({"city": "Bern", "since": None}, 3, ["a", "é"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"place": {**PLACE_OF_LATER, "fields": PLACE_OF_LATER["fields"][:2]}},
+        {"place": "string"},
+        {"tags": {"type": "array", "items": "long"}},
+        {
+            "place": {
+                **PLACE_OF_LATER,
+                "fields": [{"name": "city", "type": "string"}, {"name": "since", "type": "long"}],
+            }
+        },
+        {"score": "string"},
+        {"level": "long"},
+        {"photo": None},
+        {"paid": "double"},
+    ],
+    ids=[
+        "lacks a nested field",
+        "no record",
+        "other items",
+        "a time without unit",
+        "no number",
+        "wider",
+        "lacks a field",
+        "inexact",
+    ],
+)
+def test_a_schema_whose_values_would_mean_something_else_is_incompatible(
+    spark: SparkSession, changed: dict[str, Any]
+) -> None:
+    assert causes(decoded(spark, Session(), [evolved(**changed)], [(b"g", 1, b"")])) == ["schema-incompatible"]
+
+
+def test_an_unknown_symbol_does_not_decode(spark: SparkSession) -> None:
+    later = evolved(kind={"type": "enum", "name": "Kind", "symbols": ["HUGE", "SMALL"]})
+    bodies = [written(later, {**SCORED, "kind": kind}) for kind in ("HUGE", "SMALL")]
+
+    rows = decoded(spark, Session(), [later], [(b"g", 1, body) for body in bodies])
+
+    assert causes(rows) == ["body-undecodable"]
+    assert update(rows)["Scored"]["kind"] == "SMALL"
+
+
+def test_a_text_that_is_none_and_a_time_beyond_ours_are_dead_letters(spark: SparkSession) -> None:
+    raw = copy.deepcopy(load_schema("Ended"))
+    raw["fields"] = [{"name": "id", "type": "bytes"}, {"name": "reason", "type": ["null", "string"]}]
+    stamped = copy.deepcopy(load_schema("FundsAdded"))
+    stamped["fields"][1]["type"] = "long"
+    funds = {"id": "i", "customerId": "c", "amount": Decimal(1)}
+
+    broken = decoded(spark, Session(), [load_schema("Scored"), raw], [(b"\xfe", 2, written(raw, {"id": b"\xfe"}))])
+    late = decoded(
+        spark,
+        Activity(),
+        [stamped],
+        [(b"c", 1, written(stamped, {**funds, "occurredOn": at})) for at in (10**15, 2**63 - 1, 5)],
+    )
+    balance = decoded(spark, Balance(), [stamped], [(b"c", 1, written(stamped, {**funds, "occurredOn": 10**15}))])
+
+    assert causes(broken) == ["id-malformed"]
+    assert causes(late) == ["time-out-of-range"] * 2
+    # As the field means it: milliseconds.
+    assert update(late)["first"] == datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)
+    assert update(balance) == {"amount": Decimal("1.00")}
+
+
+def test_a_nested_decimal_keeps_every_digit(spark: SparkSession) -> None:
+    wide = {**MONEY, "precision": 30}
+    place = {"type": "record", "name": "Place", "fields": [{"name": "rent", "type": MONEY}]}
+    ship("Rented", fields_of(evolved(place=place)))
+    writer = {**evolved(place={**place, "fields": [{"name": "rent", "type": wide}]}), "name": "Rented"}
+    rent = Decimal("1234567890123456789012345678.90")
+
+    class Rented(Session):
+        name = "test-rented"
+        source = Stream("games", "Rented")
+
+    scored = update(
+        decoded(spark, Rented(), [writer], [(b"g", 1, written(writer, {**SCORED, "place": {"rent": rent}}))])
+    )
+
+    assert scored["Rented"]["place"] == {"rent": rent}

@@ -1,0 +1,71 @@
+"""A read model's own fold that fails: its task halts and says where and why; nothing is skipped, others go on."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.hosting.engine import Engine
+from balance_service.observability.metrics import Metrics
+from balance_service.read_models.catalogue import stages_of
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.read_model import ReadModel
+from balance_service.state.task_state import TaskState
+from tests.integration.engines import balance, hosted, patience, settings_for
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.read_models.read_model import Event, State
+    from balance_service.state.task import Task
+    from balance_service.tools.local.stack import LocalStack
+
+IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
+
+
+class Superstitious(ReadModel):
+    """The last amount, with a bug."""
+
+    name = "test-superstitious"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = "BalanceState"
+
+    def fold(self, state: State | None, event: Event) -> State | None:
+        """Fails at 13."""
+        words = {amount: str(amount) for amount in range(20) if amount != 13}
+        return {"customerId": event["customerId"], "amount": Decimal(words[int(event["amount"])])}
+
+
+def task_of(engine: Engine, partition: int) -> Task:
+    task = hosted(engine).tasks.task(partition)
+    assert task is not None
+    return task
+
+
+def test_a_fold_that_fails_halts_its_partition_with_the_reason_and_no_other(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    engine = Engine(settings, stages_of(Superstitious(), settings), Metrics(), patience())
+    engine.start()
+    try:
+        with Writer(stack, settings.topic) as writer:
+            writer.add(IN_0, "12.00")
+            eventually(lambda: balance(engine, IN_0) == Decimal("12.00"), "the first event is folded")
+            writer.add(IN_0, "13.00", "14.00")
+            eventually(lambda: task_of(engine, 0).state is TaskState.HALTED, "the task of the event is halted")
+            writer.add(IN_1, "14.00")
+            eventually(lambda: balance(engine, IN_1) == Decimal("14.00"), "the other partition goes on")
+
+        assert task_of(engine, 0).snapshot().reason == (
+            f"the code of the read model test-superstitious fails at offset 1 of {settings.topic}:0 with KeyError(13); "
+            "correct it, and restart the instance"
+        )
+        assert task_of(engine, 0).position == 1
+        assert read_topic(stack, f"{settings.topic}-dead-letters") == []
+    finally:
+        engine.stop()

@@ -1,0 +1,238 @@
+"""The leaderboard on a real broker: scores joined with players and games as of their time, exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.read_models.keys import KeyType
+from balance_service.state.tables.partition import TablePartition
+from tests.integration.engines import running_engine, settings_for
+from tests.integration.rows import Rows
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from confluent_kafka import Message
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.settings import Settings
+    from balance_service.state.tables.store import Version
+    from balance_service.tools.local.stack import LocalStack
+
+SECONDS = 60.0
+KEY = KeyType("product_id", is_number=True)
+_ids = itertools.count(random.randrange(1 << 40))
+
+
+class Games:
+    """What is told of players, games and scores. The topics are all tests'; the ids are each test's own."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self.players = Rows(stack, "players", "Player")
+        self.products = Rows(stack, "products", "Product")
+        self.scores = Rows(stack, "score-events", "ScoreEvent")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rows in (self.players, self.products, self.scores):
+            rows.__exit__()
+
+    def player(self, player: int, name: str | None, **more: Any) -> None:
+        self.players.put(str(player), None if name is None else {"id": player, "name": name}, **more)
+        self.players.flush()
+
+    def game(self, name: str) -> int:
+        """A game of its own."""
+        product = next(_ids)
+        self.products.put(str(product), {"id": product, "name": name})
+        self.products.flush()
+        return product
+
+    def score(self, product: int, player: int, score: float, **more: Any) -> None:
+        self.scores.put(None, {"score": score, "product_id": product, "player_id": player}, **more)
+        self.scores.flush()
+
+
+@pytest.fixture
+def games(stack: LocalStack) -> Iterator[Games]:
+    with Games(stack) as told:
+        yield told
+
+
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
+    return settings_for(stack, names, tmp_path / "first", models="leaderboard")
+
+
+def best(engine: Engine, product: int) -> list[tuple[str, str, float]]:
+    """The high scores of a game in the engine's own stores: player, game, score."""
+    hosted = engine.models["leaderboard"]
+    for task in hosted.tasks.all():
+        view = task.view
+        frame = None if view is None else view.get(KEY.encode(product))
+        if frame is not None:
+            entries = hosted.state(frame)["entries"]
+            return [(entry["playerName"], entry["gameName"], entry["score"]) for entry in entries]
+    return []
+
+
+def wait_for(engine: Engine, product: int, expected: list[tuple[str, str, float]]) -> None:
+    eventually(
+        lambda: best(engine, product) == expected,
+        lambda: f"{best(engine, product)} {engine.problems} {engine.tables.snapshots()}",
+        SECONDS,
+    )
+
+
+def records(engine: Engine, name: str) -> list[Message]:
+    """Everything that is committed in a topic."""
+    topic = engine.topics.find(name)
+    assert topic is not None
+    found: list[Message] = []
+    with reader_of_all(engine.settings, engine.topics, topic) as reader:
+        while reader.unfinished:
+            found += reader.read()
+    return found
+
+
+def letters(engine: Engine, player: int) -> list[str]:
+    """The causes of the dead letters of a player's scores."""
+    source = engine.stages["leaderboard-by-product_id"].stage.dead_letters
+    causes = []
+    for message in records(engine, source):
+        if message.key() == str(player).encode():
+            cause = dict(message.headers() or [])["dead-letter-cause"]
+            assert isinstance(cause, bytes)
+            causes.append(cause.decode())
+    return causes
+
+
+def test_scores_are_joined_ranked_sent_and_audited(settings: Settings, games: Games) -> None:
+    racer, isabelle, kazuya = next(_ids), next(_ids), next(_ids)
+    with running_engine(settings) as engine:
+        game = games.game("Racing")
+        games.player(isabelle, "Isabelle")
+        games.player(kazuya, "Kazuya")
+        games.player(racer, "Racer")
+        for player, score in [(isabelle, 1000.0), (kazuya, 3000.0), (racer, 2500.0), (isabelle, 2000.0), (racer, 5.0)]:
+            games.score(game, player, score)
+
+        wait_for(
+            engine, game, [("Kazuya", "Racing", 3000.0), ("Racer", "Racing", 2500.0), ("Isabelle", "Racing", 2000.0)]
+        )
+        joined = [
+            dict(message.headers() or [])
+            for message in records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
+            if message.key() == KEY.encode(game)
+        ]
+        assert len(joined) == 5
+        assert all(headers.keys() == {"origin", "sent-by", "playerVersion", "productVersion"} for headers in joined)
+        sent = [message for message in records(engine, "high-scores") if message.key() == KEY.encode(game)]
+        schema = load_schema("HighScores")
+        codec = AvroCodec(engine.registry, subject_of("high-scores", schema), schema)
+        value = sent[-1].value()
+        assert value is not None
+        assert [entry["score"] for entry in codec.decode(value)["entries"]] == [3000.0, 2500.0, 2000.0]
+
+
+def test_a_score_right_after_its_player_always_finds_it(settings: Settings, games: Games) -> None:
+    with running_engine(settings) as engine:
+        game = games.game("Rush")
+        for number in range(30):
+            player = next(_ids)
+            games.player(player, f"player {number}")
+            games.score(game, player, float(number))
+            wait_for(engine, game, [(f"player {n}", "Rush", float(n)) for n in range(number, max(-1, number - 3), -1)])
+
+
+def test_a_score_without_a_player_is_a_dead_letter_and_one_without_an_id_finds_none(
+    settings: Settings, games: Games
+) -> None:
+    known, unknown, gone = next(_ids), next(_ids), next(_ids)
+    with running_engine(settings) as engine:
+        game = games.game("Lost")
+        games.player(known, "Known")
+        games.player(gone, "Gone")
+        games.player(gone, None)
+        games.score(game, unknown, 9.0)
+        games.score(game, gone, 8.0)
+        games.score(game, known, 1.0)
+
+        wait_for(engine, game, [("Known", "Lost", 1.0)])
+        eventually(
+            lambda: letters(engine, unknown) == letters(engine, gone) == ["join-missing"], "both are dead letters"
+        )
+
+
+def test_a_score_is_joined_with_the_player_as_of_its_time(settings: Settings, games: Games) -> None:
+    player, now = next(_ids), int(time.time() * 1000)
+    with running_engine(settings) as engine:
+        game = games.game("Then")
+        games.player(player, "before", timestamp=now - 60_000)
+        games.player(player, "after", timestamp=now)
+        for score, at in [(1.0, now - 90_000), (2.0, now - 30_000), (3.0, now)]:
+            games.score(game, player, score, timestamp=at)
+
+        wait_for(engine, game, [("after", "Then", 3.0), ("before", "Then", 2.0), ("before", "Then", 1.0)])
+
+
+def test_what_is_restored_and_read_anew_is_what_was(settings: Settings, games: Games, tmp_path: Path) -> None:
+    player = next(_ids)
+    expected = [("first name", "Again", 2.0), ("first name", "Again", 1.0)]
+    with running_engine(settings) as engine:
+        game = games.game("Again")
+        games.player(player, "first name")
+        games.score(game, player, 1.0)
+        games.score(game, player, 2.0)
+        wait_for(engine, game, expected)
+        joined = len(records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed))
+    games.player(player, "second name")
+    elsewhere = settings.model_copy(update={"state_dir": tmp_path / "second"})
+    with running_engine(elsewhere) as engine:
+        wait_for(engine, game, expected)
+        games.score(game, player, 3.0)
+        wait_for(engine, game, [("second name", "Again", 3.0), *expected])
+        again = records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
+        assert len(again) == joined + 1
+
+
+def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else(
+    settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, may_read, player = TablePartition._rows, threading.Event(), next(_ids)
+
+    def read_once_allowed(partition: TablePartition, message: Message) -> list[tuple[bytes, Version]]:
+        if message.key() == str(player).encode():
+            may_read.wait(SECONDS)
+        return reads(partition, message)
+
+    monkeypatch.setattr(TablePartition, "_rows", read_once_allowed)
+    with running_engine(settings) as engine:
+        game = games.game("Slow")
+        games.player(player, "Slow")
+        games.score(game, player, 1.0)
+        joining = engine.stages["leaderboard-by-product_id"].tasks
+
+        def waits() -> bool:
+            reasons = [task.reason for task in joining.snapshots() if task.state == "WAITING"]
+            return any("the table players" in reason and "is not read to its end" in reason for reason in reasons)
+
+        eventually(waits, lambda: str(joining.snapshots()), SECONDS)
+        others = [hosted.tasks for name, hosted in engine.stages.items() if hosted.tasks is not joining]
+        assert {task.state for tasks in others for task in tasks.snapshots()} == {"RUNNING"}
+        may_read.set()
+        wait_for(engine, game, [("Slow", "Slow", 1.0)])
+        assert letters(engine, player) == []

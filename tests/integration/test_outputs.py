@@ -1,0 +1,202 @@
+"""Re-keyed streams and outputs, from the source's topic to what an independent consumer reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from balance_service.errors import ConfigurationError
+from balance_service.hosting.rebuild import rebuild
+from balance_service.kafka import topic_policies
+from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.kafka.topics import Topics
+from balance_service.read_models.catalogue import stages_of
+from tests.integration.engines import running_engine, settings_for
+from tests.integration.purchases import (
+    Named,
+    Till,
+    assert_notified_once,
+    assert_shipped_once,
+    invoice,
+    named,
+    points_of,
+)
+from tests.support.topics import read_topic
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+    from pathlib import Path
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.tools.local.stack import LocalStack
+
+
+pytestmark = pytest.mark.timeout(600)
+# Each stage has a query for each partition to start.
+_CATCH_UP_SECONDS = 150.0
+
+
+def wait_until_caught_up(engine: Engine) -> None:
+    eventually(lambda: caught_up(engine), lambda: f"caught up; {engine.problems}", _CATCH_UP_SECONDS)
+
+
+def caught_up(engine: Engine) -> bool:
+    """Whether every stage stands at its source's end, the first ones first."""
+    for hosted in engine.stages.values():
+        ends = engine.topics.offsets(hosted.source.name, range(hosted.source.partitions))
+        positions = {task.task_id.partition: task.position for task in hosted.tasks.all() if task.view is not None}
+        if any(positions.get(partition, -1) < end for partition, end in ends.items()):
+            return False
+    return True
+
+
+def states(engine: Engine, name: str) -> dict[bytes, bytes]:
+    """Every state of a model, framed."""
+    views = [task.view for task in engine.stages[name].tasks.all()]
+    return {key: frame for view in views if view for key, frame in view.scan(b"", b"\xff", 1_000)}
+
+
+def points(engine: Engine, models: Named) -> dict[str, Decimal]:
+    """The points of each card, as the engine's stores have them."""
+    hosted = engine.stages[models.rewards.name]
+    return {key.decode(): hosted.state(frame)["points"] for key, frame in states(engine, models.rewards.name).items()}
+
+
+def sales(count: int, first: int = 1) -> list[dict[str, Any]]:
+    """Invoices of some customers, two of three PRIME, every other one to be delivered."""
+    return [
+        invoice(
+            n,
+            f"card-{n % 7}",
+            f"{n}.10",
+            kind="PRIME" if n % 3 else "REGULAR",
+            delivery="Home-Delivery" if n % 2 else "TAKEAWAY",
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def test_invoices_are_passed_on_by_card_counted_and_notified_each_once(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
+    sold = sales(60)
+    with Till(stack, models.pos) as till, running_engine(settings) as engine:
+        till.sell(*sold[:30])
+        wait_until_caught_up(engine)
+        till.sell(*sold[30:])
+        wait_until_caught_up(engine)
+
+        assert points(engine, models) == points_of(sold)
+        rekeyed = engine.stages[models.rewards.name].source.name
+        assert assert_notified_once(stack, till, models, rekeyed) == sum(s["customerType"] == "PRIME" for s in sold)
+
+
+def test_a_rebuild_makes_the_same_states_and_emits_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
+    with Till(stack, models.pos) as till:
+        with running_engine(settings) as engine:
+            till.sell(*sales(40))
+            wait_until_caught_up(engine)
+            before, rekeyed = states(engine, models.rewards.name), engine.stages[models.rewards.name].source.name
+        sent = places(read_topic(stack, models.notifications)), places(read_topic(stack, rekeyed))
+
+        rebuild(settings, models.rewards(), lambda _at, _of: None)
+
+        assert (places(read_topic(stack, models.notifications)), places(read_topic(stack, rekeyed))) == sent
+        with running_engine(settings) as engine:
+            wait_until_caught_up(engine)
+            assert states(engine, models.rewards.name) == before
+            till.sell(*sales(20, first=41))
+            wait_until_caught_up(engine)
+            assert points(engine, models) == points_of(sales(60))
+        assert_notified_once(stack, till, models, rekeyed)
+
+        # What is no longer there was sent, too.
+        topics = Topics(settings)
+        ends = topics.offsets(models.notifications, range(2))
+        purge(stack, models.notifications, ends)
+        rebuild(settings, models.rewards(), lambda _at, _of: None)
+
+        assert topics.offsets(models.notifications, range(2)) == ends
+
+
+def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name, models.purchases.name))
+    with Till(stack, models.pos) as till:
+        with running_engine(settings) as engine:
+            till.sell(*sales(40))
+            wait_until_caught_up(engine)
+            changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
+            for changelog in changelogs:
+                engine.topics.delete(changelog)
+        with running_engine(settings) as engine:
+            till.sell(*sales(20, first=41))
+            wait_until_caught_up(engine)
+
+            assert points(engine, models) == points_of(sales(60))
+            assert_notified_once(stack, till, models, engine.stages[models.rewards.name].source.name)
+            assert_shipped_once(stack, till, models)
+
+
+def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_masked(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.purchases.name,))
+    with Till(stack, models.pos) as till, running_engine(settings) as engine:
+        till.sell(*sales(30))
+        till.send(None, till.frame_of(invoice(31, "card", "1.00", delivery="home-delivery")), headers={"note": b"n"})
+        till.send(b"garbage", b"no frame")
+        wait_until_caught_up(engine)
+
+        assert assert_shipped_once(stack, till, models) == 16
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        assert letter.value() == b"no frame"
+        (noted,) = [m for m in read_topic(stack, models.shipments) if m.key() is None]
+        assert ("note", b"n") in (noted.headers() or [])
+
+
+def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_names_both(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
+    topics = Topics(settings)
+    *_, last = stages_of(models.rewards(), settings)
+    topics.create(last.names.source, 5, topic_policies.FOR_EVER)
+
+    with pytest.raises(ConfigurationError, match=f"'{last.names.source}' has 5 partitions and '{models.pos}'.* 2"):
+        prepare_topics(topics, settings, [stage.names for stage in stages_of(models.rewards(), settings)])
+
+
+def test_a_model_without_states_is_not_rebuilt(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+    models = named(names["application_id"])
+
+    with pytest.raises(ConfigurationError, match="keeps no states, so there is nothing to rebuild"):
+        rebuild(settings_for(stack, names, tmp_path / "state"), models.purchases(), lambda _at, _of: None)
+
+
+def purge(stack: LocalStack, topic: str, ends: Mapping[int, int]) -> None:
+    """Delete every record of a topic below some offsets."""
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
+    deleted = admin.delete_records([TopicPartition(topic, partition, end) for partition, end in ends.items()])
+    for future in deleted.values():
+        future.result(10)
+
+
+def places(messages: list[Any]) -> list[tuple[int, int, bytes]]:
+    """Where records lie, and what they hold."""
+    return [(m.partition(), m.offset(), m.value()) for m in messages]

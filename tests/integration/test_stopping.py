@@ -1,0 +1,84 @@
+"""An instance that is stopped while events keep coming ends within seconds, in good order and without a complaint."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+from structlog.testing import capture_logs
+
+from balance_service.hosting.engine import Engine
+from balance_service.observability.metrics import Metrics
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.catalogue import stages_of
+from tests.integration.engines import counted, patience, running_engine, settings_for
+from tests.integration.loads import Load, assert_counted_once, customers_in
+from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from balance_service.tools.local.stack import LocalStack
+
+CUSTOMERS = [*customers_in(0), *customers_in(1)]
+ENGINE_STOPS_WITHIN_SECONDS = 5.0
+
+
+def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last_task(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    at_work: list[list[str]] = []
+    engine = Engine(settings, stages_of(Balance(), settings), Metrics(), patience())
+    stop_spark = engine.spark.stop
+
+    def noted() -> None:
+        at_work.append([t.name for t in threading.enumerate() if t.name.startswith("task-")])
+        stop_spark()
+
+    monkeypatch.setattr(engine.spark, "stop", noted)
+    engine.start()
+    try:
+        with Writer(stack, settings.topic) as writer, Load(writer, CUSTOMERS, per_second=1_000):
+            eventually(lambda: counted(engine, "applied") > 2_000, "it folds")
+            began = time.monotonic()
+            with capture_logs() as logs:
+                engine.stop()
+            took = time.monotonic() - began
+    except BaseException:
+        engine.stop()
+        raise
+    assert took < ENGINE_STOPS_WITHIN_SECONDS
+    assert at_work == [[]]
+    assert [entry for entry in logs if entry["log_level"] not in ("debug", "info")] == []
+    with running_engine(settings) as successor:
+        assert_counted_once(stack, successor)
+
+
+def test_a_process_that_is_ended_under_load_says_nothing_of_errors_nor_does_its_jvm(stack: LocalStack) -> None:
+    instance = new_instance(stack, application())
+    topic = instance.environment["BALANCE_TOPIC"]
+    with running(instance), Writer(stack, topic) as writer:
+        warm_up(instance.url)
+        with Load(writer, CUSTOMERS, per_second=1_000):
+            eventually(lambda: _applied(instance.url) > 2_000, "it folds")
+            code, seconds = terminate(instance)
+    said = instance.log.read_text(encoding="utf-8")
+    assert code == 0, said
+    assert seconds < STOP_SECONDS
+    lines = said[said.index('"event": "stopping"') :].splitlines()[1:]
+    strange = [line for line in lines if not line.startswith("{") or json.loads(line)["level"] not in ("info", "debug")]
+    assert strange == []
+
+
+def _applied(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return sum(float(found) for found in re.findall(r"^balance_events_applied_total\{.*\} (\S+)$", text, re.MULTILINE))

@@ -1,0 +1,58 @@
+"""`symbols` on a real broker: what is told last, and what was deleted, whatever restores it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.engines import catch_up, hosted, running_engine, settings_for
+from tests.integration.rows import Rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.tools.local.stack import LocalStack
+
+
+def tell(writer: Rows, ticker: str, name: str | None) -> None:
+    """Upsert a symbol by its name; None: a tombstone."""
+    fields = {"symbol": ticker, "name": name, "price": Decimal("1.5000"), "currency": "INR", "exchange": "XNSE"}
+    writer.put(ticker, None if name is None else fields)
+
+
+def known(engine: Engine) -> dict[str, Any]:
+    """The name of every symbol in the engine's stores."""
+    model = hosted(engine)
+    found: dict[str, Any] = {}
+    for task in model.tasks.all():
+        view = task.view
+        assert view is not None
+        found |= {key.decode(): model.view(frame)["name"] for key, frame in view.scan(b"", b"\xff", 100)}
+    return found
+
+
+def test_upserts_tombstones_and_what_the_filter_drops_are_restored_as_they_were(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "first", models="symbols")
+    with Rows(stack, "symbols", "Symbol") as writer:
+        with running_engine(settings) as engine:
+            for ticker, name in [("TCS", "Tata"), ("INFY", "Infosys"), ("HDFC", "Bank"), ("GONE", None)]:
+                tell(writer, ticker, name)
+            writer.flush()
+            catch_up(engine)
+            assert known(engine) == {"TCS": "Tata", "INFY": "Infosys", "HDFC": "Bank"}
+
+            for ticker, told in [("TCS", None), ("INFY", ""), ("HDFC", "HDFC Bank"), ("not plain", "never listed")]:
+                tell(writer, ticker, told)
+            writer.flush()
+            catch_up(engine)
+            assert known(engine) == {"HDFC": "HDFC Bank"}
+        with running_engine(settings.model_copy(update={"state_dir": tmp_path / "second"})) as restored:
+            catch_up(restored)
+            assert known(restored) == {"HDFC": "HDFC Bank"}
+            tell(writer, "TCS", "back")
+            writer.flush()
+            catch_up(restored)
+            assert known(restored) == {"HDFC": "HDFC Bank", "TCS": "back"}

@@ -1,0 +1,232 @@
+"""A partition of a table on a real broker: followed, restored, and never stopped by what is no row."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.kafka.topics import Topics
+from balance_service.state.tables.partition import TableContext, TablePartition
+from tests.integration.engines import settings_for
+from tests.integration.rows import Rows
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from balance_service.tools.local.stack import LocalStack
+
+COMPACTED = {"cleanup.policy": "compact"}
+A_DAY_MS = 24 * 60 * 60 * 1000
+SECONDS = 30.0
+# A moment that no clock of this test will reach, so that timestamps are the test's own.
+NOON = 1_700_000_000_000
+
+
+class Players:
+    """A topic of players with one partition, and what follows it into a folder."""
+
+    def __init__(self, stack: LocalStack, names: dict[str, str], path: Path) -> None:
+        self.settings = settings_for(stack, names, path)
+        self.topics = Topics(self.settings)
+        self.registry = SchemaRegistry.from_settings(self.settings)
+        self.name = f"players-{uuid.uuid4().hex[:8]}"
+        self.topic = self.topics.create(self.name, 1, COMPACTED)
+        self.path = path / "players_0"
+        self.rows = Rows(stack, self.name, "Player")
+
+    @contextmanager
+    def followed(self) -> Iterator[TablePartition]:
+        schema = load_schema("Player")
+        partition = TablePartition(
+            TableContext(
+                settings=self.settings,
+                topics=self.topics,
+                topic=self.topic,
+                codec=AvroCodec(self.registry, subject_of(self.name, schema), schema),
+                history_ms=A_DAY_MS,
+                partition_of=lambda key: int(key == b"elsewhere"),
+            ),
+            0,
+            self.path,
+        )
+        partition.start()
+        try:
+            yield partition
+        finally:
+            assert partition.stop(SECONDS)
+
+    def put(self, key: str, name: str | None, timestamp_ms: int = NOON) -> None:
+        fields = None if name is None else {"id": int(key), "name": name}
+        self.rows.put(key, fields, timestamp=timestamp_ms)
+        self.rows.flush()
+
+    @property
+    def end(self) -> int:
+        return self.topics.offsets(self.name, [0], committed=True)[0]
+
+    def read(self, partition: TablePartition) -> None:
+        """Wait until the store has all that is committed."""
+        assert partition.wait_for(self.end, SECONDS, lambda: False), partition.snapshot()
+
+    def name_of(self, partition: TablePartition, key: str, timestamp_ms: int = NOON) -> Any:
+        """The player's name as of a time; None if there is no such player."""
+        version = partition.view.as_of(key.encode(), timestamp_ms)
+        frame = None if version is None else version.frame
+        return None if frame is None else partition._context.codec.decode(frame)["name"]
+
+
+@pytest.fixture
+def players(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Iterator[Players]:
+    made = Players(stack, names, tmp_path)
+    yield made
+    made.registry.close()
+    made.rows.__exit__()
+
+
+def test_rows_are_as_of_a_time_as_soon_as_they_are_waited_for(players: Players) -> None:
+    with players.followed() as partition:
+        for number in range(20):
+            players.put("1", f"name {number}", NOON + number)
+            players.read(partition)
+            assert players.name_of(partition, "1", NOON + number) == f"name {number}"
+        players.put("1", None, NOON + 20)
+        players.read(partition)
+
+        assert players.name_of(partition, "1", NOON + 20) is None
+        assert players.name_of(partition, "1", NOON + 7) == "name 7"
+        assert players.name_of(partition, "1", NOON - 7) == "name 0"
+        assert players.name_of(partition, "2") is None
+        eventually(lambda: partition.snapshot().is_whole, lambda: str(partition.snapshot()), SECONDS)
+
+
+def test_what_comes_earlier_than_what_was_joined_is_counted(players: Players) -> None:
+    with players.followed() as partition:
+        players.put("1", "known", NOON)
+        players.read(partition)
+        partition.joined(NOON + 10)
+        players.put("1", "late", NOON + 5)
+        players.put("1", "not late", NOON + 10)
+        players.read(partition)
+
+        assert partition.snapshot().late == 1
+        assert players.name_of(partition, "1", NOON + 6) == "late"
+
+
+def test_a_store_goes_on_from_where_it_was_and_a_lost_one_is_read_anew(players: Players) -> None:
+    with players.followed() as partition:
+        players.put("1", "first", NOON)
+        players.read(partition)
+    players.put("1", "second", NOON + 1)
+    with players.followed() as again:
+        players.read(again)
+        assert [players.name_of(again, "1", NOON + n) for n in (0, 1)] == ["first", "second"]
+    for file in players.path.glob("*.sst"):
+        file.write_bytes(b"damaged")
+    for file in players.path.glob("MANIFEST-*"):
+        file.unlink()
+    with players.followed() as restored:
+        players.read(restored)
+        assert [players.name_of(restored, "1", NOON + n) for n in (0, 1)] == ["first", "second"]
+
+
+def test_a_store_that_is_read_anew_is_not_asked_before_it_is_where_it_was(players: Players) -> None:
+    with players.followed() as partition:
+        for number in range(200):
+            players.put("1", f"name {number}", NOON + number)
+        players.read(partition)
+        partition.damaged(StoreCorruptedError("for this test"))
+
+        refused, deadline = 0, time.monotonic() + SECONDS
+        while not refused or partition.snapshot().position < players.end:
+            assert time.monotonic() < deadline
+            try:
+                assert players.name_of(partition, "1", NOON + 199) == "name 199"
+            except RetriableError:
+                refused += 1
+
+        assert players.name_of(partition, "1", NOON + 100) == "name 100"
+
+
+def test_what_is_no_row_is_counted_with_its_cause_and_skipped(players: Players) -> None:
+    with players.followed() as partition:
+        players.rows.put_raw("1", b"abc")
+        players.rows.put_raw("1", b"\x01abcdef")
+        players.rows.put_raw("1", b"\x00\x7f\xff\xff\xff")
+        players.rows.put_raw(b"\xffkey", None)
+        players.rows.put_raw("elsewhere", None)
+        players.put("1", "a row")
+        players.read(partition)
+
+        assert players.name_of(partition, "1") == "a row"
+        assert partition.snapshot().skipped == {
+            "frame-missing": 1,
+            "magic-byte-unknown": 1,
+            "schema-id-unknown": 1,
+            "key-reserved": 1,
+            "key-not-of-this-partition": 1,
+        }
+        assert not partition.problem
+
+
+def test_what_is_not_committed_is_no_row_and_is_not_waited_for(stack: LocalStack, players: Players) -> None:
+    config = {"bootstrap.servers": stack.bootstrap_servers, "transactional.id": players.name}
+    with players.followed() as partition:
+        players.put("1", "before")
+        writer = Producer(config)
+        writer.init_transactions(SECONDS)
+        writer.begin_transaction()
+        writer.produce(players.name, None, b"1", partition=0, timestamp=NOON)
+        assert writer.flush(SECONDS) == 0
+        players.read(partition)
+        assert players.name_of(partition, "1") == "before"
+
+        writer.commit_transaction(SECONDS)
+        # The broker ends a transaction in each partition a moment after it has said that it is committed.
+        eventually(lambda: players.name_of(partition, "1") is None, lambda: str(partition.snapshot()), SECONDS)
+
+
+def test_a_topic_made_anew_is_read_from_its_start(players: Players) -> None:
+    with players.followed() as partition:
+        players.put("1", "of the old topic")
+        players.read(partition)
+
+        players.topics.delete(players.name)
+        players.topics.create(players.name, 1, COMPACTED)
+        players.put("2", "of the new one")
+
+        def is_new() -> bool:
+            return not partition.problem and partition.wait_for(1, 0, lambda: False) and _is_of_new(players, partition)
+
+        eventually(is_new, lambda: str(partition.snapshot()), SECONDS)
+        assert players.name_of(partition, "1") is None
+
+
+def _is_of_new(players: Players, partition: TablePartition) -> bool:
+    try:
+        return bool(players.name_of(partition, "2") == "of the new one")
+    except RetriableError:
+        return False
+
+
+def test_more_partitions_are_told_until_there_is_somebody_to_see_to_it(players: Players) -> None:
+    players.topic = type(players.topic)(players.name, players.topic.topic_id, 2)
+
+    with players.followed() as partition:
+        eventually(lambda: bool(partition.problem), "it is told", SECONDS)
+
+        assert partition.problem == (
+            f"the topic '{players.name}' had 2 partitions and has 1; "
+            "restart the instances, once all topics that it is joined with have as many"
+        )
+        assert not partition.wait_for(0, 0, lambda: False)

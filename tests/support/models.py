@@ -1,0 +1,193 @@
+"""Read models for tests, over schemas of their own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.avro.schemas import load_schema
+from balance_service.errors import PoisonRecordError
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.folds import Count, Earliest, Greatest, Latest, Least, RunningSum, Top
+from balance_service.read_models.read_model import ReadModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.read_models.read_model import Event, State
+
+MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
+WIDE_MONEY = {**MONEY, "precision": 38}
+WHEN = {"type": "long", "logicalType": "timestamp-millis"}
+PLACE = {
+    "type": "record",
+    "name": "Place",
+    "fields": [{"name": "city", "type": "string"}, {"name": "since", "type": ["null", WHEN]}],
+}
+KIND = {"type": "enum", "name": "Kind", "symbols": ["SMALL", "LARGE"]}
+
+
+def ship(name: str, fields: Mapping[str, Any]) -> str:
+    """Have a schema found under a name, as if its file were beside the others."""
+    schema = {
+        "type": "record",
+        "name": name,
+        "namespace": "tests",
+        "fields": [{"name": field, "type": kind} for field, kind in fields.items()],
+    }
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        file = Path(folder, "schema.avsc")
+        file.write_text(json.dumps(schema))
+        patch.setattr("balance_service.avro.schemas.resource", lambda _path: file)
+        load_schema(name)
+    return name
+
+
+SCORED = ship(
+    "Scored",
+    {
+        "id": "string",
+        "score": "double",
+        "level": ["null", "int"],
+        "paid": MONEY,
+        "at": {"type": "long", "logicalType": "timestamp-micros"},
+        "day": {"type": "int", "logicalType": "date"},
+        "place": PLACE,
+        "kind": KIND,
+        "tags": {"type": "array", "items": "string"},
+        "counts": {"type": "map", "values": "long"},
+        "photo": "bytes",
+        "ratio": "float",
+        "ref": {"type": "string", "logicalType": "uuid"},
+    },
+)
+ENDED = ship("Ended", {"id": "string", "reason": ["null", "string"]})
+
+ship(
+    "Summary",
+    {
+        "id": "string",
+        "games": "long",
+        "ends": "long",
+        "levels": "long",
+        "paid": WIDE_MONEY,
+        "most": ["null", "string"],
+        "last": ["null", {"type": "long", "logicalType": "timestamp-micros"}],
+        "least": ["null", "int"],
+        "first": ["null", PLACE],
+        "latest": ["null", {"type": "map", "values": "long"}],
+        "ref": ["null", {"type": "string", "logicalType": "uuid"}],
+    },
+)
+ship(
+    "Ranks",
+    {
+        "id": "string",
+        "best": {
+            "type": "array",
+            "items": {
+                "type": "record",
+                "name": "Rank",
+                "fields": [
+                    {"name": "score", "type": "double"},
+                    {"name": "kind", "type": KIND},
+                    {"name": "paid", "type": WIDE_MONEY},
+                ],
+            },
+        },
+        "last": "float",
+        "day": {"type": "int", "logicalType": "date"},
+        "tags": {"type": "array", "items": "string"},
+    },
+)
+ship("Peaks", {"id": "string", "most": ["null", "double"], "least": ["null", "float"], "games": "long"})
+ship("Tally", {"id": "string", "paid": WIDE_MONEY})
+ship("Session", {"games": "int", "ratio": "float", "event": ["null", "string"], "day": ["null", PLACE]})
+
+
+class Summary(ReadModel):
+    """Every fold that may start empty, of events of two records."""
+
+    name = "test-summary"
+    source = Stream("games", "Scored", "Ended")
+    key = "id"
+    state = "Summary"
+
+    games = Count("Scored")
+    ends = Count("Ended")
+    levels = RunningSum("Scored.level")
+    paid = RunningSum("Scored.paid")
+    most = Greatest("Ended.reason")
+    last = Greatest("Scored.at")
+    least = Least("Scored.level")
+    first = Earliest("Scored.place")
+    latest = Latest("Scored.counts")
+    ref = Latest("Scored.ref")
+
+
+class Peaks(ReadModel):
+    """What does not combine, beside what does."""
+
+    name = "test-peaks"
+    source = Stream("games", "Scored")
+    key = "id"
+    state = "Peaks"
+
+    most = Greatest("Scored.score")
+    least = Least("Scored.ratio")
+    games = Count("Scored")
+
+
+class Tally(ReadModel):
+    """A sum alone, to which not every event adds."""
+
+    name = "test-tally"
+    source = Stream("games", "Scored", "Ended")
+    key = "id"
+    state = "Tally"
+
+    paid = RunningSum("Scored.paid")
+
+
+class Ranks(ReadModel):
+    """The best three, and the last: what depends on the order of events, combined."""
+
+    name = "test-ranks"
+    source = Stream("games", "Scored")
+    key = "id"
+    state = "Ranks"
+
+    best = Top("Scored.score", 3)
+    last = Latest("Scored.ratio")
+    day = Greatest("Scored.day")
+    tags = Earliest("Scored.tags")
+
+
+class Session(ReadModel):
+    """A fold of its own, which deletes: what was played since the last end."""
+
+    name = "test-session"
+    source = Stream("games", "Scored", "Ended")
+    key = "id"
+    state = "Session"
+
+    def fold(self, state: State | None, event: Event) -> State | None:
+        """Ended deletes; a large game cannot be played; a small one is counted."""
+        if event.record == "Ended":
+            return None
+        if event["kind"] == "LARGE":
+            raise PoisonRecordError("game-too-large", "only small games are played")
+        before = state or {"games": 0, "ratio": 0.0}
+        return {
+            "games": before["games"] + 1,
+            "ratio": before["ratio"] / 3 + event["ratio"] / 7,
+            "event": next(iter(event["tags"]), None),
+            "day": event["place"],
+        }
+
+
+MODELS = (Summary(), Peaks(), Tally(), Ranks(), Session())

@@ -1,0 +1,230 @@
+"""An instance as far as it answers queries, and peers that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from balance_service.cluster.membership import Lease
+from balance_service.cluster.partitioner import partition_of
+from balance_service.cluster.server_table import ServerTable
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.queries import PATH, Queries
+from balance_service.http.routing import Routing
+from balance_service.http.server.problems import problems
+from balance_service.observability.metrics import Metrics
+from balance_service.read_models.balance import Balance
+from balance_service.state.records import POSITION_KEY, Position, Role
+from balance_service.state.store.store import StateStore, StoreView
+from tests.support.fakes import Clock, balance_codec, position_codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+STATES = balance_codec()
+POSITIONS = position_codec()
+PARTITIONS = 2
+CUSTOMER = "c+1 &=ë"
+PARTITION = partition_of(CUSTOMER.encode(), PARTITIONS)
+OTHER_PARTITION = 1 - PARTITION
+EPOCH = 4
+END = 100
+TIMEOUT_SECONDS = 2.0
+BUSY_SECONDS = 10.0
+"""By how much a busy machine may be late."""
+
+
+@dataclass
+class Answer:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    seconds: float
+
+    @property
+    def detail(self) -> str:
+        assert self.headers["Content-Type"].startswith("application/problem+json")
+        problem = json.loads(self.text)
+        assert problem["status"] == self.status
+        return str(problem["detail"])
+
+
+class OneTask:
+    """A task as far as it is read from: what it shows can be replaced."""
+
+    def __init__(self, view: StoreView | None, role: Role) -> None:
+        self.view = view
+        self.role = role
+
+
+@dataclass
+class Instance:
+    """An instance as far as it answers queries: a real store, a real lease, a real proxy; no Kafka."""
+
+    path: Path
+    address: str = "asker:1"
+    owns: bool = True
+    role: Role = Role.ACTIVE
+    clock: Clock = field(default_factory=Clock)
+    damaged: list[int] = field(default_factory=list)
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    def __post_init__(self) -> None:
+        self.store = StateStore(self.path, POSITIONS)
+        self.move_to(10)
+        self.lease = Lease(10_000, self.clock)
+        self.lease.renew(self.clock.now)
+        self.watermarks = Watermarks(lambda: {PARTITION: END}, self.clock)
+        self.watermarks.refresh()
+        self.servers = ServerTable(self.clock)
+
+    def put(self, amount: str, customer_id: str = CUSTOMER) -> None:
+        state = {"customerId": customer_id, "amount": Decimal(amount)}
+        self.store.write([(customer_id.encode(), STATES.encode(state))], 1)
+
+    def move_to(self, position: int) -> None:
+        self.store.write([(POSITION_KEY, POSITIONS.encode(Position(position, EPOCH, "t").record()))], 1)
+
+    def hear_of_owner(self, address: str, epoch: int = 1) -> None:
+        self._hear(address, "ACTIVE", "RUNNING", epoch)
+
+    def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
+        self._hear(address, "STANDBY", state, 0)
+
+    def _hear(self, address: str, role: str, state: str, epoch: int) -> None:
+        task = {
+            "readModel": "balance",
+            "partition": PARTITION,
+            "role": role,
+            "state": state,
+            "epoch": epoch,
+            "position": 1,
+        }
+        models = [{"name": "balance", "partitions": PARTITIONS}]
+        record = {"address": address, "incarnation": "i", "models": models, "tasks": [task]}
+        self.servers.hear(address, record, live=True)
+
+    def task(self, partition: int) -> OneTask | None:
+        return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
+
+    def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
+        read_model = Balance()
+        routing = Routing(
+            read_model="balance",
+            partitions=PARTITIONS,
+            address=self.address,
+            tasks=self,
+            membership=self,
+            watermarks=self.watermarks,
+            servers=self.servers,
+        )
+        return Queries(
+            read_model="balance",
+            routing=routing,
+            proxy=proxy,
+            address=self.address,
+            view=lambda frame: read_model.view(STATES.decode(frame)),
+            on_damage=lambda partition, _error: self.damaged.append(partition),
+            timeout_seconds=self.timeout_seconds,
+            metrics=metrics or Metrics(),
+        )
+
+    @asynccontextmanager
+    async def app(self) -> AsyncIterator[web.Application]:
+        proxy = Proxy()
+        queries = self.queries(proxy)
+        app = web.Application(middlewares=[problems])
+        app.router.add_get(PATH, queries.get_balance, allow_head=False)
+        try:
+            yield app
+        finally:
+            await proxy.close()
+
+
+async def _ask(app: web.Application, headers: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:
+    async with TestServer(app) as server, ClientSession() as client:
+        began = time.monotonic()
+        async with client.get(server.make_url(PATH).with_query(parameters), headers=headers) as response:
+            return Answer(response.status, await response.text(), response.headers, time.monotonic() - began)
+
+
+def ask(instance: Instance, *, headers: Mapping[str, str] | None = None, **parameters: str) -> Answer:
+    async def run() -> Answer:
+        async with instance.app() as app:
+            return await _ask(app, headers or {}, {"customerId": CUSTOMER, **parameters})
+
+    return asyncio.run(run())
+
+
+@dataclass
+class Peer:
+    """Another server, that answers as it is told and keeps what it was asked."""
+
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    asked: list[web.Request] = field(default_factory=list)
+    elsewhere: int = 0
+
+    def app(self) -> web.Application:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self.asked.append(request)
+            return await self.answer(request)
+
+        async def other(_request: web.Request) -> web.StreamResponse:
+            self.elsewhere += 1
+            return web.json_response({"amount": 666})
+
+        app = web.Application()
+        app.router.add_get(PATH, handle)
+        app.router.add_get("/{tail:.*}", other)
+        return app
+
+
+def ask_with_peers(
+    instance: Instance,
+    *peers: Peer,
+    before: Callable[[list[str]], object] | None = None,
+    owns: bool = False,
+    **parameters: str,
+) -> Answer:
+    """Ask an instance that knows of these peers; the last one is the owner, as far as it knows."""
+
+    async def run() -> Answer:
+        async with AsyncExitStack() as stack:
+            addresses = []
+            for peer in peers:
+                server = await stack.enter_async_context(TestServer(peer.app()))
+                addresses.append(f"{server.host}:{server.port}")
+            for epoch, address in enumerate(addresses, 1):
+                if before is None:
+                    instance.hear_of_owner(address, epoch)
+            if before is not None:
+                before(addresses)
+            app = await stack.enter_async_context(instance.app())
+            return await _ask(app, {}, {"customerId": CUSTOMER, **parameters})
+
+    instance.owns = owns
+    return asyncio.run(run())
+
+
+def answering(
+    status: int = 200, text: str = '{"amount": 12.34}', headers: Mapping[str, str] | None = None
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """What an instance answers that is asked as itself, and owns the partition unless headers say otherwise."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        content_type = "application/json" if status == 200 else "application/problem+json"
+        its_own = {"Balance-Application-Server": request.host, "Balance-Role": "active"} if status in (200, 404) else {}
+        its_own |= headers or {}
+        return web.Response(status=status, text=text, headers=its_own, content_type=content_type)
+
+    return handle

@@ -1,0 +1,30 @@
+"""Waiting for what is to come about, however long a busy machine takes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE_SECONDS = 60.0
+
+
+def eventually(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait until a condition holds. What is given as a function is asked for only if it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {seconds} s: {what if isinstance(what, str) else what()}")
+        time.sleep(0.05)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """The same on an event loop, which goes on meanwhile."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {PATIENCE_SECONDS} s: {what}")
+        await asyncio.sleep(0.005)

@@ -1,0 +1,125 @@
+"""A server that answers plain queries ahead of aiohttp, or leaves all to it, and what is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.http import queries
+from balance_service.http.handlers import Handlers
+from balance_service.http.operations import Operations
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.server.app import bind, make_app, serve
+from balance_service.http.server.limits import Limits, UnderWay
+from balance_service.http.server.plain import PlainQueries
+from tests.support.fakes import Nobody
+from tests.support.querying import PARTITION, PARTITIONS, Instance
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from aiohttp.http import RawRequestMessage
+
+    from balance_service.observability.metrics import Metrics
+
+SECRET = "a secret of all instances"
+CUSTOMER = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) == PARTITION)
+ELSEWHERE = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) != PARTITION)
+TARGET = f"{queries.PATH}?customerId={CUSTOMER}"
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+# What an nginx ingress adds, behind a load balancer of Amazon's.
+INGRESS = (
+    "X-Request-ID: 0123456789abcdef\r\nX-Real-IP: 10.0.0.1\r\nX-Forwarded-For: 10.0.0.1, 10.0.0.2\r\n"
+    "X-Forwarded-Host: balance.example.com\r\nX-Forwarded-Port: 443\r\nX-Forwarded-Proto: https\r\n"
+    "X-Forwarded-Scheme: https\r\nX-Scheme: https\r\nX-Amzn-Trace-Id: Root=1-67891233-abcdef\r\nVia: 1.1 proxy\r\n"
+)
+HEADS = [
+    "Host: x:1\r\n",
+    "Host: x:1\r\nUser-Agent: curl/8\r\nAccept: */*\r\n",
+    "Host: x:1\r\nConnection: keep-alive\r\nX-Request-ID: 1 2\r\n",
+    "Host: x:1\r\nContent-Length: 0\r\nX:\tno space before the colon, but a tab after it \r\n",
+    f"User-Agent: curl/8\r\n{INGRESS}Host: balance.example.com\r\n",
+]
+
+
+def question(target: str = TARGET, headers: str = "") -> bytes:
+    return raw(f"Host: x:1\r\n{headers}", target)
+
+
+def raw(headers: str, target: str = TARGET) -> bytes:
+    return f"GET {target} HTTP/1.1\r\n{headers}\r\n".encode()
+
+
+class Plain(PlainQueries):
+    """Keeps what was not left to aiohttp."""
+
+    def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay) -> None:
+        super().__init__(handlers, trust, under_way)
+        self.answered_at_once: list[RawRequestMessage] = []
+        self.answered_later: list[RawRequestMessage] = []
+
+    def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
+        answer = super().answer(request)
+        if answer is not None:
+            (self.answered_at_once if isinstance(answer, bytes) else self.answered_later).append(request)
+        return answer
+
+
+class Server:
+    """An instance behind a real socket, and what of its answers did not come from aiohttp."""
+
+    def __init__(self, port: int, plain: Plain | None = None) -> None:
+        self.port = port
+        self.at_once = [] if plain is None else plain.answered_at_once
+        self.later = [] if plain is None else plain.answered_later
+
+    async def exchange(self, *segments: bytes, answers: int = 1) -> list[bytes]:
+        """What is answered to some bytes on one connection; each segment is sent a moment after the one before."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for segment in segments:
+                writer.write(segment)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            return [await next_answer(reader) for _ in range(answers)]
+        finally:
+            writer.transport.abort()
+            await asyncio.sleep(0)
+
+
+async def next_answer(reader: asyncio.StreamReader) -> bytes:
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    length = re.search(rb"Content-Length: (\d+)", head)
+    assert length is not None
+    return re.sub(rb"Date: [^\r]*", b"Date: now", head) + await reader.readexactly(int(length[1]))
+
+
+@asynccontextmanager
+async def serving(
+    instance: Instance,
+    limits: Limits | None = None,
+    trust: PeerTrust | None = None,
+    *,
+    is_plain: bool = True,
+    metrics: Metrics | None = None,
+) -> AsyncIterator[Server]:
+    trust = trust or PeerTrust()
+    limits = limits or Limits()
+    under_way = UnderWay(limits)
+    proxy = Proxy(trust)
+    handlers = Handlers(Operations(Nobody()))
+    handlers.queries = instance.queries(proxy, metrics)
+    listener = bind("127.0.0.1", 0)
+    plain = Plain(handlers, trust, under_way)
+    server = Server(listener.getsockname()[1], plain)
+    app = make_app(handlers, limits, trust, under_way=under_way)
+    http = await serve(app, listener, limits, None, plain if is_plain else None)
+    try:
+        yield server
+    finally:
+        await http.cleanup()
+        await proxy.close()

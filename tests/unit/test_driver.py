@@ -1,0 +1,205 @@
+"""The driver for tests of read models: the same fold and commit as in the service."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.errors import InvalidInputError, RetriableError, TaskHaltedError
+from balance_service.read_models.activity import Activity
+from balance_service.read_models.balance import Balance
+from balance_service.testing import Driver, event
+from tests.support.models import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def funds(amount: str, customer: str = "alice", **more: Any) -> Any:
+    return event("FundsAdded", {"customerId": customer, "amount": Decimal(amount)}, **more)
+
+
+def amount(digits: str) -> dict[str, Decimal]:
+    return {"amount": Decimal(digits)}
+
+
+@pytest.fixture
+def balance() -> Iterator[Driver]:
+    with Driver(Balance()) as driver:
+        yield driver
+
+
+@pytest.fixture
+def session() -> Iterator[Driver]:
+    with Driver(Session()) as driver:
+        yield driver
+
+
+def test_what_was_given_and_what_comes_are_in_the_view(balance: Driver) -> None:
+    balance.given(funds("1.00"), funds("5.00", "bob")).when(funds("2.50")).then(amount("3.50"))
+
+    assert balance.view("bob") == amount("5.00")
+    assert balance.view("nobody") is None
+
+
+def test_a_view_that_is_another_fails_with_both(balance: Driver) -> None:
+    with pytest.raises(AssertionError, match=r'"amount": 1.00}, not {"amount": 2.00'):
+        balance.when(funds("1.00")).then(amount("2.00"))
+
+
+def test_the_fields_of_the_only_record_suffice(balance: Driver) -> None:
+    balance.when({"customerId": "alice", "amount": Decimal("1.00")}).then(amount("1.00"))
+
+
+def test_fields_that_the_schema_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="is no FundsAdded"):
+        event("FundsAdded", {"customer": "alice"})
+
+
+@pytest.mark.parametrize(
+    ("amount", "why"),
+    [
+        (1.5, "amount is 1.5 of type float, and decimal(18,2) is wanted; give a Decimal"),
+        ("1.50", "amount is '1.50' of type str, and decimal(18,2) is wanted; give a Decimal"),
+        (Decimal("1.234"), "Scale provided in schema does not match the decimal"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_field_is_refused_with_what_is_wanted(amount: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        event("FundsAdded", {"customerId": "alice", "amount": amount})
+
+
+def test_a_value_that_does_not_fit_a_nullable_field_is_refused_with_what_is_wanted() -> None:
+    with pytest.raises(ValueError, match="level is 'high' of type str, and int is wanted"):
+        scored(level="high")
+
+
+def test_without_an_event_there_is_no_key_to_ask_for(balance: Driver) -> None:
+    with pytest.raises(ValueError, match="no event was given yet"):
+        balance.then(amount("0.00"))
+
+
+def test_an_event_of_another_key_is_a_dead_letter(balance: Driver) -> None:
+    wrong = funds("1.00", record_key="bob")
+
+    balance.when(wrong)
+
+    assert balance.dead_letters() == [(wrong, "key-is-not-customer-id")]
+    assert balance.view("alice") is None
+
+
+def test_a_malformed_key_is_a_dead_letter(balance: Driver) -> None:
+    assert [letter.cause for letter in balance.when(funds("1.00", "")).dead_letters()] == ["customer-id-malformed"]
+
+
+def test_of_events_with_one_idempotency_key_the_first_counts(balance: Driver) -> None:
+    once = funds("1.00", idempotency_key="once")
+
+    balance.given(once).when(once).then(amount("1.00"))
+
+
+def test_a_batch_that_comes_twice_counts_once(balance: Driver) -> None:
+    balance.given(funds("1.00")).when(funds("2.00")).redeliver().then(amount("3.00"))
+
+
+def test_a_restored_store_goes_on(balance: Driver) -> None:
+    balance.given(funds("1.00")).restart().when(funds("2.00")).then(amount("3.00"))
+
+
+def test_activity_is_what_a_customer_has_done_whatever_the_order() -> None:
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    events = [
+        event("FundsAdded", {"customerId": "alice", "amount": Decimal(digits), "occurredOn": on})
+        for digits, on in (("2.00", days[1]), ("-7.00", days[0]), ("2.50", days[2]))
+    ]
+
+    with Driver(Activity()) as driver:
+        driver.given(*events[:2]).when(events[2]).then(
+            {"additions": 3, "first": days[0], "latest": days[2], "greatest": Decimal("2.50")}
+        )
+
+
+def scored(**fields: Any) -> Any:
+    return event("Scored", {"id": "g", "kind": "SMALL", **fields})
+
+
+def ended() -> Any:
+    return event("Ended", {"id": "g"})
+
+
+def test_a_fold_that_returns_nothing_deletes(session: Driver) -> None:
+    session.given(scored())
+
+    assert session.commit([ended()]).deleted == 1
+    assert session.view("g") is None
+    assert session.restart().view("g") is None
+
+
+def test_a_key_that_was_deleted_comes_back_as_new(session: Driver) -> None:
+    session.given(scored(), scored(), ended(), scored(tags=["back"]))
+
+    view = session.view("g")
+    assert (view["games"], view["event"]) == (1, "back")
+
+
+def test_what_was_never_there_is_not_deleted(session: Driver) -> None:
+    assert session.commit([ended()]).deleted == 0
+    assert session.commit([scored(), ended()]).deleted == 0
+
+
+def test_a_fold_refuses_an_event_by_a_cause(session: Driver) -> None:
+    large = scored(kind="LARGE")
+
+    session.given(scored()).when(large, scored())
+
+    assert session.dead_letters() == [(large, "game-too-large")]
+    assert session.view("g")["games"] == 2
+
+
+def test_a_state_that_does_not_fit_its_schema_is_a_dead_letter(
+    session: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fold", lambda *_: {"games": "many"})
+
+    assert [letter.cause for letter in session.when(scored()).dead_letters()] == ["state-does-not-fit"]
+
+
+def test_a_fold_that_fails_halts_the_task_at_the_event_with_what_it_raised(
+    session: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.given(scored(), scored())
+    before = session.states()
+    own = Session.fold
+
+    def fold(model: Session, state: Any, event: Any) -> Any:
+        return own(model, state, event) if "bad" not in event["tags"] else event["absent"]
+
+    monkeypatch.setattr(Session, "fold", fold)
+
+    with pytest.raises(TaskHaltedError) as halted:
+        session.given(scored(), scored(tags=["bad"]), scored())
+
+    assert str(halted.value) == (
+        "the code of the read model test-session fails at offset 3 of games:0 with KeyError('absent'); "
+        "correct it, and restart the instance"
+    )
+    assert isinstance(halted.value.__cause__, KeyError)
+    assert session.states() == before
+    assert session.dead_letters() == []
+
+
+@pytest.mark.parametrize("error", [RetriableError("away"), InvalidInputError("wrong")])
+def test_an_error_of_the_services_own_that_a_fold_raises_is_a_failure_of_the_fold(
+    session: Driver, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fold(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Session, "fold", fold)
+
+    with pytest.raises(TaskHaltedError, match="fails at offset 0 of games:0"):
+        session.given(scored())

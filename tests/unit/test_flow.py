@@ -1,0 +1,170 @@
+"""A read model's source, cut into the legs that its stages do, and what cannot be one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.read_models.balance import Balance
+from balance_service.read_models.catalogue import hosted_stages, stages_of
+from balance_service.read_models.conditions import same
+from balance_service.read_models.drawing import flowchart
+from balance_service.read_models.flow import Leg, Stream, legs_of
+from balance_service.read_models.outputs import LAST, Emit
+from balance_service.read_models.purchases import Purchases, masked_lines
+from balance_service.read_models.read_model import ReadModel
+from balance_service.read_models.rewards import Rewards
+from balance_service.settings import load_settings
+
+PRIME = same("customerType", "PRIME")
+POS = Stream("pos", "PosInvoice")
+
+
+def test_a_source_without_a_re_key_is_one_leg_of_the_models_name() -> None:
+    assert legs_of("balance", Balance.source) == (
+        Leg(name="balance", topic="balance", is_first=True, records=("FundsAdded",)),
+    )
+
+
+def test_each_re_key_ends_a_leg_that_the_next_one_reads() -> None:
+    twice = POS.where(PRIME).by("storeId").where(same("deliveryType", "X")).by("customerCardNo")
+
+    first, second, last = legs_of("m", twice)
+
+    assert (first.name, first.topic, first.by, first.key) == ("m-by-storeId", "pos", "storeId", None)
+    assert (second.name, second.topic, second.by, second.key) == (
+        "m-by-customerCardNo",
+        "m-by-storeId",
+        "customerCardNo",
+        "storeId",
+    )
+    assert (last.name, last.topic, last.by, last.key) == ("m", "m-by-customerCardNo", None, "customerCardNo")
+    assert [[c.column for c in leg.conditions] for leg in (first, second, last)] == [
+        ["customerType"],
+        ["deliveryType"],
+        [],
+    ]
+
+
+def test_a_stream_that_goes_on_leaves_the_one_before_as_it_was() -> None:
+    POS.by("storeId")
+
+    assert POS.steps == ()
+
+
+def test_stages_are_named_after_what_they_write() -> None:
+    first, last = stages_of(Rewards(), load_settings(application_id="app"))
+
+    assert first.names.name == "rewards-by-customerCardNo"
+    assert first.names.rekeyed == last.names.source == "app-rewards-by-customerCardNo"
+    assert first.names.changelog == "app-rewards-by-customerCardNo-changelog"
+    assert first.names.transactional_id(1) == "app-rewards-by-customerCardNo-1"
+    assert (first.names.targets, last.names.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
+    (only,) = stages_of(Purchases(), load_settings(application_id="app"))
+    assert only.names.targets == ("shipments", "hadoop")
+
+
+def test_the_key_of_a_re_keyed_model_is_the_column_that_it_goes_on_by() -> None:
+    assert Rewards.key == "customerCardNo"
+
+
+def test_the_flow_is_drawn_from_the_declaration() -> None:
+    settings = load_settings(application_id="app")
+
+    assert flowchart(stages_of(Rewards(), settings)).splitlines() == [
+        "flowchart LR",
+        '    n0[("pos")]',
+        '    n1["rewards-by-customerCardNo"]',
+        '    n0 -->|"customerType = PRIME"| n1',
+        '    n2[("app-rewards-by-customerCardNo")]',
+        '    n1 -->|"by customerCardNo"| n2',
+        '    n3["rewards"]',
+        "    n2 --> n3",
+        '    n4[["Rewards"]]',
+        "    n3 --- n4",
+        '    n5[("notifications")]',
+        '    n3 -->|"Notification"| n5',
+    ]
+    assert '-->|"deliveryType = HOME-DELIVERY, in any case"|' in flowchart(stages_of(Purchases(), settings))
+
+
+def define(**changed: Any) -> type[ReadModel]:
+    attributes: dict[str, Any] = {
+        "name": "test-flow",
+        "source": POS.by("customerCardNo"),
+        "state": "Rewards",
+        "emits": Emit("sent", "Notification"),
+        "fold": lambda _model, _state, _event: None,
+        "emit": lambda _model, _state, _event: None,
+        **changed,
+    }
+    kept = {name: value for name, value in attributes.items() if value is not None}
+    return type("Flowing", (ReadModel,), {"__module__": __name__, **kept})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"source": POS.by("nothing")}, "goes on by 'nothing', a string, int or long; PosInvoice has no such column"),
+        ({"source": POS.by("totalAmount")}, r"PosInvoice has one of type decimal\(18,2\)"),
+        ({"source": POS.by("storeId").by("storeId")}, "goes on by the same column twice"),
+        ({"key": "storeId"}, "has the key 'storeId', and its source goes on by 'customerCardNo'"),
+        ({"source": POS.where(same("nothing", "x")).by("storeId")}, "asks for 'nothing', a column that PosInvoice"),
+        ({"source": POS.where(same("totalAmount", 1)).by("storeId")}, "'totalAmount' is of type decimal"),
+        ({"source": POS.where(same("storeId", 1)).by("storeId")}, "'storeId' is of type string, and 1 is one of"),
+        ({"emits": None}, "has an `emit`, and does not say by `emits` where to"),
+        ({"emit": None}, "a record type needs an `emit`, and an `emit` a record type"),
+        ({"emits": Emit("sent")}, "a record type needs an `emit`, and an `emit` a record type"),
+        ({"emits": Emit("sent", "Unheard")}, "there is no schemas/Unheard.avsc"),
+        ({"emits": (Emit("a", "Notification"), Emit("b", "Notification"))}, "has states and more than one output"),
+        ({"emits": Emit("sent", "Notification", where=PRIME)}, "by `make` or `where`, which are for models without"),
+        ({"state": None}, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked"),
+        ({"state": None, "fold": None, "emit": None}, "needs its record type and `make`, both or neither"),
+        (
+            {"state": None, "fold": None, "emit": None, "emits": Emit("sent", each=LAST)},
+            "emits to 'sent' the last state of a key, and has no states",
+        ),
+        (
+            {
+                "state": None,
+                "fold": None,
+                "emit": None,
+                "emits": Emit("sent", "HadoopRecord", make=masked_lines, where=same("nothing", "x")),
+            },
+            "asks for 'nothing', a column that PosInvoice does not have",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        define(**changed)
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    define()
+    define(name="test-flow-by-customerCardNo".lower(), source=POS.by("storeId"))
+
+    class Taken(ReadModel):
+        """A model of the name that the first one's stage would have."""
+
+        name = "test-taken-by-id"
+        source = Stream("balance", "FundsAdded").by("id")
+        state = "BalanceState"
+
+        def fold(self, state: Any, event: Any) -> Any:
+            return state
+
+    class Takes(ReadModel):
+        """Has a stage of that name."""
+
+        name = "test-taken"
+        source = Stream("balance", "FundsAdded").by("id")
+        state = "BalanceState"
+
+        def fold(self, state: Any, event: Any) -> Any:
+            return state
+
+    with pytest.raises(ConfigurationError, match="both have a stage 'test-taken-by-id'; rename one"):
+        hosted_stages(load_settings(models=(Taken.name, Takes.name)))

@@ -1,0 +1,124 @@
+"""The leaderboard's fold: three places, ties to the earlier, and what has no place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.errors import ConfigurationError
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.joins import Global, Table
+from balance_service.read_models.leaderboard import Leaderboard
+from balance_service.read_models.read_model import ReadModel
+from balance_service.testing import Driver, event
+from tests.support.models import ship
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAYERS = Table("players", "Player")
+SCORES = Stream("score-events", "ScoreEvent")
+ship("NumberedGame", {"score": "double", "product_id": "long", "player_id": "long", "playerName": "long"})
+ship("UnknownGame", {"score": "double", "product_id": "long", "place": "long"})
+ship("PerhapsGame", {"product_id": "long", "playerName": ["null", "string"]})
+
+
+def scored(player: int, score: float, product: int = 1) -> Any:
+    names = {"playerName": f"player {player}", "gameName": "game"}
+    return event("ScoredGame", {"score": score, "player_id": player, "product_id": product, **names})
+
+
+@pytest.fixture
+def leaderboard() -> Iterator[Driver]:
+    with Driver(Leaderboard()) as driver:
+        yield driver
+
+
+def places(driver: Driver, product: int = 1) -> list[tuple[int, float]]:
+    return [(entry["playerId"], entry["score"]) for entry in driver.view(str(product))["entries"]]
+
+
+def test_the_three_highest_stay_and_of_equal_ones_the_earlier_is_the_higher(leaderboard: Driver) -> None:
+    leaderboard.given(scored(1, 10.0), scored(2, 30.0), scored(3, 10.0), scored(4, 20.0), scored(5, 30.0))
+
+    assert places(leaderboard) == [(2, 30.0), (5, 30.0), (4, 20.0)]
+    last = leaderboard.last_emitted("high-scores")
+    assert [[entry["playerId"] for entry in scores["entries"]] for scores in last.values() if scores] == [[2, 5, 4]]
+
+
+def test_games_are_apart_and_a_score_that_is_no_number_is_a_dead_letter(leaderboard: Driver) -> None:
+    leaderboard.given(scored(1, 10.0), scored(1, 5.0, product=-2), scored(1, float("nan")), scored(2, float("inf")))
+
+    assert (places(leaderboard), places(leaderboard, -2)) == ([(2, float("inf")), (1, 10.0)], [(1, 5.0)])
+    assert [letter.cause for letter in leaderboard.dead_letters()] == ["score-not-a-number"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 3), st.integers(0, 1)), max_size=20))
+def test_whatever_comes_the_places_are_those_of_all_scores_sorted(told: list[tuple[int, int, int]]) -> None:
+    with Driver(Leaderboard()) as driver:
+        driver.given(*(scored(player, float(score), product) for player, score, product in told))
+
+        for product in {product for _, _, product in told}:
+            of_it = [(player, float(score)) for player, score, of in told if of == product]
+            assert places(driver, product) == sorted(of_it, key=lambda score: -score[1])[:3]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            SCORES.join(PLAYERS, on="player_id", take={"name": "playerName"}).by("product_id", "ScoredGame"),
+            "it has to go `.by` that column before",
+        ),
+        (
+            SCORES.by("player_id").join(PLAYERS, on="product_id", take={"name": "x"}).by("product_id", "ScoredGame"),
+            "joins the table 'players' on 'product_id': it has to go `.by` that column before",
+        ),
+        (SCORES.by("player_id").join(PLAYERS, on="player_id", take={"name": "x"}), "does not go on by a column"),
+        (SCORES.by("product_id", "ScoredGame"), "or the other way round"),
+        (
+            SCORES.join(Global("p", "Player"), on="player_id", take={"rank": "x"}).by("product_id", "ScoredGame"),
+            "takes 'rank' of Player, which has no such column",
+        ),
+        (
+            SCORES.join(Global("p", "Player"), on="player_id", take={"name": "x"}).by("product_id", "UnknownGame"),
+            "makes UnknownGame, whose 'place' neither ScoreEvent nor a table has",
+        ),
+        (
+            SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}).by(
+                "product_id", "NumberedGame"
+            ),
+            "whose 'playerName' is of type long, of Player, where it is string",
+        ),
+        (
+            SCORES.join(Global("p", "Player"), on="score", take={"name": "x"}).by("product_id", "ScoredGame"),
+            "joins Player on 'score', which is no string, int or long of ScoreEvent",
+        ),
+    ],
+)
+def test_a_join_that_cannot_be_is_refused(source: Stream, why: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        define("test-joined", source)
+
+    assert why in str(refused.value)
+
+
+def test_what_a_missing_row_leaves_null_must_be_nullable() -> None:
+    perhaps = SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}, missing="null")
+    both = perhaps.join(Global("g", "Product"), on="product_id", take={"name": "gameName"})
+
+    define("test-perhaps", perhaps.by("product_id", "PerhapsGame"))
+    with pytest.raises(ConfigurationError, match="whose 'playerName' is of type string, of Player"):
+        define("test-joined", both.by("product_id", "ScoredGame"))
+
+
+def define(name: str, source: Stream) -> None:
+    attributes = {"__module__": __name__, "name": name, "source": source, "state": "HighScores", "fold": _keep}
+    type("Joined", (ReadModel,), attributes)
+
+
+def _keep(_model: ReadModel, state: Any, _event: Any) -> Any:
+    return state

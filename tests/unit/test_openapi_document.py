@@ -1,0 +1,201 @@
+"""The OpenAPI document is whole, and its schemas say what the parsers do; a route is declared in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import jsonschema_rs
+import pytest
+import schemathesis
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.commands.add_funds import amount_of
+from balance_service.errors import InvalidInputError
+from balance_service.http.access.clients import Scope
+from balance_service.http.api.answers import ok
+from balance_service.http.api.declarations import Component, Parameter
+from balance_service.http.api.openapi import document
+from balance_service.http.api.route import Route, Routes, Tag
+from balance_service.http.api.routes import ROUTES
+from balance_service.http.handlers import Handlers
+from balance_service.http.operations import Operations
+from balance_service.http.parameters import CUSTOMER_ID, IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION, Given
+from balance_service.http.server.app import make_app, make_health_app
+from tests.support.fakes import Nobody
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DOCUMENTS = [
+    json.loads(json.dumps(document(ROUTES))),
+    json.loads(json.dumps(document(ROUTES, authorises=True, limits_rate=True))),
+]
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    """Whether a value is of a schema of the document."""
+    root = {"allOf": [schema], "components": _DOCUMENTS[0]["components"]}
+    return jsonschema_rs.Draft202012Validator(root).is_valid(value)
+
+
+def schema_of(name: str) -> Any:
+    """The schema of a parameter, as the document has it."""
+    for methods in _DOCUMENTS[0]["paths"].values():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == name:
+                    return parameter["schema"]
+    raise AssertionError(name)
+
+
+def described(node: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a document that has a schema, with where it stands."""
+    if isinstance(node, dict):
+        if "schema" in node:
+            yield where, node
+        for name, value in node.items():
+            yield from described(value, f"{where}/{name}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from described(value, f"{where}/{number}")
+
+
+@pytest.mark.parametrize("whole", _DOCUMENTS, ids=["open", "guarded"])
+def test_the_document_is_openapi(whole: dict[str, Any]) -> None:
+    schemathesis.openapi.from_dict(whole).validate()
+    operations = [operation for methods in whole["paths"].values() for operation in methods.values()]
+
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert all(operation["summary"] and operation["description"] for operation in operations)
+    assert {tag["name"] for tag in whole["tags"]} == {name for o in operations for name in o["tags"]}
+
+
+@pytest.mark.parametrize("whole", _DOCUMENTS, ids=["open", "guarded"])
+def test_every_example_is_of_its_schema(whole: dict[str, Any]) -> None:
+    examples = 0
+    for where, node in described(whole):
+        values = [e["value"] for e in node.get("examples", {}).values()] if "examples" in node else []
+        values += [node["example"]] if "example" in node else []
+        for value in values:
+            examples += 1
+            assert accepts(node["schema"], value), f"{where}: {value}"
+    for name, schema in whole["components"]["schemas"].items():
+        for value in schema.get("examples", ()):
+            examples += 1
+            assert accepts(schema, value), f"{name}: {value}"
+
+    assert examples > 25
+
+
+_TEXTS = (
+    st.text(max_size=40)
+    | st.from_regex(r"[0-9]{1,20}:[0-9]{1,20}", fullmatch=True)
+    | st.text("!~09:. ", max_size=140)
+    | st.text("a", min_size=250, max_size=260)
+)
+
+
+@pytest.mark.parametrize("parameter", [CUSTOMER_ID, MIN_POSITION, MAX_LAG, IDEMPOTENCY_KEY], ids=lambda p: p.name)
+def test_a_parameter_takes_exactly_what_its_schema_allows(parameter: Parameter[Any]) -> None:
+    schema = schema_of(parameter.name)
+
+    # None of them is too long in bytes alone, which JSON Schema does not count.
+    @given(_TEXTS)
+    def check(text: str) -> None:
+        refusal = ""
+        try:
+            parameter.parse(text)
+        except InvalidInputError as error:
+            refusal = str(error)
+        assert accepts(schema, text) == (not refusal)
+        assert not refusal or refusal.startswith(parameter.name)
+
+    check()
+
+
+@given(st.text("0123456789.", max_size=22) | st.from_regex(r"[0-9]{1,17}\.[0-9]{1,3}0{0,2}", fullmatch=True))
+def test_an_amount_in_a_string_is_taken_exactly_if_its_schema_allows_it(text: str) -> None:
+    try:
+        amount_of(text)
+    except InvalidInputError:
+        assert not accepts({"$ref": "#/components/schemas/Amount"}, text)
+    else:
+        assert accepts({"$ref": "#/components/schemas/Amount"}, text)
+
+
+def test_two_components_of_one_name_are_refused() -> None:
+    route = next(iter(ROUTES))
+    other = replace(
+        route, path="/other", answers=(ok("Another.", Component("schemas", "Balance", {"type": "string"})),)
+    )
+
+    with pytest.raises(ValueError, match="two components of the name Balance"):
+        document([route, other])
+
+
+def test_two_routes_of_one_method_and_path_are_refused() -> None:
+    route = next(iter(ROUTES))
+
+    with pytest.raises(ValueError, match=f"GET {route.path} is declared twice"):
+        Routes([*ROUTES, replace(route, name="another")])
+
+
+def test_the_application_answers_the_routes_of_the_document_and_no_others() -> None:
+    handlers = Handlers(Operations(Nobody()))
+
+    def served(app: web.Application) -> set[tuple[str, str]]:
+        return {(r.method, r.resource.canonical) for r in app.router.routes() if r.resource is not None}
+
+    documented = {(m.upper(), path) for path, methods in _DOCUMENTS[0]["paths"].items() for m in methods}
+    assert served(make_app(handlers)) == documented
+    assert served(make_health_app(handlers)) == {("GET", "/health/live"), ("GET", "/health/ready")}
+
+
+_THING = Parameter(
+    name="thing", description="Which one.", schema={"type": "string"}, parse=str, example="a", place="path"
+)
+
+
+async def _thing(request: web.Request) -> web.Response:
+    return web.json_response({"thing": Given(request).required(_THING)})
+
+
+def test_a_route_is_answered_and_documented_once_it_is_declared() -> None:
+    route = Route(
+        name="getThing",
+        method="GET",
+        path="/api/things/{thing}/parts",
+        answer=lambda _handlers, request: _thing(request),
+        tag=Tag("things", "Things."),
+        scopes=frozenset({Scope.READ}),
+        summary="A thing",
+        description="One of the things.",
+        parameters=(_THING,),
+        answers=(ok("It.", {"type": "object"}),),
+    )
+    routes = Routes((*ROUTES, route))
+
+    async def run() -> tuple[Any, Any, int]:
+        app = make_app(Handlers(Operations(Nobody())), routes=routes)
+        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
+            async with client.get("/api/things/a%20b/parts") as answer:
+                found = await answer.json()
+            async with client.get("/openapi.json") as answer:
+                shown = await answer.json()
+            async with client.post("/api/things/a/parts") as answer:
+                return found, shown, answer.status
+
+    found, shown, status = asyncio.run(run())
+
+    assert found == {"thing": "a b"}
+    assert shown["paths"]["/api/things/{thing}/parts"]["get"]["parameters"][0]["in"] == "path"
+    assert status == 405
+    guarded = document(routes, authorises=True)["paths"]["/api/things/{thing}/parts"]["get"]
+    assert guarded["security"] == [{"bearer": ["balance:read"]}]

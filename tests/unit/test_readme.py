@@ -1,0 +1,38 @@
+"""The README names every command, and every route that clients call."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from balance_service.cli.main import cli
+from balance_service.http.api.routes import ROUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def commands(group: click.Group, path: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}"
+
+
+def test_every_command_is_in_the_table() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE)
+
+    assert [name for name in commands(cli) if not any(row == name or row.startswith(f"{name} ") for row in rows)] == []
+
+
+def test_every_route_is_in_the_table() -> None:
+    # Upper case stands for what a client fills in.
+    told = re.sub(r"/[A-Z]+\b", "/{}", README)
+
+    assert [route.path for route in ROUTES if re.sub(r"\{\w+\}", "{}", route.path) not in told] == []

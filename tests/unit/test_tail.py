@@ -1,0 +1,96 @@
+"""A record as a line: nothing of it left out, and nothing rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from balance_service.avro.codec import AvroCodec, frame_header
+from balance_service.avro.frames import FrameReader
+from balance_service.avro.schemas import load_schema
+from balance_service.errors import RetriableError
+from balance_service.testing.fakes import FakeRegistry
+from balance_service.tools.tail import line_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+
+@dataclass
+class Delivered:
+    """A message as a consumer hands it over."""
+
+    value_: bytes | None = None
+    key_: bytes | None = b"k"
+    timestamp_: int = 0
+    headers_: list[tuple[str, bytes | None]] | None = field(default=None)
+
+    def value(self) -> bytes | None:
+        return self.value_
+
+    def key(self) -> bytes | None:
+        return self.key_
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.timestamp_
+
+    def headers(self) -> Any:
+        return self.headers_
+
+    def partition(self) -> int:
+        return 1
+
+    def offset(self) -> int:
+        return 42
+
+
+def line(registry: FakeRegistry | None = None, **what: Any) -> str:
+    return line_of(cast("Message", Delivered(**what)), FrameReader(registry or FakeRegistry()))
+
+
+def test_a_record_is_shown_with_all_that_it_carries() -> None:
+    registry = FakeRegistry()
+    frame = AvroCodec(registry, "s", load_schema("BalanceState")).encode(
+        {"customerId": "Zoë", "amount": Decimal("9999999999999999999999999999999999.10")}
+    )
+
+    shown = line(registry, value_=frame, key_="Zoë".encode(), timestamp_=1, headers_=[("origin", b"pos:1:42")])
+
+    assert shown == (
+        '{"partition": 1, "offset": 42, "timestamp": "1970-01-01T00:00:00.001Z", "key": "Zoë", '
+        '"headers": {"origin": "pos:1:42"}, "record": "parts.code.balance.state.BalanceState", '
+        '"value": {"customerId": "Zoë", "amount": 9999999999999999999999999999999999.10}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ({}, '"value": null'),
+        ({"key_": None}, '"key": null'),
+        ({"key_": b"\xff"}, '"keyBase64": "/w=="'),
+        ({"headers_": [("a", b"1"), ("b", None)]}, '"headers": {"a": "1", "b": null}'),
+        ({"headers_": [("a", b"1"), ("b", b"2"), ("a", None)]}, '"headers": {"a": ["1", null], "b": "2"}'),
+        ({"headers_": [("a", b"\xff"), ("a", b"1")]}, '"headers": {"aBase64": "/w==", "a": "1"}'),
+        ({"timestamp_": -1}, '"timestamp": "1969-12-31T23:59:59.999Z"'),
+        ({"timestamp_": 10**17}, '"timestamp": 100000000000000000'),
+        ({"value_": b""}, '"problem": "a record of 0 bytes has no frame", "valueBase64": ""'),
+        (
+            {"value_": frame_header(9)},
+            '"problem": "it names schema 9, which the registry does not know", "valueBase64"',
+        ),
+    ],
+)
+def test_whatever_a_record_has_is_shown(what: dict[str, Any], shown: str) -> None:
+    assert shown in line(**what)
+
+
+def test_a_registry_that_is_away_ends_it() -> None:
+    registry = FakeRegistry()
+    registry.is_up = False
+
+    with pytest.raises(RetriableError):
+        line(registry, value_=frame_header(1))
