@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
 from balance_service.http.parameters import LIMIT, Given
 from balance_service.http.scan import Count, Entries
-from balance_service.http.server.problems import Problem
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from balance_service.http.api.declarations import Parameter
     from balance_service.http.model_queries import ModelQueries
     from balance_service.read_models.routes import Collection
 
-_MISDIRECTED = 421
 _OK = 200
 
 
@@ -56,13 +54,7 @@ class CollectionQueries:
 
     async def count_local(self, models: ModelQueries, _request: web.Request) -> web.Response:
         """How many keys this instance owns."""
-        answers = models.of(self.name)
-        try:
-            answer = await answers.scatter.answer_peer(Count(), range(answers.scatter.partitions), None)
-        except Problem as problem:
-            if problem.status != _MISDIRECTED:
-                raise
-            return web.json_response({"count": 0})
+        answer = await models.of(self.name).scatter.answer_owned(Count())
         return answer.response()
 
     async def _entries(

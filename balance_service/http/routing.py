@@ -123,6 +123,11 @@ class Routing:
         """
         return copy.was_owned and self.membership.lease.holds and copy.task.view is not None
 
+    def owned(self) -> set[int]:
+        """The partitions that this instance owns, whether or not they can be read now."""
+        tasks = {partition: self.tasks.task(partition) for partition in range(self.partitions)}
+        return {partition for partition, task in tasks.items() if task is not None and task.role is Role.ACTIVE}
+
     def has_copy(self, partition: int) -> bool:
         """Whether this instance has something to answer from, be it not recent enough."""
         task = self.tasks.task(partition)

@@ -135,6 +135,19 @@ class Scatter:
             raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
         return await self._merged(scan, [part], set())
 
+    async def answer_owned(self, scan: Scan) -> Answer:
+        """The answer about the partitions that this instance owns, which may be none.
+
+        Raises:
+            Problem: 503, one of them cannot be read, such as while it is restored.
+        """
+        owned = self.routing.owned()
+        part = await self._here(scan, owned, None, time.monotonic() + self.timeout_seconds)
+        parts = [] if part is None else [part]
+        if missing := owned.difference(*(found.partitions for found in parts)):
+            raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
+        return await self._merged(scan, parts, set())
+
     async def _here(self, scan: Scan, partitions: Iterable[int], max_lag: int | None, until: float) -> _Part | None:
         """What the local stores have of some partitions; None if nothing, or if it could not be read in time."""
         copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]

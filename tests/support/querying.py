@@ -117,9 +117,9 @@ class Instance:
     def task(self, partition: int) -> OneTask | None:
         return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
 
-    def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
-        read_model = Balance()
-        routing = Routing(
+    @property
+    def routing(self) -> Routing:
+        return Routing(
             read_model="balance",
             partitions=PARTITIONS,
             address=self.address,
@@ -128,9 +128,12 @@ class Instance:
             watermarks=self.watermarks,
             servers=self.servers,
         )
+
+    def queries(self, proxy: Proxy, metrics: Metrics | None = None) -> Queries:
+        read_model = Balance()
         return Queries(
             read_model="balance",
-            routing=routing,
+            routing=self.routing,
             proxy=proxy,
             address=self.address,
             view=lambda frame: read_model.view(STATES.decode(frame)),
