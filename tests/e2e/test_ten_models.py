@@ -109,7 +109,13 @@ def _wrong(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]
 
 
 def _await_right(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> None:
-    eventually(lambda: not _wrong(instances, amounts), lambda: "\n".join(_wrong(instances, amounts)), _SECONDS)
+    eventually(lambda: not _wrong(instances, amounts), lambda: _told(instances, amounts), _SECONDS)
+
+
+def _told(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> str:
+    """What is wrong, and the ends of the logs of those that are not there to ask."""
+    gone = [f"{each.name} has ended: {each.log.read_text()[-4_000:]}" for each in instances if not each.running]
+    return "\n".join((*_wrong(instances, amounts), *gone))
 
 
 @pytest.mark.timeout(900)
