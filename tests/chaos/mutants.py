@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos.mutations import CONTROL, MUTATIONS, Mutation
+from tests.chaos.mutations import CONTROLS, MUTATIONS, Mutation
+from tests.chaos.system_mutations import SYSTEM_MUTATIONS
 
 _PROJECT = Path(__file__).parents[2]
 _COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
@@ -40,15 +41,18 @@ class Outcome(NamedTuple):
 
 def main(words: list[str]) -> int:
     """Play the control and every mutation that is wanted; 0 if all is as it should be."""
-    wanted = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+    wanted = [m for m in (*MUTATIONS, *SYSTEM_MUTATIONS) if not words or any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="chaos-mutants-") as folder:
         for mutation in wanted:
             mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
-        control = _play(Path(folder), None)
-        _tell("without a bug", "passes" if control.passed else f"FAILS: {control.kind} {control.told}", control.seconds)
-        survivors = 0 if control.passed else 1
+        survivors = 0
+        for test in dict.fromkeys(mutation.test for mutation in wanted):
+            control = _play(Path(folder), test, CONTROLS[test])
+            verdict = "passes" if control.passed else f"FAILS: {control.kind} {control.told}"
+            _tell(f"{test} without a bug", verdict, control.seconds)
+            survivors += not control.passed
         for mutation in wanted:
-            outcome = _play(Path(folder), mutation)
+            outcome = _play(Path(folder), mutation.test, mutation.faults, mutation)
             if outcome.passed:
                 verdict = "SURVIVED"
             elif outcome.kind in mutation.kinds:
@@ -63,7 +67,7 @@ def main(words: list[str]) -> int:
     return 1 if survivors else 0
 
 
-def _play(folder: Path, mutation: Mutation | None) -> Outcome:
+def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None) -> Outcome:
     """One round on a fresh copy."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -76,7 +80,6 @@ def _play(folder: Path, mutation: Mutation | None) -> Outcome:
             shutil.copy(source, copy / name)
     if mutation is not None:
         (copy / mutation.file).write_text(mutated(mutation, copy / mutation.file), encoding="utf-8")
-    faults = CONTROL if mutation is None else mutation.faults
     environment = {
         **os.environ,
         "PYTHONPATH": str(copy),
@@ -85,7 +88,7 @@ def _play(folder: Path, mutation: Mutation | None) -> Outcome:
         "CHAOS_MINUTES": "",
         "CHAOS_STOP_EARLY": "" if mutation is None else "1",
     }
-    command = [sys.executable, "-m", "pytest", "tests/chaos/test_chaos.py", "-s", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", f"tests/chaos/{test}", "-s", "-p", "no:cacheprovider"]
     command += [f"--basetemp={folder / 'pytest'}"]
     began = time.monotonic()
     log = folder / "round.log"

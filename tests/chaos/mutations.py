@@ -1,12 +1,17 @@
-"""Bugs that the chaos suite has to find, each as one replacement in one file, and the round that should find it."""
+"""Bugs that the chaos suite has to find, each as one replacement in one file, and the round that should find it.
+
+Those of models on several stages are in `system_mutations`.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-CONTROL = "kill,kill-at-begun,kill-at-committed,pause"
 QUIET = "none"
-_WRONG_MONEY = ("wrong", "lost", "doubled", "digest")
+BALANCES, SYSTEMS = "test_chaos.py", "test_systems.py"
+# By test, the faults of a round without a bug.
+CONTROLS = {BALANCES: "kill,kill-at-begun,kill-at-committed,pause", SYSTEMS: "kill-at-begun,kill-at-committed"}
+WRONG = ("wrong", "lost", "doubled", "digest")
 
 
 class Mutation(NamedTuple):
@@ -19,6 +24,8 @@ class Mutation(NamedTuple):
     faults: str
     kinds: tuple[str, ...]
     """Of what kinds the first violation may be: found by any other, it would be found by chance."""
+    test: str = BALANCES
+    """That has to find it."""
 
 
 MUTATIONS = (
@@ -29,7 +36,7 @@ MUTATIONS = (
         "    writer.commit([], [], position, store.changelog_offset)\n"
         "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
         "kill-at-begun=3,kill-at-committed=3",
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "aborted records are read",
@@ -37,7 +44,7 @@ MUTATIONS = (
         '"kafka.isolation.level": "read_committed"',
         '"kafka.isolation.level": "read_uncommitted"',
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "a batch is taken twice",
@@ -46,7 +53,7 @@ MUTATIONS = (
         "                    self._commit(part, start, task, gathering)\n"
         "                    self._commit(part, part.end, task, gathering)\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         # The first offset after a batch is a control record's more often than not.
@@ -55,7 +62,7 @@ MUTATIONS = (
         "partial(self._rows, partition, start), start)",
         "partial(self._rows, partition, start + 4 * (start > 0)), start)",
         "kill=3",
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         # The rows that come later would be counted all the same, were it not for another query.
@@ -69,7 +76,7 @@ MUTATIONS = (
         "                    task.process(TaskBatch(start, ends[partition]))\n"
         '                    raise _AnotherQueryError("a planted bug")\n',
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "rows are dropped between two pulls: of several that have arrived, the first",
@@ -77,7 +84,7 @@ MUTATIONS = (
         "        return rows\n",
         "        return rows.slice(1) if rows.num_rows > 1 else rows\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "a new task starts at the source's end",
@@ -85,7 +92,7 @@ MUTATIONS = (
         "            start,\n            least_epoch,\n",
         "            end,\n            least_epoch,\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "predecessors are not fenced: every task has a transactional id of its own",
@@ -93,7 +100,7 @@ MUTATIONS = (
         'f"{self.application_id}-{self.name}-{partition}"',
         "f\"{self.application_id}-{self.name}-{partition}-{__import__('time').monotonic_ns()}\"",
         "pause-at-begun=4",
-        (*_WRONG_MONEY, "backwards"),
+        (*WRONG, "backwards"),
     ),
     Mutation(
         "the lease always holds",
@@ -141,7 +148,7 @@ MUTATIONS = (
         "        for message in messages:\n",
         "        for message in messages[1:] or messages:\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "a standby writes the position before the states",
@@ -153,7 +160,7 @@ MUTATIONS = (
         "                self._apply(ahead, offset_of(message) + 1, True)\n"
         "                time.sleep(0.05)\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "money is added as binary floats",
@@ -161,7 +168,7 @@ MUTATIONS = (
         "    return _EXACT.add(one, other)\n",
         '    return Decimal(f"{float(one) + float(other):.2f}")\n',
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "amounts added in columns are cut to 32 bits",
@@ -169,7 +176,7 @@ MUTATIONS = (
         "        totals = numbers + low[rows]\n",
         "        totals = numbers + low[rows].astype(np.int32)\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "dead letters are committed in a transaction of their own, before the states",
@@ -191,7 +198,7 @@ MUTATIONS = (
         "        return [*self._expired(store), *records]\n",
         "        return self._expired(store)\n",
         QUIET,
-        _WRONG_MONEY,
+        WRONG,
     ),
     Mutation(
         "the store is written before the transaction is committed",
@@ -200,7 +207,7 @@ MUTATIONS = (
         "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
         "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
         "kill-at-begun=3,kill-at-produced=3",
-        (*_WRONG_MONEY, "stale", "backwards"),
+        (*WRONG, "stale", "backwards"),
     ),
     Mutation(
         "partitions are found by CRC32",
@@ -208,7 +215,7 @@ MUTATIONS = (
         "    return (murmur2(key) & 0x7FFFFFFF) % partitions\n",
         '    return __import__("zlib").crc32(key) % partitions\n',
         QUIET,
-        (*_WRONG_MONEY, "silent", "stuck"),
+        (*WRONG, "silent", "stuck"),
     ),
     Mutation(
         "a task that is opened takes no new epoch",

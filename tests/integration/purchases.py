@@ -192,12 +192,13 @@ def assert_shipped_once(stack: LocalStack, till: Till, models: Named) -> int:
             source.value(),
             source.timestamp(),
         )
-    lines = sorted((o, str(masked)) for o, (_, record) in sold.items() for masked in _masked(record))
+    lines = sorted((o, str(line)) for o, (_, record) in sold.items() for line in masked(record))
     assert sorted((origin_of(m), str(decoded(till, m))) for m in read_topic(stack, models.hadoop)) == lines
     return len(shipped)
 
 
-def _masked(sold: dict[str, Any]) -> list[dict[str, Any]]:
+def masked(sold: dict[str, Any]) -> list[dict[str, Any]]:
+    """A HadoopRecord for each line of an invoice, by a recount."""
     return [
         {
             "invoiceNumber": sold["invoiceNumber"],

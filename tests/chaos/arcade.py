@@ -1,0 +1,122 @@
+"""What happens in shops and games while instances are killed: purchases, scores, players that change, and nonsense."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.integration.purchases import invoice
+from tests.integration.rows import Rows
+
+if TYPE_CHECKING:
+    from balance_service.tools.local.stack import LocalStack
+
+TOPICS = ("pos", "players", "products", "score-events")
+_CARDS, _GAMES, _PLAYERS = 12, (2, 10, 300), 20
+# Never told of, so that their scores find no row.
+_STRANGERS = (90_000, 90_001)
+_PAUSE_SECONDS = 0.1
+_A_STEP = 4
+
+
+class Arcade:
+    """Appends records, each later than the one before by the time that it bears; from entering to leaving.
+
+    A row is acknowledged before a later score is sent. So a recount knows which row a score is to be joined with.
+    """
+
+    def __init__(self, stack: LocalStack, seed: int) -> None:
+        self._chooser = random.Random(seed)
+        self._pos, self._players, self._products, self._scores = (
+            Rows(stack, topic, schema)
+            for topic, schema in zip(TOPICS, ("PosInvoice", "Player", "Product", "ScoreEvent"), strict=True)
+        )
+        self._now_ms = int(time.time() * 1000)
+        self.sent = 0
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="arcade", daemon=True)
+
+    def __enter__(self) -> Self:
+        for game in _GAMES:
+            self._products.put(str(game), {"id": game, "name": f"game {game}"}, timestamp=self._tick())
+        for player in range(_PLAYERS):
+            self._rename(player)
+        self._flush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for rows in (self._pos, self._players, self._products, self._scores):
+            rows.__exit__()
+
+    def start(self) -> None:
+        """Go on until `stop`."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="arcade", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return once everything is acknowledged. Raises what kept it from going on."""
+        self._stopping.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(_PAUSE_SECONDS):
+                self._step()
+                self._flush()
+        except BaseException as error:
+            self._failure = error
+
+    def _step(self) -> None:
+        chance = self._chooser.random()
+        if chance < 0.2:
+            player = self._chooser.randrange(_PLAYERS)
+            if chance < 0.02:
+                self._players.put(str(player), None, timestamp=self._tick())
+            else:
+                self._rename(player)
+            self._flush()
+        elif chance < 0.25:
+            self._pos.put_raw("store-1", b"no frame", timestamp=self._tick())
+            self._scores.put_raw(None, b"no frame", timestamp=self._tick())
+        for _ in range(_A_STEP):
+            self._sell()
+            self._score()
+
+    def _sell(self) -> None:
+        number, chooser = self.sent, self._chooser
+        sold = invoice(
+            number,
+            f"card-{chooser.randrange(_CARDS)}",
+            f"{chooser.randrange(1, 10_000)}.10",
+            kind=chooser.choice(("PRIME", "PRIME", "REGULAR")),
+            delivery=chooser.choice(("TAKEAWAY", "Home-Delivery")),
+        )
+        self._pos.put(sold["storeId"], sold, timestamp=self._tick())
+        self.sent += 1
+
+    def _score(self) -> None:
+        chooser = self._chooser
+        player = chooser.choice(_STRANGERS) if chooser.random() < 0.02 else chooser.randrange(_PLAYERS)
+        scored = {"score": float(self.sent), "product_id": chooser.choice(_GAMES), "player_id": player}
+        self._scores.put(None, scored, timestamp=self._tick())
+
+    def _rename(self, player: int) -> None:
+        row: dict[str, Any] = {"id": player, "name": f"player {player} since {self._now_ms}"}
+        self._players.put(str(player), row, timestamp=self._tick())
+
+    def _tick(self) -> int:
+        self._now_ms += 1
+        return self._now_ms
+
+    def _flush(self) -> None:
+        for rows in (self._pos, self._players, self._products, self._scores):
+            rows.flush()

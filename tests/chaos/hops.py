@@ -1,0 +1,217 @@
+"""Every hop from purchases and scores to what is answered, recounted from the topic before it, record for record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.chaos.checks import Violation
+from tests.chaos.stores import Decoder
+from tests.integration.purchases import masked, origin_of
+from tests.support.topics import read_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from confluent_kafka import Message
+
+    from balance_service.tools.local.stack import LocalStack
+
+_SHARE = Decimal("0.02")
+_PLACES = 3
+_SHOWN = 3
+_SIGN_BIT = 1 << 63
+OUTPUTS = ("notifications", "shipments", "hadoop", "high-scores")
+
+
+class Record(NamedTuple):
+    """A record as it is compared."""
+
+    key: bytes | None
+    value: Any
+    timestamp: int
+    versions: tuple[tuple[str, str], ...] = ()
+    """By header, the rows that it was joined with."""
+
+
+ByOrigin = dict[str, list[Record]]
+
+
+class Hops:
+    """What the topics hold at a moment at which everything is applied."""
+
+    def __init__(self, stack: LocalStack, application_id: str) -> None:
+        self._stack = stack
+        self._application_id = application_id
+        self._decoder = Decoder(stack.schema_registry_url)
+        self._messages: dict[str, list[Message]] = {}
+        self._records: dict[str, dict[str, Record]] = {}
+
+    def violations(self) -> Iterator[Violation]:
+        """Every hop that is not as it should be."""
+        by_card, by_player, by_game = self._rekeyed
+        sold, scored = self._decoded("pos"), self._decoded("score-events")
+        prime = {o: r for o, r in sold.items() if r.value["customerType"] == "PRIME"}
+        delivered = {o: [r] for o, r in sold.items() if r.value["deliveryType"].lower() == "home-delivery"}
+        lines = {o: [Record(r.key, line, r.timestamp) for line in masked(r.value)] for o, r in sold.items()}
+        yield from self._compared(by_card, _keyed(prime, "customerCardNo"))
+        yield from self._compared("notifications", self._notified(by_card))
+        yield from self._compared("shipments", delivered)
+        yield from self._compared("hadoop", lines)
+        yield from self._compared(by_player, _keyed(scored, "player_id"))
+        joined, lost = self._joined(by_player)
+        yield from self._compared(by_game, joined)
+        yield from self._high_scores(by_game)
+        for source, stages in (("pos", 2), ("score-events", 1)):
+            yield from self._letters(source, self._nonsense(source), stages)
+        yield from self._letters(by_player, lost, 1)
+
+    def points(self) -> dict[str, Decimal]:
+        """Card → its points, by what was sold."""
+        points: dict[str, Decimal] = defaultdict(Decimal)
+        for record in self._decoded("pos").values():
+            if record.value["customerType"] == "PRIME":
+                points[record.value["customerCardNo"]] += record.value["totalAmount"] * _SHARE
+        return dict(points)
+
+    def leaderboard(self) -> dict[str, list[dict[str, Any]]]:
+        """Game → its highest scores, by what was joined."""
+        return {str(game): best[-1][1] for game, best in self._ranked(self._rekeyed[2]).items()}
+
+    def sent(self) -> dict[str, int]:
+        """How many records each topic has that is sent to."""
+        return {topic: len(read_topic(self._stack, topic)) for topic in (*self._rekeyed, *OUTPUTS)}
+
+    @property
+    def _rekeyed(self) -> tuple[str, str, str]:
+        names = ("rewards-by-customerCardNo", "leaderboard-by-player_id", "leaderboard-by-product_id")
+        by_card, by_player, by_game = (f"{self._application_id}-{name}" for name in names)
+        return by_card, by_player, by_game
+
+    def _all(self, topic: str) -> list[Message]:
+        if topic not in self._messages:
+            self._messages[topic] = read_topic(self._stack, topic)
+        return self._messages[topic]
+
+    def _decoded(self, topic: str) -> dict[str, Record]:
+        """`topic:partition:offset` → what is there, but for nonsense, in order."""
+        if topic not in self._records:
+            self._records[topic] = {
+                f"{topic}:{m.partition()}:{m.offset()}": self._record(m)
+                for m in self._all(topic)
+                if _is_frame(m) or m.value() is None
+            }
+        return self._records[topic]
+
+    def _record(self, message: Message) -> Record:
+        value = message.value()
+        decoded = None if value is None else self._decoder.decode(value)
+        return Record(message.key(), decoded, message.timestamp()[1], _versions(message))
+
+    def _nonsense(self, topic: str) -> list[str]:
+        return [f"{topic}:{m.partition()}:{m.offset()}" for m in self._all(topic) if not _is_frame(m)]
+
+    def _compared(self, topic: str, expected: Mapping[str, Sequence[Record]]) -> Iterator[Violation]:
+        """What came of each origin, in order."""
+        found: ByOrigin = defaultdict(list)
+        for message in self._all(topic):
+            found[origin_of(message)].append(self._record(message))
+        wrong = 0
+        for origin in sorted({*found, *(origin for origin, records in expected.items() if records)}):
+            has, should = found.get(origin, []), list(expected.get(origin, []))
+            if has != should and (wrong := wrong + 1) <= _SHOWN:
+                kind = "lost" if len(has) < len(should) else "doubled" if len(has) > len(should) else "wrong"
+                yield Violation(kind, f"{topic} has of {origin} {has}, not {should}")
+
+    def _notified(self, by_card: str) -> ByOrigin:
+        totals: dict[bytes | None, Decimal] = defaultdict(Decimal)
+        notified = {}
+        for origin, (key, sold, timestamp, _) in self._decoded(by_card).items():
+            earned = sold["totalAmount"] * _SHARE
+            totals[key] += earned
+            told = {name: sold[name] for name in ("invoiceNumber", "customerCardNo", "totalAmount")}
+            told |= {"earnedLoyaltyPoints": earned, "totalLoyaltyPoints": totals[key]}
+            notified[origin] = [Record(key, told, timestamp)]
+        return notified
+
+    def _joined(self, by_player: str) -> tuple[ByOrigin, list[str]]:
+        """What is made of each score, and those that find no row."""
+        player_at, game_at = self._as_of("players"), self._as_of("products")
+        joined, lost = {}, []
+        for origin, (_, scored, timestamp, _) in self._decoded(by_player).items():
+            player, game = player_at(scored["player_id"], timestamp), game_at(scored["product_id"], timestamp)
+            if player is None or game is None:
+                lost.append(origin)
+                continue
+            value = {**scored, "playerName": player[1]["name"], "gameName": game[1]["name"]}
+            versions = (("playerVersion", player[0]), ("productVersion", game[0]))
+            key = (scored["product_id"] + _SIGN_BIT).to_bytes(8, "big")
+            joined[origin] = [Record(key, value, timestamp, versions)]
+        return joined, lost
+
+    def _as_of(self, table: str) -> Callable[[int, int], tuple[str, dict[str, Any]] | None]:
+        """Of a row, its version and what it was at a time: the newest until then, or else the oldest."""
+        rows: dict[bytes | None, list[tuple[int, str, Any]]] = defaultdict(list)
+        for origin, (key, value, timestamp, _) in self._decoded(table).items():
+            rows[key].append((timestamp, origin.partition(":")[2], value))
+
+        def as_of(number: int, timestamp: int) -> tuple[str, dict[str, Any]] | None:
+            versions = sorted(rows[str(number).encode()], key=lambda version: version[0])
+            until = [version for version in versions if version[0] <= timestamp] or versions[:1]
+            return None if not until or until[-1][2] is None else until[-1][1:]
+
+        return as_of
+
+    def _ranked(self, by_game: str) -> dict[int, list[tuple[str, list[dict[str, Any]]]]]:
+        """Game → after each of its scores, by origin, the highest."""
+        ranked: dict[int, list[tuple[str, list[dict[str, Any]]]]] = defaultdict(list)
+        for origin, (_, scored, _, _) in self._decoded(by_game).items():
+            game = scored["product_id"]
+            entry = {"playerId": scored["player_id"], "productId": game}
+            entry |= {name: scored[name] for name in ("playerName", "gameName", "score")}
+            before = ranked[game][-1][1] if ranked[game] else []
+            after = sorted([*before, entry], key=lambda known: -known["score"])[:_PLACES]
+            ranked[game].append((origin, after))
+        return dict(ranked)
+
+    def _high_scores(self, by_game: str) -> Iterator[Violation]:
+        """Each commit's last state of a game, once, and the very last one too."""
+        told: dict[str, list[Any]] = defaultdict(list)
+        for message in self._all("high-scores"):
+            told[origin_of(message)].append(self._record(message).value["entries"])
+        for game, ranked in self._ranked(by_game).items():
+            for origin, entries in ranked:
+                if told.get(origin, [entries]) != [entries]:
+                    kind = "doubled" if len(told[origin]) > 1 else "wrong"
+                    yield Violation(kind, f"high-scores has of {origin} {told[origin]}, not {entries}")
+            if ranked[-1][0] not in told:
+                yield Violation("lost", f"high-scores lacks the last of game {game}, {ranked[-1][0]}")
+        if strange := told.keys() - {origin for ranked in self._ranked(by_game).values() for origin, _ in ranked}:
+            yield Violation("wrong", f"high-scores has what came of nothing: {sorted(strange)[:_SHOWN]}")
+
+    def _letters(self, source: str, expected: Sequence[str], stages: int) -> Iterator[Violation]:
+        """Of each record that could not be applied one dead letter from each stage that reads it."""
+        found: dict[str, int] = defaultdict(int)
+        for message in self._all(f"{source}-dead-letters"):
+            headers: Any = dict(message.headers() or ())
+            place = (headers["dead-letter-partition"], headers["dead-letter-offset"])
+            found[":".join((source, *(part.decode() for part in place)))] += 1
+        for origin in sorted({*expected, *found}):
+            should = stages if origin in expected else 0
+            if found[origin] != should:
+                kind = "lost" if found[origin] < should else "doubled"
+                yield Violation(kind, f"{origin} has {found[origin]} dead letters, not {should}")
+
+
+def _keyed(records: Mapping[str, Record], column: str) -> ByOrigin:
+    return {o: [r._replace(key=str(r.value[column]).encode())] for o, r in records.items()}
+
+
+def _is_frame(message: Message) -> bool:
+    return (message.value() or b"").startswith(b"\0")
+
+
+def _versions(message: Message) -> tuple[tuple[str, str], ...]:
+    headers: Any = message.headers() or ()
+    return tuple(sorted((name, value.decode()) for name, value in headers if name.endswith("Version")))

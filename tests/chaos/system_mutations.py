@@ -1,0 +1,59 @@
+"""Bugs in what models on several stages send, join and answer, that the chaos suite has to find."""
+
+from __future__ import annotations
+
+from tests.chaos.mutations import QUIET, SYSTEMS, WRONG, Mutation
+
+SYSTEM_MUTATIONS = (
+    Mutation(
+        "what is sent is committed in a transaction of its own, before the position",
+        "balance_service/state/changelog/writer.py",
+        "        producer.begin_transaction()\n",
+        "        producer.begin_transaction()\n"
+        "        for o in outputs:\n"
+        "            more = {'headers': o.headers, 'timestamp': o.timestamp_ms}\n"
+        "            producer.produce(o.topic, o.value, o.key, o.partition, **more)\n"
+        "        producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)\n"
+        "        outputs = ()\n"
+        "        producer.begin_transaction()\n",
+        "kill-at-begun=2,kill-at-produced=2",
+        WRONG,
+        SYSTEMS,
+    ),
+    Mutation(
+        "a rebuild sends everything again",
+        "balance_service/hosting/sent_before.py",
+        "emitted_up_to=self._up_to[partition]",
+        "emitted_up_to=0",
+        QUIET,
+        ("doubled",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "a row is looked up as it is now, not as of the event's time",
+        "balance_service/state/tables/store.py",
+        "        if newest.timestamp_ms <= latest:\n",
+        "        if newest.timestamp_ms:\n",
+        "kill-at-begun=2,kill-at-fenced=2",
+        WRONG,
+        SYSTEMS,
+    ),
+    Mutation(
+        "tables are not read to their ends before a batch is joined",
+        "balance_service/state/tables/joined.py",
+        "            if not followed.wait_for(end, left, should_stop) and not should_stop():\n",
+        "            if not followed.wait_for(0, left, should_stop) and not should_stop():\n",
+        "kill-at-begun=2,kill-at-fenced=2",
+        WRONG,
+        SYSTEMS,
+    ),
+    Mutation(
+        "a question about all keys forgets a partition",
+        "balance_service/http/scatter.py",
+        "        missing = set(range(self.routing.partitions))\n",
+        "        missing = set(range(1, self.routing.partitions))\n",
+        QUIET,
+        ("wrong",),
+        SYSTEMS,
+    ),
+)

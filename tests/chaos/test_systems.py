@@ -1,0 +1,229 @@
+"""Models on several stages, killed between any two steps: every record that they send is as an independent recount.
+
+`make chaos` plays it after the balances; `CHAOS_SEED`, `CHAOS_MINUTES` and `CHAOS_FAULTS` as there, of the faults those
+that kill at a step or restart the broker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+import uuid
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from balance_service.tools.local.instances import LocalInstance
+from balance_service.tools.local.stack import LocalStack
+from tests.chaos.arcade import Arcade
+from tests.chaos.checks import Violation
+from tests.chaos.cluster import Member
+from tests.chaos.hops import Hops
+from tests.chaos.journal import Journal
+from tests.chaos.plan import OPENING_POINTS, plan_from_environment
+from tests.chaos.stores import compacted, digest, read_committed, states
+from tests.support.commands import run
+from tests.support.service import SESSION_TIMEOUT_SECONDS, on
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.chaos.plan import Plan
+
+_MODELS = ("rewards", "purchases", "leaderboard")
+_SOURCES = {
+    "rewards-by-customerCardNo": "pos",
+    "purchases": "pos",
+    "leaderboard-by-player_id": "score-events",
+}
+_INNER = {
+    "rewards": "rewards-by-customerCardNo",
+    "leaderboard-by-product_id": "leaderboard-by-player_id",
+    "leaderboard": "leaderboard-by-product_id",
+}
+_PARTITIONS = 2
+_MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
+_STRIKE_SECONDS = 300.0
+_CATCH_UP_SECONDS = 240.0
+_UNDISTURBED_SECONDS = 8.0
+# So late that each stage has committed before; opening one passes a point once.
+_TURNS, _OPENING_TURNS = (4, 16), (1, 4)
+
+
+@pytest.mark.timeout(2_400 + 90 * _MINUTES)
+def test_what_is_sent_joined_and_answered_is_as_recounted_whatever_is_killed(tmp_path: Path) -> None:
+    plan = plan_from_environment()
+    print(f"\nCHAOS_SEED={plan.seed} replays this run", flush=True)
+    with ExitStack() as resources:
+        play = _Systems(plan, tmp_path, resources)
+        violations = play.play()
+    assert not violations, f"{len(violations)} violations; CHAOS_SEED={plan.seed}"
+
+
+class _Systems:
+    """One run from the first record to the last check."""
+
+    def __init__(self, plan: Plan, folder: Path, resources: ExitStack) -> None:
+        self._plan = plan
+        self._journal = Journal()
+        self._chooser = random.Random(plan.seed)
+        self._stack = resources.enter_context(LocalStack(folder / "stack"))
+        self._application_id = f"systems-{uuid.uuid4().hex[:8]}"
+        self._settings = on(
+            self._stack,
+            {
+                "BALANCE_APPLICATION_ID": self._application_id,
+                "BALANCE_MODELS": ",".join(_MODELS),
+                "BALANCE_PARTITIONS": str(_PARTITIONS),
+                "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
+            },
+        )
+        # A long run has three.
+        self._members = [
+            Member(LocalInstance(number + 1, self._stack, environment=self._settings), self._stack)
+            for number in range(3 if _MINUTES else 2)
+        ]
+        created = run(self._settings, "topics", "create")
+        assert created.code == 0, created
+        self._arcade = resources.enter_context(Arcade(self._stack, plan.seed))
+        for member in self._members:
+            resources.callback(member.stop)
+
+    def play(self) -> list[Violation]:
+        """Everything, in order; returns what was found."""
+        began, violations = time.monotonic(), list[Violation]()
+        for number, each in enumerate(self._plan.rounds, start=1):
+            faults = [
+                fault for lane in each.chunks for chunk in lane for fault in chunk if fault.startswith("kill-at-")
+            ]
+            round_began = time.monotonic()
+            self._play_round(faults, restarts_broker=bool(each.broker_faults))
+            violations += self._told(self._checked())
+            longest = time.monotonic() - round_began
+            if violations or time.monotonic() - began + longest > self._plan.seconds:
+                self._journal.say(f"{number} of {len(self._plan.rounds)} rounds were played")
+                break
+        if not violations:
+            violations += self._told(self._rebuilt())
+        return violations
+
+    def _play_round(self, faults: Sequence[str], *, restarts_broker: bool) -> None:
+        """Each instance dies at one fail point after the other; all run at the end, and have applied everything."""
+        count = len(self._members)
+        left = [list(faults[of::count]) for of in range(count)]
+        for member, mine in zip(self._members, left, strict=True):
+            if member.running:
+                member.stop()
+            self._launch(member, mine)
+        self._arcade.start()
+        while any(left):
+            self._await_a_death(left)
+            for member, mine in zip(self._members, left, strict=True):
+                if mine and not member.running:
+                    self._struck(member, mine)
+            if restarts_broker and sum(map(len, left)) <= len(faults) // 2:
+                restarts_broker = False
+                self._journal.fault("restart-broker")
+                self._stack.kill_broker()
+                time.sleep(self._chooser.uniform(0, 2))
+                self._stack.start_broker()
+        for member in self._members:
+            member.wait_ready()
+        time.sleep(_UNDISTURBED_SECONDS)
+        self._arcade.stop()
+        self._journal.say(f"{self._arcade.sent} purchases and as many scores; catching up")
+        eventually(self._is_caught_up, lambda: f"not caught up: {list(self._tasks())}", _CATCH_UP_SECONDS)
+
+    def _await_a_death(self, left: Sequence[Sequence[str]]) -> None:
+        def somebody_is_dead() -> bool:
+            return any(mine and not member.running for member, mine in zip(self._members, left, strict=True))
+
+        eventually(somebody_is_dead, lambda: f"none of {left} was reached", _STRIKE_SECONDS)
+
+    def _struck(self, member: Member, mine: list[str]) -> None:
+        fault = mine[0]
+        if member.was_struck(fault.removeprefix("kill-at-")):
+            del mine[0]
+            self._journal.fault(fault, member.name)
+        else:
+            self._journal.wonder(f"{member.name} ended by itself")
+        member.kill()
+        self._launch(member, mine)
+
+    def _launch(self, member: Member, mine: Sequence[str]) -> None:
+        point = mine[0].removeprefix("kill-at-") if mine else ""
+        turn = self._chooser.randint(*(_OPENING_TURNS if point in OPENING_POINTS else _TURNS))
+        member.launch(f"{point}=kill@{turn}" if point else "")
+
+    def _tasks(self) -> Iterator[dict[str, Any]]:
+        for member in self._members:
+            yield from (member.status() or {}).get("tasks", ())
+
+    def _is_caught_up(self) -> bool:
+        """Whether every stage stands at its source's end, those before it first."""
+        tasks = {task["task"]: task["position"] for task in self._tasks() if task["state"] == "RUNNING"}
+        for stage, source in (*_SOURCES.items(), *((s, f"{self._application_id}-{of}") for s, of in _INNER.items())):
+            records = read_committed(self._stack.bootstrap_servers, source, _PARTITIONS)
+            for partition, of_it in enumerate(records):
+                if of_it and tasks.get(f"{stage}_{partition}", -1) <= of_it[-1].offset:
+                    return False
+        return True
+
+    def _checked(self) -> Iterator[Violation]:
+        self._journal.say("recounting")
+        hops = Hops(self._stack, self._application_id)
+        yield from (Violation("crash", told) for told in self._journal.take_strange())
+        yield from hops.violations()
+        points, leaderboard = hops.points(), hops.leaderboard()
+        for member in self._members:
+            with httpx.Client(base_url=member.instance.url, timeout=30) as http:
+                for card, expected in points.items():
+                    answer = http.get("/api/customers.getRewards", params={"customerCardNo": card})
+                    if answer.text != f'{{"points": {expected:.4f}}}':
+                        yield Violation("wrong", f"{member.name} answers {answer.text} of {card}, not {expected}")
+                answers = {
+                    "/leaderboard": leaderboard,
+                    "/leaderboard/count": {"count": len(leaderboard)},
+                    "/api/models/rewards/count": {"count": len(points)},
+                }
+                for path, should in answers.items():
+                    if (told := http.get(path).json()) != should:
+                        yield Violation("wrong", f"{member.name} answers {told} to {path}, not {should}")
+
+    def _rebuilt(self) -> Iterator[Violation]:
+        """Rebuilt from the topics, the states are the same byte for byte, and nothing is sent again."""
+        self._journal.say("rebuilding")
+        for member in self._members:
+            member.stop()
+            member.keep_log()
+            yield from (Violation("crash", told) for told in member.unexpected())
+        hops = Hops(self._stack, self._application_id)
+        before, sent = self._states(), hops.sent()
+        for model in ("rewards", "leaderboard"):
+            done = run(self._settings, "rebuild", model, seconds=300)
+            assert done.code == 0, done
+        if self._states() != before:
+            yield Violation("digest", f"rebuilt, the states are {self._states()}, not {before}")
+        if hops.sent() != sent:
+            yield Violation("doubled", f"after rebuilds there is {hops.sent()}, not {sent}")
+
+    def _states(self) -> list[str]:
+        """A digest of each partition's states."""
+        found = []
+        for model, partition in itertools.product(("rewards", "leaderboard"), range(_PARTITIONS)):
+            changelog = f"{self._application_id}-{model}-changelog"
+            records = read_committed(self._stack.bootstrap_servers, changelog, _PARTITIONS)[partition]
+            found.append(digest(states(compacted(records))))
+        return found
+
+    def _told(self, found: Iterator[Violation]) -> list[Violation]:
+        violations = list(found)
+        for violation in violations:
+            self._journal.say(f"VIOLATION ({violation.kind}): {violation.told}")
+        return violations
