@@ -150,6 +150,24 @@ def test_under_load_commits_begin_10_to_25_ms_apart_by_what_one_takes(took: floa
     assert least - 1e-9 <= partition.time.now - began <= most + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("rows_a_second", "apart"),
+    [(4_000, 0.025), (7_000, 0.025), (9_000, 0.060), (100_000, 0.060)],
+    ids=["few", "nearly many", "many", "very many"],
+)
+def test_where_a_commit_holds_hundreds_of_events_commits_begin_60_ms_apart(rows_a_second: int, apart: float) -> None:
+    partition = Partition()
+    for _ in range(3_000):
+        partition.arrivals.add(rows_a_second // 1_000, after=0.001)
+    paces = []
+    for _ in range(40):
+        partition.gather()
+        paces.append(partition.time.now)
+        partition.commit(0.018)
+
+    assert paces[-1] - paces[-2] == pytest.approx(apart, abs=0.0015)
+
+
 def test_what_arrives_within_the_pace_is_committed_together() -> None:
     partition = Partition()
     partition.arrivals.add(1)
