@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
+from balance_service.kafka.messages import offset_of
 from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Directory:
         self._topic = topic
         self._codec = codec
         self._tasks = tasks
+        self._place = TopicPartition(topic, 0)
         self._consumer = Consumer(consumer_config)
         self._producer = Producer(producer_config)
         self._stopping = threading.Event()
@@ -70,8 +72,9 @@ class Directory:
             "Write": f"Write on topic '{topic}'",
         }
         self.table = table
+        self._since: int | None = None
         self.is_read = False
-        """Whether all that was there at the start has been heard."""
+        """Whether all that was there when it began to listen has been heard."""
         self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
 
     def start(self) -> None:
@@ -119,18 +122,18 @@ class Directory:
     def _run(self) -> None:
         try:
             self._read_from_the_beginning()
-            live, next_publish = False, 0.0
+            next_publish = 0.0
             while not self._stopping.is_set():
                 now = elapsed()
                 if now >= next_publish or self._publish_now.is_set():
                     self._publish_now.clear()
                     self._publish(self._codec.encode(self._record()))
                     next_publish = now + PUBLISH_EVERY_SECONDS
-                    if live:
+                    if self.is_read:
                         self._on_round()
                 message = self._consumer.poll(_POLL_SECONDS)
                 if message is not None:
-                    live = self._follow(message, live=live)
+                    self._follow(message)
         except Exception:
             log.exception("the directory failed")
             raise
@@ -139,32 +142,42 @@ class Directory:
             self._producer.flush(_FLUSH_SECONDS)
             self._consumer.close()
 
-    def _follow(self, message: Message, *, live: bool) -> bool:
-        """Take in one message; returns whether those that follow are said now."""
+    def _follow(self, message: Message) -> None:
+        """Take in one message."""
         error = message.error()
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
+                self._listen_from(offset_of(message))
                 self.is_read = True
-                return True
+                return
             log.warning("following the directory failed", error=error.str())
             self._note("Read", error)
-            if error.code() != KafkaError._AUTO_OFFSET_RESET:
-                return live
-            # The topic was made anew, or lost its end. The consumer would not go on by itself.
-            self._read_from_the_beginning()
-            return False
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                # The topic was made anew, or lost its end. The consumer would not go on by itself.
+                self._read_from_the_beginning()
+            return
         self._note("Read", None)
-        key, value = message.key(), message.value()
+        # Where others publish all the time, the consumer never meets the end. It is told where that was, with its first
+        # record.
+        since = self._listen_from(self._consumer.get_watermark_offsets(self._place, cached=True)[1])
+        key, value, offset = message.key(), message.value(), offset_of(message)
         address = (key or b"").decode(errors="replace")
         try:
             record = None if value is None else self._codec.decode(value)
         except BalanceServiceError as failure:
             log.warning("a record of the directory was passed over", address=address, error=str(failure))
-            return live
-        self.table.hear(address, record, live=live)
-        return live
+        else:
+            self.table.hear(address, record, live=offset >= since)
+        self.is_read = self.is_read or offset + 1 >= since
+
+    def _listen_from(self, end: int) -> int:
+        """The offset from which on records are said now: the topic's end, as far as it was known first."""
+        if self._since is None:
+            self._since = end
+        return self._since
 
     def _read_from_the_beginning(self) -> None:
+        self._since, self.is_read = None, False
         self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
 
     def _publish(self, value: bytes | None) -> None:

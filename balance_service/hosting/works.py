@@ -11,6 +11,7 @@ from balance_service.avro.schemas import Schema, load_schema, subject_of
 from balance_service.avro.types import fields_of
 from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.errors import FatalError
+from balance_service.kafka.topic_policies import is_compacted
 from balance_service.kafka.topic_setup import largest_batch
 from balance_service.read_models.keys import KeyType
 from balance_service.state.emission import Emission
@@ -123,4 +124,11 @@ class Works:
         topic = self.prepared[name]
         of_keys = partial(partitions_of_keys, partitions=topic.partitions)
         sender = sender_of(stage.full_name, self.prepared[stage.source].topic_id)
-        return Target(name, topic.partitions, largest_batch(self.topics, topic), of_keys, sender)
+        return Target(
+            topic=name,
+            partitions=topic.partitions,
+            largest_bytes=largest_batch(self.topics, topic),
+            is_compacted=is_compacted(self.topics.config(name)),
+            partitions_of=of_keys,
+            sender=sender,
+        )

@@ -52,12 +52,17 @@ def with_headers(source: Mapping[str, str]) -> dict[str, str]:
     return {**copy_of(source), **bounds, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADROOM_BYTES)}
 
 
+def is_compacted(config: Mapping[str, str]) -> bool:
+    """Whether a topic keeps the last record of each key, and so refuses those without one."""
+    return "compact" in config["cleanup.policy"]
+
+
 def check_source(name: str, config: Mapping[str, str], *, allow_finite_retention: bool) -> None:
     """Raises ConfigurationError if the read model cannot be rebuilt from a topic of this configuration for ever."""
     if allow_finite_retention:
         return
     way_out = "set BALANCE_ALLOW_FINITE_RETENTION=true to accept that"
-    if "compact" in config["cleanup.policy"]:
+    if is_compacted(config):
         raise ConfigurationError(
             f"the source topic '{name}' is compacted, so the model cannot be rebuilt from it; "
             f"use a topic with cleanup.policy=delete, or {way_out}"
@@ -139,13 +144,18 @@ def check_with_headers(name: str, config: Mapping[str, str], source_name: str, s
     _check_takes(name, config, f"records of '{source_name}'", _largest(source) + _HEADROOM_BYTES)
 
 
-def check_output(name: str, config: Mapping[str, str]) -> None:
-    """Raises ConfigurationError if a topic would refuse what is sent to it, or change its time."""
+def check_output(name: str, config: Mapping[str, str], source_name: str, source: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a topic would refuse what is sent to it of a source's events, or change its time."""
     _check_takes(name, config, "what is sent to it", BATCH_BYTES)
     if int(config.get(_BEFORE, _UNBOUNDED)) < int(_UNBOUNDED):
         raise ConfigurationError(
             f"topic '{name}' refuses records with old timestamps, and what is sent to it has those of its events; "
             f"set its {_BEFORE}={_UNBOUNDED}"
+        )
+    if int(config.get(_AFTER, _UNBOUNDED)) < (ahead := int(source.get(_AFTER, _UNBOUNDED))):
+        raise ConfigurationError(
+            f"topic '{name}' refuses records with timestamps that '{source_name}' takes, for they are too far in the "
+            f"future, and what is sent to it has those of its events; set its {_AFTER}={ahead}"
         )
 
 

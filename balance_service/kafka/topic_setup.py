@@ -50,7 +50,7 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             prepared[output] = _found_or_created(
                 topics, settings, output, source.partitions, topic_policies.with_headers(config)
             )
-            topic_policies.check_output(output, topics.config(output))
+            topic_policies.check_output(output, topics.config(output), stage.source, config)
     topics.ensure(settings.application_servers_topic, 1, topic_policies.DIRECTORY)
     brokers = topics.brokers()
     if brokers >= _RECOMMENDED_REPLICAS > settings.replication_factor:

@@ -25,11 +25,14 @@ _ENVELOPE_BYTES = 2 << 10
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A topic that outputs of a stage go to, with the largest batch that it takes, and where it has which keys."""
+    """A topic that outputs of a stage go to, with what it takes, and where it has which keys."""
 
     topic: str
     partitions: int
     largest_bytes: int
+    """Of a batch."""
+    is_compacted: bool
+    """Whether it refuses what has no key."""
     partitions_of: Callable[[Sequence[bytes]], Sequence[int]]
     sender: str
     """What names the stage in its records, as `sender_of` has it."""
@@ -78,8 +81,10 @@ def output_of(
         headers: that it has besides its origin's.
 
     Raises:
-        PoisonRecordError: the topic would not take one so large, and refuse it for ever.
+        PoisonRecordError: the topic would refuse it for ever: it is too large, or lacks a key.
     """
+    if key is None and target.is_compacted:
+        raise PoisonRecordError(UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted")
     size = len(key or b"") + len(value or b"") + sum(len(name) + len(of or b"") for name, of in headers)
     if size + _ENVELOPE_BYTES > target.largest_bytes:
         raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")

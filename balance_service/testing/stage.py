@@ -38,7 +38,8 @@ _LARGEST_BYTES = 1 << 20
 
 def target_of(topic: str, leg: Leg) -> Target:
     """A topic of one partition."""
-    return Target(topic, 1, _LARGEST_BYTES, partial(partitions_of_keys, partitions=1), leg.name)
+    of_keys = partial(partitions_of_keys, partitions=1)
+    return Target(topic, 1, _LARGEST_BYTES, is_compacted=False, partitions_of=of_keys, sender=leg.name)
 
 
 class DrivenStage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -72,3 +73,27 @@ def test_a_directory_whose_topic_was_made_anew_is_followed_on(
         # Long enough for what was heard before to count no more.
         time.sleep(2 * SUSPECT_AFTER_SECONDS)
         eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both again")
+
+
+def test_an_instance_hears_of_others_that_publish_all_the_time(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    prepare(Topics(settings), settings)
+    with following(settings, "a:1") as busy:
+        over = threading.Event()
+
+        def publish() -> None:
+            # Before a consumer's wait for more is over, there is more.
+            while not over.wait(0.1):
+                busy.publish_soon()
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        try:
+            eventually(lambda: heard_of(busy) == {"a:1"}, "it knows itself")
+            with following(settings, "b:1") as new:
+                eventually(lambda: new.is_read and "a:1" in heard_of(new), "it knows the others", 5)
+        finally:
+            over.set()
+            publishing.join()

@@ -169,6 +169,25 @@ def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_mask
         assert ("note", b"n") in (noted.headers() or [])
 
 
+def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_and_stops_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.purchases.name,))
+    topics = Topics(settings)
+    compacted = {**topic_policies.with_headers({"max.message.bytes": str(1 << 20)}), "cleanup.policy": "compact"}
+    topics.create(models.shipments, 2, compacted)
+    with Till(stack, models.pos) as till, running_engine(settings) as engine:
+        till.send(None, till.frame_of(invoice(1, "card", "1.00", delivery="home-delivery")))
+        till.sell(invoice(2, "card", "1.00", delivery="home-delivery"))
+        wait_until_caught_up(engine)
+
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        assert ("dead-letter-cause", b"output-does-not-fit") in (letter.headers() or [])
+        (shipped,) = read_topic(stack, models.shipments)
+        assert shipped.key() == b"store-2"
+
+
 def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_names_both(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

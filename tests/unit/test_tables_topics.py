@@ -118,6 +118,7 @@ def test_a_re_keyed_topic_that_is_gone_is_not_made_anew_without_what_it_had() ->
         ("max.message.bytes", "262144"),
         ("message.timestamp.type", "LogAppendTime"),
         ("message.timestamp.before.max.ms", "3600000"),
+        ("message.timestamp.after.max.ms", "60000"),
     ],
 )
 def test_an_output_that_would_refuse_what_is_sent_is_refused_itself(config: str, value: str) -> None:
