@@ -71,6 +71,7 @@ class _Systems:
 
     def __init__(self, plan: Plan, folder: Path, resources: ExitStack) -> None:
         self._plan = plan
+        self._folder = folder
         self._journal = Journal()
         self._chooser = random.Random(plan.seed)
         self._stack = resources.enter_context(LocalStack(folder / "stack"))
@@ -206,7 +207,9 @@ class _Systems:
         hops = Hops(self._stack, self._application_id)
         before, sent = self._states(), hops.sent()
         for model in ("rewards", "leaderboard"):
-            done = run(self._settings, "rebuild", model, seconds=300)
+            done = run(
+                self._settings | {"BALANCE_STATE_DIR": str(self._folder / "rebuilt")}, "rebuild", model, seconds=300
+            )
             assert done.code == 0, done
         if self._states() != before:
             yield Violation("digest", f"rebuilt, the states are {self._states()}, not {before}")
