@@ -72,6 +72,7 @@ class Directory:
             "Write": f"Write on topic '{topic}'",
         }
         self.table = table
+        # From which offset on records are said now: the topic's end, as far as it was known first.
         self._since: int | None = None
         self.is_read = False
         """Whether all that was there when it began to listen has been heard."""
@@ -147,7 +148,8 @@ class Directory:
         error = message.error()
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
-                self._listen_from(offset_of(message))
+                if self._since is None:
+                    self._since = offset_of(message)
                 self.is_read = True
                 return
             log.warning("following the directory failed", error=error.str())
@@ -157,9 +159,10 @@ class Directory:
                 self._read_from_the_beginning()
             return
         self._note("Read", None)
-        # Where others publish all the time, the consumer never meets the end. It is told where that was, with its first
-        # record.
-        since = self._listen_from(self._consumer.get_watermark_offsets(self._place, cached=True)[1])
+        if self._since is None:
+            # Where others publish all the time, the consumer never meets the end. With its first record it is told
+            # where that is.
+            _, self._since = self._consumer.get_watermark_offsets(self._place, cached=True)
         key, value, offset = message.key(), message.value(), offset_of(message)
         address = (key or b"").decode(errors="replace")
         try:
@@ -167,14 +170,8 @@ class Directory:
         except BalanceServiceError as failure:
             log.warning("a record of the directory was passed over", address=address, error=str(failure))
         else:
-            self.table.hear(address, record, live=offset >= since)
-        self.is_read = self.is_read or offset + 1 >= since
-
-    def _listen_from(self, end: int) -> int:
-        """The offset from which on records are said now: the topic's end, as far as it was known first."""
-        if self._since is None:
-            self._since = end
-        return self._since
+            self.table.hear(address, record, live=offset >= self._since)
+        self.is_read = self.is_read or offset + 1 >= self._since
 
     def _read_from_the_beginning(self) -> None:
         self._since, self.is_read = None, False

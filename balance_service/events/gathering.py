@@ -3,9 +3,9 @@
 Idle, an event is committed as soon as it arrives. Under load, commits begin 10 to 25 ms apart, by how long one takes: a
 transaction has a price, and what arrives meanwhile shares it. Where a commit holds hundreds of events, they begin up to
 60 ms apart: the broker, and queries here, need the processor more than those events need the difference. While a task
-is behind, what is known to be there is
-committed together, as far as the bounds allow: most of a commit's price is per key, and the keys of many events are far
-fewer than the events. The events are combined part by part as they come, so that memory holds keys, not events.
+is behind, what is known to be there is committed together, as far as the bounds allow: most of a commit's price is per
+key, and the keys of many events are far fewer than the events. The events are combined part by part as they come, so
+that memory holds keys, not events.
 """
 
 from __future__ import annotations

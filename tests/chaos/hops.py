@@ -180,14 +180,15 @@ class Hops:
         told: dict[str, list[Any]] = defaultdict(list)
         for message in self._all("high-scores"):
             told[origin_of(message)].append(self._record(message).value["entries"])
-        for game, ranked in self._ranked(by_game).items():
+        games = self._ranked(by_game)
+        for game, ranked in games.items():
             for origin, entries in ranked:
                 if told.get(origin, [entries]) != [entries]:
                     kind = "doubled" if len(told[origin]) > 1 else "wrong"
                     yield Violation(kind, f"high-scores has of {origin} {told[origin]}, not {entries}")
             if ranked[-1][0] not in told:
                 yield Violation("lost", f"high-scores lacks the last of game {game}, {ranked[-1][0]}")
-        if strange := told.keys() - {origin for ranked in self._ranked(by_game).values() for origin, _ in ranked}:
+        if strange := told.keys() - {origin for ranked in games.values() for origin, _ in ranked}:
             yield Violation("wrong", f"high-scores has what came of nothing: {sorted(strange)[:_SHOWN]}")
 
     def _letters(self, source: str, expected: Sequence[str], stages: int) -> Iterator[Violation]:
