@@ -8,12 +8,16 @@ from __future__ import annotations
 import base64
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -24,6 +28,7 @@ from balance_service.tools.local.broker_config import BrokerExtras
 from balance_service.tools.local.ports import HOST, free_port
 from tests.integration.tls_servers import protected, token_endpoint
 from tests.support.certificates import Authority
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,8 +100,10 @@ class SecuredStack:
 
     def grant(self, bindings: Iterable[AclBinding]) -> None:
         """Let the brokers allow what the bindings say; returns once they do."""
-        for future in self.admin.create_acls(list(bindings)).values():
+        wanted = set(bindings)
+        for future in self.admin.create_acls(list(wanted)).values():
             future.result(_ACL_SECONDS)
+        eventually(lambda: wanted <= self._granted(), "the broker's authorizer knows the grants")
 
     def revoke(self, *bindings: AclBinding) -> None:
         """Take grants back; returns once they are gone."""
@@ -108,6 +115,21 @@ class SecuredStack:
         ]
         for future in self.admin.delete_acls(filters).values():
             future.result(_ACL_SECONDS)
+        eventually(lambda: self._granted().isdisjoint(bindings), "the broker's authorizer forgot the grants")
+
+    def _granted(self) -> set[AclBinding]:
+        """What the broker's authorizer knows: it follows the controller, which answers a change before."""
+        anything: Any = None  # the annotations forget that None stands for anything
+        everything = AclBindingFilter(
+            ResourceType.ANY,
+            anything,
+            ResourcePatternType.ANY,
+            anything,
+            anything,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        return set(self.admin.describe_acls(everything).result(_ACL_SECONDS))
 
 
 @contextmanager
