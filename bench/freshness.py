@@ -19,7 +19,7 @@ from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import BalanceServiceError
 from bench.cluster import Cluster, amount_of
 from bench.events import customer_id, encoded
-from bench.load import PARTITIONS, PRODUCER, Background
+from bench.load import PARTITIONS, PRODUCER, arriving
 from bench.sides import PATH
 from bench.usage import Span
 
@@ -60,18 +60,18 @@ def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, fig
             span = Span(instance.process())
             time.sleep(_IDLE_SECONDS)
             figures.add(side.name, "idle", "one instance", idle=span.cpu_seconds_per(span.seconds / 100))
-            with Background(stack, load, _WARM_RATE):
+            with arriving(stack, load, _WARM_RATE):
                 time.sleep(plan.warm_seconds)
             for rate in plan.rates:
                 # At 1 event/s the probes are the only events.
                 alone = rate == 1
                 case = "1 event/s" if alone else f"{rate:,} events/s"
                 probes, pause = (plan.lone_probes, _SECOND) if alone else (plan.probes, 0.0)
-                with nullcontext() if alone else Background(stack, load, rate) as background:
+                with nullcontext() if alone else arriving(stack, load, rate) as background:
                     prober.take(probes // 10, pause)
-                    span, before = Span(instance.process()), background.events if background else 0
+                    span, before = Span(instance.process()), background.count if background else 0
                     waits = prober.take(probes, pause)
-                    took, came = span.seconds, background.events - before if background else 0
+                    took, came = span.seconds, background.count - before if background else 0
                     cpu = span.cpu_seconds_per((came + probes) / _MICROSECONDS)
                 p50, p99 = (float(v) * 1000 for v in np.percentile(waits, (50, 99)))
                 figures.add(side.name, "freshness", case, p50=p50, p99=p99, cpu_event=cpu)

@@ -58,6 +58,7 @@ _ABSOLUTE = {
     _key("freshness", "10,000 events/s", "p99"): _at_most(100),
     _key("freshness", "50,000 events/s", "p50"): _at_most(90),
     _key("freshness", "50,000 events/s", "p99"): _at_most(400),
+    _key("freshness", "leaderboard, 1,000 scores/s", "p50"): _at_most(80),
     _key("idle", "one instance", "idle"): _at_most(2),
     _key("start", "clean, jars present", "ready"): _at_most(5),
 }

@@ -1,15 +1,11 @@
-"""Load: topics filled once, outside of any timing, and events that go on arriving while something is measured.
-
-Encoding and producing run in processes of their own, so that neither waits for the measuring one.
-"""
+"""Load: topics filled once, outside of any timing, and events that go on arriving while something is measured."""
 
 from __future__ import annotations
 
 import multiprocessing
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from confluent_kafka import Producer, TopicPartition
@@ -17,19 +13,21 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import BalanceServiceError
+from bench.background import Background, at_rate
 from bench.events import MAX_CENTS, customer_id, encoded, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.synchronize import Event
 
     from balance_service.tools.local.stack import LocalStack
+    from bench.background import Count
     from bench.events import Integers
 
 PARTITIONS = 2
 _WORKERS = 2
 _SLICE_EVENTS = 250_000
 _CHUNK_EVENTS = 10_000
-_PACE_SECONDS = 0.005
 _TIMEOUT_SECONDS = 120.0
 
 PRODUCER: dict[str, str | int | bool] = {
@@ -148,7 +146,7 @@ def _produce_slice(
     return first, sums, count
 
 
-def produce(producer: Producer, topic: str, key: bytes, frame: bytes) -> None:
+def produce(producer: Producer, topic: str, key: bytes | None, frame: bytes) -> None:
     """Hand a record over; waits while the queue is full."""
     while True:
         try:
@@ -159,49 +157,28 @@ def produce(producer: Producer, topic: str, key: bytes, frame: bytes) -> None:
             return
 
 
-class Background:
-    """Events that arrive at a rate, from entering to leaving, from a process of their own."""
-
-    def __init__(self, stack: LocalStack, load: Load, rate: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._rate = rate
-        self._stop = spawn.Event()
-        self._produced = spawn.Value("q", 0)
-        arguments = (stack.bootstrap_servers, load.topic, load.header, load.customers, rate, self._stop, self._produced)
-        self._process = spawn.Process(target=_produce_at_rate, args=arguments, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._process.start()
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while self._produced.value < self._rate:
-            if time.monotonic() > deadline or not self._process.is_alive():
-                raise BalanceServiceError(f"no {self._rate} events a second can be produced here")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._process.join(10)
-        self._process.kill()
-
-    @property
-    def events(self) -> int:
-        """How many have come so far."""
-        return int(self._produced.value)
+def arriving(stack: LocalStack, load: Load, rate: int) -> Background:
+    """Events that arrive at a rate, by the time it is entered."""
+    return Background(
+        _events_at_rate,
+        stack.bootstrap_servers,
+        load.topic,
+        load.header,
+        load.customers,
+        rate,
+        from_count=rate,
+    )
 
 
-def _produce_at_rate(
-    bootstrap_servers: str, topic: str, header: bytes, customers: int, rate: int, stop: object, produced: object
+def _events_at_rate(
+    bootstrap_servers: str, topic: str, header: bytes, customers: int, rate: int, stop: Event, count: Count
 ) -> None:
     source = np.random.default_rng(rate)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER, "linger.ms": 5})
-    began, done = time.monotonic(), 0
-    while not stop.is_set():  # type: ignore[attr-defined]
-        due = min(int((time.monotonic() - began) * rate) - done, _CHUNK_EVENTS)
-        if due > 0:
-            for key, frame in encoded(header, source.integers(0, customers, due), source.integers(1, MAX_CENTS, due)):
-                produce(producer, topic, key, frame)
-            done += due
-            produced.value = done  # type: ignore[attr-defined]
-        time.sleep(_PACE_SECONDS)
+
+    def send(due: int) -> None:
+        for key, frame in encoded(header, source.integers(0, customers, due), source.integers(1, MAX_CENTS, due)):
+            produce(producer, topic, key, frame)
+
+    at_rate(rate, _CHUNK_EVENTS, send, stop, count)
     producer.flush(_TIMEOUT_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MEASURES = ("replay", "scaling", "restore", "freshness", "reads", "moves", "rewards")
+MEASURES = ("replay", "scaling", "restore", "freshness", "reads", "moves", "rewards", "leaderboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Plan:
     cards: int
     rewards: int
     """How often each side replays the invoices."""
+    players: int
+    """Rows of the table that scores are joined with."""
+    scores: int
+    """A second."""
 
 
 FULL = Plan(
@@ -57,6 +61,8 @@ FULL = Plan(
     invoices=2_000_000,
     cards=100_000,
     rewards=3,
+    players=200_000,
+    scores=1_000,
 )
 PAIRS = replace(
     FULL,
@@ -91,6 +97,8 @@ QUICK = Plan(
     invoices=500_000,
     cards=100_000,
     rewards=1,
+    players=20_000,
+    scores=1_000,
 )
 SMOKE = Plan(
     measures=MEASURES,
@@ -112,4 +120,6 @@ SMOKE = Plan(
     invoices=20_000,
     cards=1_000,
     rewards=2,
+    players=1_000,
+    scores=100,
 )

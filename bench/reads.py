@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import BalanceServiceError
 from bench.cluster import Cluster
-from bench.load import Background
+from bench.load import arriving
 from bench.sides import EVERYTHING, PATH
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def measure_local_reads(
         customers = [c for p in load.ends for c in load.customers_of(p, _CUSTOMERS_OF_A_PARTITION)]
         _read(stack, side, instance.url, customers, 16, _WARM_UP_SECONDS)
         for rate in rates:
-            with Background(stack, load, rate) if rate else nullcontext():
+            with arriving(stack, load, rate) if rate else nullcontext():
                 for count in connections:
                     reading = _read(stack, side, instance.url, customers, count, seconds)
                     _record(figures, side, "local", count, rate, reading)

@@ -7,11 +7,10 @@ does not count.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from contextlib import ExitStack
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -19,6 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from balance_service.errors import BalanceServiceError
+from bench.background import Background
 from bench.invoices import TOPIC, card_number, registered
 from bench.load import PARTITIONS, end_offsets
 from bench.sides import OurSide, TheirSide, delete_internal_topics, new_application_id
@@ -26,8 +26,10 @@ from bench.usage import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.synchronize import Event
 
     from balance_service.tools.local.stack import LocalStack
+    from bench.background import Count
     from bench.figures import Figures
     from bench.invoices import Invoices
     from bench.sides import Instance, Side
@@ -74,7 +76,9 @@ def replay_rewards(stack: LocalStack, side: Side, load: Invoices) -> dict[str, f
     application_id = new_application_id("rewards")
     with ExitStack() as cleanup:
         cleanup.callback(delete_internal_topics, stack, application_id)
-        sent = cleanup.enter_context(CommittedCount(stack, NOTIFICATIONS))
+        admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
+        starts = end_offsets(admin, NOTIFICATIONS)
+        sent = cleanup.enter_context(Background(_count_committed, stack.bootstrap_servers, NOTIFICATIONS, starts))
         instance = side.instance(1, TOPIC, application_id)
         cleanup.callback(instance.wipe)
         cleanup.callback(instance.stop)
@@ -108,7 +112,7 @@ def measure_rewards(stack: LocalStack, load: Invoices, repetitions: int, figures
             figures.add(side.name, "rewards", case, **replay_rewards(stack, side, load))
 
 
-def _wait(side: Side, sent: CommittedCount, load: Invoices) -> tuple[tuple[float, int], float]:
+def _wait(side: Side, sent: Background, load: Invoices) -> tuple[tuple[float, int], float]:
     """When there were notifications for the first time, and how many; and when there were all."""
     first: tuple[float, int] | None = None
     most, moved = 0, time.monotonic()
@@ -124,7 +128,7 @@ def _wait(side: Side, sent: CommittedCount, load: Invoices) -> tuple[tuple[float
         time.sleep(_LOOK_EVERY_SECONDS)
 
 
-def _check(side: Side, instance: Instance, sent: CommittedCount, load: Invoices) -> None:
+def _check(side: Side, instance: Instance, sent: Background, load: Invoices) -> None:
     time.sleep(_SURPLUS_SECONDS)
     if sent.count != load.members:
         raise BalanceServiceError(f"{side.name} is wrong: {sent.count} notifications for {load.members} invoices")
@@ -140,33 +144,7 @@ def _check(side: Side, instance: Instance, sent: CommittedCount, load: Invoices)
                 )
 
 
-class CommittedCount:
-    """Counts what is committed to a topic from entering on, in a process of its own."""
-
-    def __init__(self, stack: LocalStack, topic: str) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._stop = spawn.Event()
-        self._count = spawn.Value("q", 0)
-        admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-        arguments = (stack.bootstrap_servers, topic, end_offsets(admin, topic), self._stop, self._count)
-        self._process = spawn.Process(target=_count_committed, args=arguments, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._process.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._process.join(10)
-        self._process.kill()
-
-    @property
-    def count(self) -> int:
-        """How many so far."""
-        return int(self._count.value)
-
-
-def _count_committed(bootstrap_servers: str, topic: str, starts: dict[int, int], stop: Any, count: Any) -> None:
+def _count_committed(bootstrap_servers: str, topic: str, starts: dict[int, int], stop: Event, count: Count) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,

@@ -13,6 +13,7 @@ from balance_service.errors import BalanceServiceError
 from balance_service.tools.progress import progress_bar
 from bench.freshness import measure_freshness
 from bench.invoices import generate_invoices
+from bench.leaderboard import measure_leaderboard
 from bench.load import generate
 from bench.moves import measure_moves
 from bench.reads import measure_local_reads, measure_proxied_reads
@@ -62,6 +63,7 @@ class Run:
             "reads": self._reads,
             "moves": self._moves,
             "rewards": self._rewards,
+            "leaderboard": self._leaderboard,
         }
 
     @property
@@ -156,6 +158,11 @@ class Run:
             load = generate_invoices(self._stack, plan.invoices, plan.cards, lambda more: bar.advance(task, more))
         self._say("rewards: both sides in turn")
         measure_rewards(self._stack, load, plan.rewards, self._figures)
+
+    def _leaderboard(self) -> None:
+        plan = self._plan
+        self._say(f"leaderboard: a table of {plan.players:,} rows, then {plan.scores:,} scores/s")
+        measure_leaderboard(self._stack, plan.players, plan.scores, plan.probes, self._figures)
 
     def _replay(self, side: Side, customers: int, which: str, instances: int = 1) -> Replay:
         load = self._loads.get(customers) or self._new_load(self._plan.events, customers)
