@@ -96,8 +96,8 @@ class Works:
             state_codec=state_codec,
             position_codec=position_codec,
             marker_codec=self._codec(names.changelog, load_schema("IdempotencyMarker")),
-            partition_of=partial(partition_of, partitions=partitions),
             partitions_of=partial(partitions_of, partitions=partitions),
+            partitions_of_keys=partial(partitions_of_keys, partitions=partitions),
             idempotency_window_ms=int(self.settings.idempotency_window_seconds * 1000),
             emission=self._emission(stage),
         )
@@ -122,13 +122,11 @@ class Works:
 
     def _target(self, name: str, stage: Stage) -> Target:
         topic = self.prepared[name]
-        of_keys = partial(partitions_of_keys, partitions=topic.partitions)
         sender = sender_of(stage.full_name, self.prepared[stage.source].topic_id)
         return Target(
             topic=name,
             partitions=topic.partitions,
             largest_bytes=largest_batch(self.topics, topic),
             is_compacted=is_compacted(self.topics.config(name)),
-            partitions_of=of_keys,
             sender=sender,
         )

@@ -42,7 +42,7 @@ class Folding:
     state_codec: AvroCodec
     position_codec: AvroCodec
     marker_codec: AvroCodec
-    partition_of: Callable[[bytes], int]
+    partitions_of_keys: Callable[[Sequence[bytes]], Sequence[int]]
     partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
     idempotency_window_ms: int
     emission: Emission | None = None
@@ -67,7 +67,8 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
-    strangers |= {key for key, state in before.items() if state is None and folding.partition_of(key) != partition}
+    new = [key for key, state in before.items() if state is None]
+    strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
     stands_at = store.position
     source = "" if stands_at is None else stands_at.source
     retries = Retries.of(
@@ -77,7 +78,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         -1 if stands_at is None else stands_at.stream_time_ms,
     )
     folded = Folded(retries.stream_time_ms, columns, created=created)
-    after: dict[bytes, State | None] = {}
+    after: dict[bytes, bytes | None] = {}
     for key in singly.keys() - strangers:
         if not _fold_singly(folding, source, before[key], singly[key], retries, folded, after, emission):
             read_again.add(key)
@@ -88,10 +89,9 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
             folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
         else:
             _fold_singly(folding, source, before[key], events, retries, folded, after, emission)
-    encode = folding.state_codec.encode
-    for key, state in after.items():
-        if state is not None:
-            records.append((key, encode(state)))
+    for key, frame in after.items():
+        if frame is not None:
+            records.append((key, frame))
             folded.created += before[key] is None
         elif before[key] is not None:
             records.append((key, None))
@@ -122,11 +122,11 @@ def _fold_combined(
         created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
         rest = [row for row, frame in enumerate(after) if frame is None]
         for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
-            if before is None and folding.partition_of(update.key) != partition:
+            if before is None and folding.partitions_of_keys([update.key]) != [partition]:
                 strangers.add(update.key)
                 continue
             try:
-                state = _step(folding, None if before is None else decode(before), update)
+                state, _ = _step(folding, None if before is None else decode(before), update)
             except PoisonRecordError:
                 inapplicable.add(update.key)
             else:
@@ -156,23 +156,26 @@ def _fold_singly(
     events: Sequence[KeyedUpdate],
     retries: Retries,
     folded: Folded,
-    after: dict[bytes, State | None],
+    after: dict[bytes, bytes | None],
     emission: BatchEmission | None,
 ) -> bool:
     """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record.
+
+    Args:
+        after: gets the frame of its state; None if it has none any more.
 
     Raises:
         TaskHaltedError: the read model's own code failed at an event of `source`, a topic and its partition.
     """
     letters: list[DeadLetter] = []
     outputs: list[Output] = []
-    duplicates, last = 0, None
+    duplicates, last, frame = 0, None, None
     for event in events:
         try:
             if retries.is_repeated(event):
                 duplicates += 1
                 continue
-            following = _step(folding, state, event)
+            following, following_frame = _step(folding, state, event)
             if emission is not None:
                 outputs += emission.of_event(event, following)
         except PoisonRecordError as error:
@@ -183,7 +186,7 @@ def _fold_singly(
                 raise error.halting(folding.read_model.name, source, event.record.offset) from error.__cause__
             letters.append(replace(event.record, cause=error.cause))
         else:
-            state, last = following, event
+            state, frame, last = following, following_frame, event
             retries.remember(event)
     if last is not None:
         if emission is not None:
@@ -192,24 +195,25 @@ def _fold_singly(
             except OwnCodeFailedError as error:
                 # Its events are applied, so none of them can become a dead letter.
                 raise error.halting(folding.read_model.name, source, last.offset) from error.__cause__
-        after[last.key] = state
+        after[last.key] = folding.state_codec.encode(state) if frame is None and state is not None else frame
     folded.dead_letters += letters
     folded.outputs += outputs
     folded.duplicates += duplicates
     return True
 
 
-def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State | None:
+def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> tuple[State | None, bytes | None]:
+    """The state after an update; of a fold of its own with the frame, by which it was checked."""
     after = call_own(folding.read_model.next_state, state, update.key, update.update)
     if after is None or folding.read_model.folds:
-        return after
+        return after, None
     # What a fold of its own made may not fit the schema, or come back as another value, a float's nearest; that must
     # not depend on where a batch ends.
     try:
         frame = folding.state_codec.encode(after)
     except Exception as error:  # fastavro raises whatever its writer trips over
         raise PoisonRecordError(STATE_UNFIT, f"the fold's state does not fit its schema: {error}") from error
-    return folding.state_codec.decode(frame)
+    return folding.state_codec.decode(frame), frame
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

@@ -9,7 +9,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.state.records import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
 
@@ -19,13 +19,14 @@ SENDER_HEADER = "sent-by"
 """Names the stage that has sent a record, and the topic that it reads: see `sender_of`. Several may send to one."""
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
 UNFIT = "output-does-not-fit"
+OF_THE_KEY = -1
 # What a batch with nothing else in it takes, besides key, value and headers.
 _ENVELOPE_BYTES = 2 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A topic that outputs of a stage go to, with what it takes, and where it has which keys."""
+    """A topic that outputs of a stage go to, with what it takes."""
 
     topic: str
     partitions: int
@@ -33,7 +34,6 @@ class Target:
     """Of a batch."""
     is_compacted: bool
     """Whether it refuses what has no key."""
-    partitions_of: Callable[[Sequence[bytes]], Sequence[int]]
     sender: str
     """What names the stage in its records, as `sender_of` has it."""
 
@@ -89,7 +89,7 @@ def output_of(
     if size + _ENVELOPE_BYTES > target.largest_bytes:
         raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
     # Without a key there is no order to keep; any partition will do, but the same one if the event is read again.
-    partition = origin.partition % target.partitions if key is None else target.partitions_of([key])[0]
+    partition = origin.partition % target.partitions if key is None else OF_THE_KEY
     return Output(
         origin.offset,
         target.topic,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import listed
 from balance_service.read_models.read_model import event_of
-from balance_service.state.outputs import ORIGIN_HEADER, Origin, encoded, origin_prefix, output_of, passed_on
+from balance_service.state.outputs import (
+    OF_THE_KEY,
+    ORIGIN_HEADER,
+    Origin,
+    encoded,
+    origin_prefix,
+    output_of,
+    passed_on,
+)
 from balance_service.state.own_code import OwnCodeFailedError, call_own
 from balance_service.state.records import DeadLetter, Output
 from balance_service.state.work import Folded
@@ -36,11 +44,10 @@ class Rekeying:
         folded, sent_before, sender = unchanged(store), sent_before_of(store), self.target.header
         prefix = origin_prefix(self.source, partition)
         for some in batch.updates:
-            keys, columns = some.keys.to_pylist(), some.columns
+            columns = some.columns
             rows = zip(
                 columns["offset"].to_pylist(),
-                self.target.partitions_of(keys),
-                keys,
+                some.keys.to_pylist(),
                 columns["value"].to_pylist(),
                 columns["timestamp"].to_pylist(),
                 columns["headers"].to_pylist(),
@@ -50,13 +57,13 @@ class Rekeying:
                 Output(
                     offset,
                     self.target.topic,
-                    to,
+                    OF_THE_KEY,
                     key,
                     value,
                     timestamp,
                     [*passed_on(headers), (ORIGIN_HEADER, f"{prefix}{offset}".encode()), sender],
                 )
-                for offset, to, key, value, timestamp, headers in rows
+                for offset, key, value, timestamp, headers in rows
                 if offset >= sent_before
             ]
         return folded

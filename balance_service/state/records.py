@@ -132,7 +132,10 @@ class KeyedUpdate(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A record to be sent to a topic in the transaction of a commit; it came of the source's record at `offset`."""
+    """A record to be sent to a topic in the transaction of a commit; it came of the source's record at `offset`.
+
+    A `partition` of -1 stands for that of the key, which the producer tells.
+    """
 
     offset: int
     topic: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
+from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.events.combine import PartitionRows
 from balance_service.state.commit import Committed, commit, write_position
 from balance_service.state.emission import Emission
@@ -38,8 +38,7 @@ _LARGEST_BYTES = 1 << 20
 
 def target_of(topic: str, leg: Leg) -> Target:
     """A topic of one partition."""
-    of_keys = partial(partitions_of_keys, partitions=1)
-    return Target(topic, 1, _LARGEST_BYTES, is_compacted=False, partitions_of=of_keys, sender=leg.name)
+    return Target(topic, 1, _LARGEST_BYTES, is_compacted=False, sender=leg.name)
 
 
 class DrivenStage:
@@ -158,8 +157,8 @@ class DrivenStage:
             state_codec=state_codec,
             position_codec=position_codec,
             marker_codec=self._codec("markers", load_schema("IdempotencyMarker")),
-            partition_of=partial(partition_of, partitions=1),
             partitions_of=partial(partitions_of, partitions=1),
+            partitions_of_keys=partial(partitions_of_keys, partitions=1),
             idempotency_window_ms=window_ms,
             emission=next(iter(emissions), None),
         )

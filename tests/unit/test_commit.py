@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of, partitions_of
+from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import Committed, commit, write_position
@@ -51,7 +51,7 @@ FOLDING = Folding(
     state_codec=STATES,
     position_codec=POSITIONS,
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    partition_of=partial(partition_of, partitions=PARTITIONS),
+    partitions_of_keys=partial(partitions_of_keys, partitions=PARTITIONS),
     partitions_of=partial(partitions_of, partitions=PARTITIONS),
     idempotency_window_ms=1_000,
 )

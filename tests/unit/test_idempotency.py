@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of, partitions_of
+from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import Committed, commit, write_position
@@ -38,7 +38,7 @@ FOLDING = Folding(
     state_codec=STATES,
     position_codec=POSITIONS,
     marker_codec=MARKERS,
-    partition_of=partial(partition_of, partitions=1),
+    partitions_of_keys=partial(partitions_of_keys, partitions=1),
     partitions_of=partial(partitions_of, partitions=1),
     idempotency_window_ms=WINDOW_MS,
 )

@@ -61,7 +61,7 @@ class Played:
             schema=schema,
             codec=self.codec,
             key_type=KeyType("product_id", is_number=True),
-            target=Target("joined", 1, 1 << 20, False, lambda keys: [0] * len(keys), "app-joining"),
+            target=Target("joined", 1, 1 << 20, False, "app-joining"),
             position_codec=self.codec,
         )
         self._offset = 0
