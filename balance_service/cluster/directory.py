@@ -10,10 +10,11 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
+from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.kafka.messages import offset_of
 from balance_service.process.clock import elapsed
 
@@ -61,7 +62,7 @@ class Directory:
         self._tasks = tasks
         self._place = TopicPartition(topic, 0)
         self._consumer = Consumer(consumer_config)
-        self._producer = Producer(producer_config)
+        self._producer = LastingProducer(producer_config)
         self._stopping = threading.Event()
         self._publish_now = threading.Event()
         self._incarnation = uuid.uuid4().hex

@@ -11,7 +11,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from opentelemetry.trace import SpanKind
 
 from balance_service.avro.codec import AvroCodec
@@ -19,6 +19,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized, refused
 from balance_service.kafka.connection import Connection
+from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
@@ -32,12 +33,10 @@ if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
 
 _POLL_SECONDS = 0.1
+# A record may be sent several times, and an error is that of the last. So these are only what the first would have met.
 _CERTAINLY_NOT_WRITTEN = {
     KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._PURGE_QUEUE,
@@ -79,7 +78,9 @@ class FundsAddedPublisher:
         self._connection = Connection()
         try:
             config = self._connection.watched(config)
-            self._producer = Producer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+            self._producer = LastingProducer(
+                {**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0}
+            )
         except KafkaException as error:
             raise refused(error) from error
         self._stopping = threading.Event()
