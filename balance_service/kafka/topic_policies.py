@@ -17,7 +17,6 @@ FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes":
 _COMPACTION_LAG = "min.compaction.lag.ms"
 # So that a table that is read anew still has the versions of a day, which is the history that tables have by default.
 TABLE = {"cleanup.policy": "compact", _COMPACTION_LAG: str(24 * 60 * 60 * 1000)}
-CHANGELOG = {"cleanup.policy": "compact", _COMPACTION_LAG: str(60 * 60 * 1000)}
 DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 MAX_MESSAGE_BYTES = "max.message.bytes"
 BATCH_BYTES = 1 << 20
@@ -27,6 +26,12 @@ _TIMESTAMP_TYPE, _BEFORE, _AFTER = (
     "message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms",
 )
+# The lag counts from the records' timestamps, which must not hang on the clocks of the instances.
+CHANGELOG = {
+    "cleanup.policy": "compact",
+    _COMPACTION_LAG: str(60 * 60 * 1000),
+    _TIMESTAMP_TYPE: "LogAppendTime",
+}
 _UNBOUNDED = str((1 << 63) - 1)
 # What is copied keeps its timestamp, however old or new it is.
 _TIMESTAMPS_AS_GIVEN = {_TIMESTAMP_TYPE: "CreateTime", _BEFORE: _UNBOUNDED, _AFTER: _UNBOUNDED}
@@ -104,10 +109,13 @@ def check_changelog(name: str, config: Mapping[str, str]) -> None:
             f"the changelog '{name}' has a cleanup.policy other than 'compact', so states "
             "may be missing from it; set the policy and run `balance-service rebuild`"
         )
+    wanted = [f"{_TIMESTAMP_TYPE}=LogAppendTime"] if config[_TIMESTAMP_TYPE] != "LogAppendTime" else []
     if int(config[_COMPACTION_LAG]) < int(CHANGELOG[_COMPACTION_LAG]):
+        wanted.append(f"{_COMPACTION_LAG}={CHANGELOG[_COMPACTION_LAG]}")
+    if wanted:
         log.warning(
             "the changelog may be compacted while a standby reads it, which then may see half of a transaction; "
-            f"set {_COMPACTION_LAG}={CHANGELOG[_COMPACTION_LAG]}",
+            f"set {' and '.join(wanted)}",
             topic=name,
         )
 

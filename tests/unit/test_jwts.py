@@ -175,6 +175,13 @@ def test_a_signed_token_with_senseless_claims_is_refused(jwts: Jwts, payload: by
     refusal(jwts, f"{signed}.{signature}")
 
 
+@pytest.mark.parametrize("beyond", [10**400, str(1 << 40)], ids=["huge", "text"])
+def test_a_token_may_be_good_until_any_time_in_any_form_that_is_a_number(jwts: Jwts, beyond: int | str) -> None:
+    text = token(exp=beyond)
+
+    assert jwts.client_of(text) == jwts.client_of(text)
+
+
 def test_a_token_is_not_remembered_beyond_its_time(tmp_path: Path) -> None:
     jwts = load_jwts(write_jwks(tmp_path / "jwks.json"), ISSUER, AUDIENCE)
     text = token(exp=timedelta(seconds=1 - LEEWAY_SECONDS))

@@ -80,10 +80,14 @@ def test_dead_letters_that_do_not_all_fit_are_warned_of_and_too_few_partitions_r
         check_dead_letters("d", 2, {**DEFAULTS, "max.message.bytes": "100"}, 2, SOURCE)
 
 
-def test_a_changelog_that_may_be_compacted_at_once_is_warned_of() -> None:
-    (said,) = warnings(lambda: check_changelog("c", {**DEFAULTS, "cleanup.policy": "compact"}))
+@pytest.mark.parametrize("wanted", ["min.compaction.lag.ms=3600000", "message.timestamp.type=LogAppendTime"])
+def test_a_changelog_that_may_be_compacted_early_is_warned_of(wanted: str) -> None:
+    name = wanted.partition("=")[0]
 
-    assert "set min.compaction.lag.ms=3600000" in said
+    (said,) = warnings(lambda: check_changelog("c", {**CHANGELOG, name: DEFAULTS[name]}))
+
+    assert said.endswith(f"; set {wanted}")
+    assert warnings(lambda: check_changelog("c", CHANGELOG)) == []
 
 
 def test_a_copy_takes_what_the_source_takes() -> None:

@@ -63,7 +63,7 @@ class Jwts:
         self._issuer = issuer
         self._audience = audience
         self._now = now
-        self._verified: OrderedDict[bytes, tuple[Client, float]] = OrderedDict()
+        self._verified: OrderedDict[bytes, tuple[Client, int]] = OrderedDict()
 
     def client_of(self, token: str) -> Client:
         """Whose token it is.
@@ -77,7 +77,8 @@ class Jwts:
             return known[0]
         claims = self._claims(token)
         client = _client(claims)
-        self._verified[digest] = client, float(claims["exp"])
+        # As PyJWT reads it: a float would not hold every number that a claim may be.
+        self._verified[digest] = client, int(claims["exp"])
         self._verified.move_to_end(digest)
         if len(self._verified) > MAX_VERIFIED:
             self._verified.popitem(last=False)
