@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from balance_service.avro.arrow_rows import rows_of
 from balance_service.events.best import best_of
 from balance_service.events.decode import NOTE, UNRESOLVED
 from balance_service.events.updates import IGNORED
@@ -154,7 +155,7 @@ class PartitionRows:
                 idempotency_keys.get(row["offset"]),
                 *([row["offset"], row["timestamp"]] if is_timed else ()),
             )
-            for row in updates.sort_by("offset").to_pylist(maps_as_pydicts="strict")
+            for row in rows_of(updates.sort_by("offset"))
         ]
 
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:

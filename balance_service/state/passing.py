@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro import arrow_rows
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import listed
 from balance_service.read_models.read_model import event_of
@@ -113,7 +114,7 @@ class Emitting:
 def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, Mapping[str, Any]]]:
     """The events, each with its key, in offset order."""
     for some in updates:
-        yield from zip(some.keys.to_pylist(), some.columns.to_pylist(maps_as_pydicts="strict"), strict=True)
+        yield from zip(some.keys.to_pylist(), arrow_rows.rows_of(some.columns), strict=True)
 
 
 def sent_before_of(store: StateStore) -> int:

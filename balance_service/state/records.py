@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from balance_service.avro.arrow_rows import rows_of
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class CombinedUpdates(NamedTuple):
         indices = pa.array(rows, pa.int64())
         keys, updates = (
             self.keys.take(indices).to_pylist(),
-            self.columns.take(indices).to_pylist(maps_as_pydicts="strict"),
+            rows_of(self.columns.take(indices)),
         )
         return [KeyedUpdate(key, update) for key, update in zip(keys, updates, strict=True)]
 
