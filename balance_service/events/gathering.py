@@ -39,8 +39,10 @@ _FAR_ROWS = 10_000
 _FAR_PAUSE_SECONDS = 0.5
 # What has been pulled is not visible for so much longer.
 _GATHER_SECONDS = 10.0
-# Of events that are combined, or folded one by one, in one go: no fewer than this.
+# Of events that are combined in one go: no fewer than this. Those that are not are Python's objects one by one, which
+# take many times as much memory, and are committed so many at a time.
 _PART_ROWS = 65_536
+_PART_ROWS_SINGLY = 8_192
 _PART_BYTES = 8 << 20
 # A transaction has to end within its time, and what is written is in memory more than once.
 _MOST_KEYS = 1_000_000
@@ -100,9 +102,9 @@ class Gathering:
         gathered: list[Gathered] = []
         pending, rows, end, until = [batch], batch.num_rows, end_of(batch), self.clock() + _GATHER_SECONDS
         while known_end is not None and end < known_end and rows < self.most_rows and self.clock() < until:
-            if _is_part(pending, gathered):
+            if self._is_part(pending, gathered):
                 gathered, pending = self._with(gathered, part(pa.Table.from_batches(pending))), []
-                if self._part_by_part or len(gathered) > 1:
+                if self._part_by_part or self.combine is None or len(gathered) > 1:
                     return gathered
             self.sleep(_BETWEEN_PULLS_SECONDS)
             batch = source.pull(_FAR_PAUSE_SECONDS if known_end - end > _FAR_ROWS else _PAUSE_SECONDS)
@@ -130,12 +132,12 @@ class Gathering:
         both = gathered[-1].and_then(later, self.combine) if gathered else None
         return [*gathered, later] if both is None else [*gathered[:-1], both]
 
-
-def _is_part(batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:
-    rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
-    # A part is as large as what it is combined with. Smaller ones would have all keys sorted again for a few events.
-    before = gathered[-1].updates if gathered else PartitionUpdates()
-    return bool(rows >= max(_PART_ROWS, before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
+    def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:
+        rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
+        least = _PART_ROWS_SINGLY if self.combine is None else _PART_ROWS
+        # A part is as large as what it is combined with. Smaller ones would have all keys sorted again for few events.
+        before = gathered[-1].updates if gathered else PartitionUpdates()
+        return bool(rows >= max(least, before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
 
 
 def end_of(rows: pa.RecordBatch | pa.Table) -> int:

@@ -77,10 +77,11 @@ class Partition:
     """Whether the events of a part stay single."""
     each_its_key: bool = False
     """Whether an event has a key of its own."""
+    combine: dict[str, Combine] | None = field(default_factory=SUM.copy)
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.time)
-        self.gathering = Gathering(self.most_rows, SUM, self.time.clock, self.time.sleep)
+        self.gathering = Gathering(self.most_rows, self.combine, self.time.clock, self.time.sleep)
 
     def begin_again(self) -> None:
         """Another query begins where this one did."""
@@ -309,6 +310,14 @@ def test_parts_that_cannot_be_combined_are_committed_one_after_the_other_and_no_
 
     assert [one.end for one in found] == [80_000, 160_000]
     assert partition.gathered(end)[0].end == 240_000
+
+
+def test_events_that_are_never_combined_are_committed_some_thousand_at_a_time() -> None:
+    partition = Partition(combine=None)
+    for _ in range(20):
+        end = partition.arrivals.add(5_000, after=0.03)
+
+    assert [one.end for _ in range(3) for one in partition.gathered(end)] == [10_000, 20_000, 30_000]
 
 
 def test_a_topic_full_of_garbage_is_not_gathered() -> None:
