@@ -36,9 +36,9 @@ def admin(stack: LocalStack) -> AdminClient:
     return _admin(stack.bootstrap_servers)
 
 
-def create_topic(stack: LocalStack, name: str, config: Mapping[str, str]) -> None:
+def create_topic(stack: LocalStack, name: str, config: Mapping[str, str], partitions: int = PARTITIONS) -> None:
     """A topic as somebody else might have made it."""
-    topic = NewTopic(name, num_partitions=PARTITIONS, replication_factor=1, config=dict(config))
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
     admin(stack).create_topics([topic])[name].result(10)
 
 

@@ -153,6 +153,20 @@ def test_a_changelog_that_is_not_compacted_is_refused(stack: LocalStack, setting
     assert_refused(done, _REFUSED, changelog, "cleanup.policy")
 
 
+@pytest.mark.parametrize(
+    ("model", "stage", "other"), [("rewards", "customerCardNo", "pos"), ("leaderboard", "player_id", "players")]
+)
+def test_a_topic_between_two_stages_with_another_partition_count_is_refused(
+    stack: LocalStack, settings: dict[str, str], model: str, stage: str, other: str
+) -> None:
+    rekeyed = f"{settings['BALANCE_APPLICATION_ID']}-{model}-by-{stage}"
+    create_topic(stack, rekeyed, _FOR_EVER, partitions=7)
+
+    done = run(settings | {"BALANCE_MODELS": model}, "serve")
+
+    assert_refused(done, _REFUSED, rekeyed, other, "7 partitions", "BALANCE_APPLICATION_ID")
+
+
 def test_more_replicas_than_brokers_are_refused(settings: dict[str, str]) -> None:
     done = run(settings | {"BALANCE_REPLICATION_FACTOR": "3"}, "serve")
 
