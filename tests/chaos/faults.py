@@ -170,9 +170,10 @@ class _Lane(threading.Thread):
         self._chaos.spoil_store(self._member, self._chooser)
 
     def _remove(self) -> None:
-        owned = self._owned()
+        owned, began = self._owned(), time.monotonic()
         self._member.stop()
-        self._journal.fault("remove", self._member.name, owned)
+        # By the time that it is gone, another may own what it had, and have answered for it.
+        self._journal.fault("remove", self._member.name, owned, at=began)
         time.sleep(self._chooser.uniform(0, 3))
 
     def _kill_at(self, fault: str) -> None:
