@@ -1,0 +1,133 @@
+"""The other side of a query's socket: Spark with its JVM, played by a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCHEMA = pa.schema({"offset": pa.int64(), "key": pa.binary()})
+LONG = 10.0
+
+
+def message(*offsets: int) -> bytes:
+    """A record batch as it goes over the socket."""
+    batch = pa.record_batch({"offset": offsets, "key": [b"k%d" % n for n in offsets]}, schema=SCHEMA)
+    return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+class Spark:
+    """As far as a query uses it: session, DataFrame, writer and query in one.
+
+    It sends the schema, then a message for each byte that asks for one; then it closes the connection, unless it is not
+    to end.
+    """
+
+    def __init__(
+        self,
+        *messages: bytes,
+        ends: bool = True,
+        connects: bool = True,
+        failure: Exception | None = None,
+        on_start: Callable[[], None] = lambda: None,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._messages = messages
+        self._ends = ends
+        self._connects = connects
+        self._failure = failure
+        self._on_start = on_start
+        self._on_stop = on_stop
+        self._path = ""
+        self._thread = threading.Thread(target=self._run)
+        self.has_rows = threading.Event()
+        """Set it unless the rows come at once."""
+        self.has_rows.set()
+        self.asked = 0
+        self.is_left = False
+        """Whether the other end has closed the connection."""
+        self.told: dict[str, object] = {}
+        self.calls: list[str] = []
+        self.isActive = connects or failure is None
+
+    def __getattr__(self, name: str) -> Any:
+        # Of the way to a class or a method of the JVM, each step is this object.
+        if name in {"_jvm", "parts", "code", "balance", "_jdf", "_jwrite", "writeStream"}:
+            return self
+        raise AttributeError(name)
+
+    def schema(self) -> str:
+        return "schema"
+
+    def Handover(self, path: str, most_rows: int, most_bytes: int, schema: str) -> str:
+        assert (most_rows > 0, most_bytes > 0, schema) == (True, True, "schema")
+        self._path = path
+        return path
+
+    def outputMode(self, mode: str) -> Spark:
+        return self._tell(mode=mode)
+
+    def trigger(self, **trigger: str) -> Spark:
+        return self._tell(**trigger)
+
+    def option(self, name: str, value: str) -> Spark:
+        return self._tell(**{name: value})
+
+    def foreach(self, handover: str) -> Spark:
+        return self._tell(handover=handover)
+
+    def start(self) -> Spark:
+        self.calls.append("start")
+        self._on_start()
+        if self._connects:
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        self._on_stop()
+
+    def awaitTermination(self, _seconds: float) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return self._failure
+
+    def end(self) -> None:
+        self.has_rows.set()
+        if self._thread.is_alive():
+            self._thread.join(LONG)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._path).parent
+
+    def _tell(self, **told: object) -> Spark:
+        self.told |= told
+        return self
+
+    def _run(self) -> None:
+        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+            connection.settimeout(LONG)
+            connection.connect(self._path)
+            connection.sendall(SCHEMA.serialize().to_pybytes())
+            for data in self._messages:
+                if not self._is_asked(connection):
+                    return
+                self.has_rows.wait(LONG)
+                connection.sendall(data)
+            while not self._ends and self._is_asked(connection):
+                pass
+
+    def _is_asked(self, connection: socket.socket) -> bool:
+        asked = len(connection.recv(1))
+        self.asked += asked
+        self.is_left = not asked
+        return bool(asked)
