@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,10 +15,15 @@ from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
 from tests.integration.test_directory import following, heard_of
+from tests.support.librdkafka import librdkafka
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from balance_service.kafka.lasting_producer import LastingProducer
+    from balance_service.settings import Settings
     from balance_service.tools.local.stack import LocalStack
 
 # In what `confluent_kafka` keeps of a client, the handle of librdkafka comes first.
@@ -29,43 +33,48 @@ _HANDLE_AT = object.__basicsize__
 def fail_for_ever(producer: LastingProducer) -> None:
     """Plant a fatal error, and see that it is one."""
     failing = producer._producer
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    library = ctypes.CDLL(next(line.split()[-1] for line in maps if "librdkafka" in line))
     handle = ctypes.c_void_p.from_address(id(failing) + _HANDLE_AT)
-    assert library.rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"planted") == 0
+    assert librdkafka().rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"planted") == 0
     with pytest.raises(KafkaException) as refused:
         failing.produce("any", b"value", b"key")
     assert refused.value.args[0].code() == KafkaError._FATAL
 
 
-def test_events_are_added_again_and_what_was_under_way_is_reported(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
-    settings = settings_for(stack, names, tmp_path / "state")
-    prepare(Topics(settings), settings)
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
+    """Of an application whose topics are there."""
+    made = settings_for(stack, names, tmp_path / "state")
+    prepare(Topics(made), made)
+    return made
+
+
+@pytest.fixture
+def publisher(settings: Settings) -> Iterator[FundsAddedPublisher]:
     registry = SchemaRegistry.from_settings(settings)
-    publisher = FundsAddedPublisher(producer_config(settings), registry, settings.topic, 20.0)
-    try:
-        first = publisher.publish_and_wait("c1", Decimal(1))
-        reported: list[object] = []
-        held: Producer = publisher._producer._producer
-        held.produce(settings.topic, b"under way", b"key", on_delivery=lambda error, _: reported.append(error))
-        fail_for_ever(publisher._producer)
-
-        partition, offset = publisher.publish_and_wait("c1", Decimal(2))
-
-        assert partition == first[0]
-        assert offset > first[1]
-        assert len(reported) == 1
-        assert publisher._producer._producer is not held
-    finally:
-        publisher.close()
-        registry.close()
+    made = FundsAddedPublisher(producer_config(settings), registry, settings.topic, 20.0)
+    yield made
+    made.close()
+    registry.close()
 
 
-def test_an_instance_is_heard_of_again(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
-    settings = settings_for(stack, names, tmp_path / "state")
-    prepare(Topics(settings), settings)
+def test_events_are_added_again_and_what_was_under_way_is_reported(
+    settings: Settings, publisher: FundsAddedPublisher
+) -> None:
+    first = publisher.publish_and_wait("c1", Decimal(1))
+    reported: list[object] = []
+    held: Producer = publisher._producer._producer
+    held.produce(settings.topic, b"under way", b"key", on_delivery=lambda error, _: reported.append(error))
+    fail_for_ever(publisher._producer)
+
+    partition, offset = publisher.publish_and_wait("c1", Decimal(2))
+
+    assert partition == first[0]
+    assert offset > first[1]
+    assert len(reported) == 1
+    assert publisher._producer._producer is not held
+
+
+def test_an_instance_is_heard_of_again(settings: Settings) -> None:
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
         eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
         failed = one._producer._producer
@@ -77,20 +86,12 @@ def test_an_instance_is_heard_of_again(stack: LocalStack, names: dict[str, str],
 
 
 def test_an_event_is_called_certainly_not_written_only_where_no_attempt_can_have_been(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
+    publisher: FundsAddedPublisher,
 ) -> None:
-    settings = settings_for(stack, names, tmp_path / "state")
-    prepare(Topics(settings), settings)
-    registry = SchemaRegistry.from_settings(settings)
-    publisher = FundsAddedPublisher(producer_config(settings), registry, settings.topic, 1.0)
-    try:
-        told = {
-            code: str(publisher._failure(KafkaError(code)))
-            for code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT)
-        }
-    finally:
-        publisher.close()
-        registry.close()
+    told = {
+        code: str(publisher._failure(KafkaError(code)))
+        for code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT)
+    }
     assert "certainly not written" in told[KafkaError.MSG_SIZE_TOO_LARGE]
     assert "may have been written" in told[KafkaError.NOT_ENOUGH_REPLICAS]
     assert "may have been written" in told[KafkaError._MSG_TIMED_OUT]

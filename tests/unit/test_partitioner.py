@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
-import confluent_kafka
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.cluster.partitioner import murmur2, partition_of, partitions_of
+from tests.support.librdkafka import librdkafka
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
 VECTORS = {
@@ -22,15 +21,6 @@ VECTORS = {
     b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
     b"abc": 479470107,
 }
-
-
-def librdkafka() -> ctypes.CDLL:
-    """The library inside confluent-kafka's wheel."""
-    libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
-    found = next(iter(libraries.glob("librdkafka*.so*")), None)
-    if found is None:
-        pytest.skip("this confluent-kafka is not a wheel with its own librdkafka")
-    return ctypes.CDLL(str(found))
 
 
 def as_signed(number: int) -> int:
