@@ -9,17 +9,16 @@ import http.client
 import random
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import numpy as np
-from confluent_kafka import Producer
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.errors import BalanceServiceError
 from bench.cluster import Cluster, amount_of
 from bench.events import customer_id, encoded
-from bench.load import PARTITIONS, PRODUCER, arriving
+from bench.load import PARTITIONS, arriving
+from bench.probes import Probes
 from bench.sides import PATH
 from bench.usage import Span
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 _IDLE_SECONDS = 10.0
 _SETTLE_SECONDS = 5.0
 _WARM_RATE = 1_000
-_LOOK_EVERY_SECONDS = 0.001
-_VISIBLE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 _SECOND = 1.0 - _PAUSE_SECONDS
 _PROBE_CENTS = 1
@@ -88,15 +85,12 @@ class _Prober:
         self._load = load
         address = urlsplit(instance.url)
         self._http = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
-        self._producer = Producer(
-            {"bootstrap.servers": stack.bootstrap_servers, "log_level": 0, **PRODUCER, "linger.ms": 0}
-        )
+        self._probes = Probes(stack, load.topic)
         # Numbers beyond those of the load.
         beyond = range(load.customers, load.customers + 1_000)
         self._customers = [
             next(n for n in beyond if partition_of(customer_id(n).encode(), PARTITIONS) == p) for p in range(PARTITIONS)
         ]
-        self._acknowledged = 0.0
         self._added: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -112,24 +106,9 @@ class _Prober:
     def _probe(self, customer: int, pause: float) -> float:
         # At no fixed phase of anyone's commit interval.
         time.sleep(pause + random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
-        events = encoded(self._load.header, np.array([customer]), np.array([_PROBE_CENTS]))
-        for key, frame in events:
-            self._producer.produce(self._load.topic, frame, key, on_delivery=self._delivered)
-        self._acknowledged = 0.0
-        self._producer.flush(_VISIBLE_SECONDS)
-        acknowledged = self._acknowledged
-        if not acknowledged:
-            raise BalanceServiceError("a probe was not acknowledged: is the broker still up?")
-        self._added[customer] = self._added.get(customer, 0) + _PROBE_CENTS
-        while self._cents(customer) != self._added[customer]:
-            if time.monotonic() - acknowledged > _VISIBLE_SECONDS:
-                raise BalanceServiceError(f"an event is not visible {_VISIBLE_SECONDS:.0f} s after it was acknowledged")
-            time.sleep(_LOOK_EVERY_SECONDS)
-        return time.monotonic() - acknowledged
-
-    def _delivered(self, error: Any, _message: Any) -> None:
-        if error is None:
-            self._acknowledged = time.monotonic()
+        ((key, frame),) = encoded(self._load.header, np.array([customer]), np.array([_PROBE_CENTS]))
+        self._added[customer] = added = self._added.get(customer, 0) + _PROBE_CENTS
+        return self._probes.seconds(key, frame, lambda: self._cents(customer) == added)
 
     def _cents(self, customer: int) -> int | None:
         try:

@@ -24,6 +24,7 @@ from balance_service.errors import BalanceServiceError
 from bench.background import Background, at_rate
 from bench.invoices import registered
 from bench.load import PARTITIONS, PRODUCER, end_offsets, produce
+from bench.probes import Probes
 from bench.sides import OurSide, delete_internal_topics, new_application_id
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ _GAMES = 100
 _PROBED_GAMES = range(_GAMES, _GAMES + 8)
 _MOST_AT_ONCE = 10_000
 _LOOK_EVERY_SECONDS = 0.02
-_ASK_EVERY_SECONDS = 0.001
 _WARM_SECONDS = 10.0
 _PATIENCE_SECONDS = 120.0
-_VISIBLE_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
 
@@ -145,33 +144,17 @@ class _Prober:
     def __init__(self, stack: LocalStack, client: httpx.Client, schema_id: int) -> None:
         self._client = client
         self._schema_id = schema_id
-        self._producer = Producer(
-            {"bootstrap.servers": stack.bootstrap_servers, "log_level": 0, **PRODUCER, "linger.ms": 0}
-        )
-        self._probes = 0
-        self._acknowledged = 0.0
+        self._probes = Probes(stack, "score-events")
+        self._sent = 0
 
     def probe(self) -> float:
         """Seconds from acknowledged to answered."""
         # At no fixed phase of anyone's commits.
         time.sleep(random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
-        self._probes += 1
-        game, score = _PROBED_GAMES[self._probes % len(_PROBED_GAMES)], float(self._probes)
+        self._sent += 1
+        game, score = _PROBED_GAMES[self._sent % len(_PROBED_GAMES)], float(self._sent)
         frame = _frame(self._schema_id, "ScoreEvent", {"score": score, "product_id": game, "player_id": 1})
-        self._acknowledged = 0.0
-        self._producer.produce("score-events", frame, on_delivery=self._delivered)
-        self._producer.flush(_VISIBLE_SECONDS)
-        if not self._acknowledged:
-            raise BalanceServiceError("a score was not acknowledged: is the broker still up?")
-        while self._highest(game) != score:
-            if time.monotonic() - self._acknowledged > _VISIBLE_SECONDS:
-                raise BalanceServiceError(f"a score is not visible {_VISIBLE_SECONDS:.0f} s after it was acknowledged")
-            time.sleep(_ASK_EVERY_SECONDS)
-        return time.monotonic() - self._acknowledged
-
-    def _delivered(self, error: Any, _message: Any) -> None:
-        if error is None:
-            self._acknowledged = time.monotonic()
+        return self._probes.seconds(None, frame, lambda: self._highest(game) == score)
 
     def _highest(self, game: int) -> float | None:
         answer = self._client.get(f"/leaderboard/{game}")
