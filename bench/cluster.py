@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
 from contextlib import ExitStack
 from decimal import Decimal
 from typing import TYPE_CHECKING, Self
 
-import httpx
 import numpy as np
 
 from balance_service.errors import BalanceServiceError
 from bench.events import customer_id
-from bench.sides import EVERYTHING, PATH, delete_internal_topics, new_application_id
+from bench.sides import delete_internal_topics, new_application_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.tools.local.stack import LocalStack
     from bench.load import Load
@@ -26,7 +25,6 @@ LOOK_EVERY_SECONDS = 0.03
 _START_SECONDS = 300.0
 _STANDSTILL_SECONDS = 120.0
 _CHECKED_CUSTOMERS = 1_000
-_ANSWER_SECONDS = 10.0
 
 
 class Cluster:
@@ -79,7 +77,7 @@ class Cluster:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             owned = self.running()
-            if frozenset().union(*owned) == EVERYTHING and (not spread or all(owned)):
+            if frozenset().union(*owned) == self.load.partitions and (not spread or all(owned)):
                 return time.monotonic()
             if time.monotonic() > deadline:
                 raise BalanceServiceError(f"{self.side.name} did not open all partitions in {_START_SECONDS:.0f} s")
@@ -87,10 +85,17 @@ class Cluster:
 
     def committed(self) -> int:
         """Events that are durably committed, of all partitions."""
+        return self._events(instance.committed() for instance in self.launched)
+
+    def applied(self) -> int:
+        """Events that are folded, committed or not."""
+        said = (instance.progress() for instance in self.launched)
+        return self._events(progress.applied for progress in said if progress is not None)
+
+    def _events(self, positions: Iterable[Mapping[int, int]]) -> int:
         highest: dict[int, int] = {}
-        for instance in self.launched:
-            for partition, position in instance.committed().items():
-                highest[partition] = max(position, highest.get(partition, 0))
+        for partition, position in itertools.chain.from_iterable(p.items() for p in positions):
+            highest[partition] = max(position, highest.get(partition, 0))
         return sum(min(position, self.load.ends.get(p, 0)) for p, position in highest.items())
 
     def wait_committed(self, seen: Callable[[int], None] = lambda _: None) -> float:
@@ -124,25 +129,11 @@ class Cluster:
         """
         known = np.flatnonzero(self.load.cents)
         chosen = np.random.default_rng(1).choice(known, min(_CHECKED_CUSTOMERS, len(known)), replace=False)
-        with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
-            for number in chosen.tolist():
-                wanted = Decimal(int(self.load.cents[number])).scaleb(-2)
-                amount = self._ask(client, customer_id(number))
-                if amount != wanted:
-                    raise BalanceServiceError(
-                        f"{self.side.name} is wrong: {customer_id(number)} has {wanted}, the answer was {amount}"
-                    )
-
-    def _ask(self, client: httpx.Client, customer: str) -> Decimal | None:
-        """From whichever instance answers."""
-        for instance in self.launched:
-            answer = client.get(instance.url + PATH, params={"customerId": customer})
-            if answer.status_code == httpx.codes.OK:
-                return amount_of(answer.text)
-        return None
-
-
-def amount_of(body: str | bytes) -> Decimal:
-    """The amount of an answer, exactly."""
-    answer: Mapping[str, Decimal] = json.loads(body, parse_float=Decimal, parse_int=Decimal)
-    return answer["amount"]
+        for number in chosen.tolist():
+            customer, wanted = customer_id(number), Decimal(int(self.load.cents[number])).scaleb(-2)
+            amounts = (instance.amount(customer) for instance in self.launched)
+            amount = next((a for a in amounts if a is not None), None)
+            if amount != wanted:
+                raise BalanceServiceError(
+                    f"{self.side.name} is wrong: {customer} has {wanted}, the answer was {amount}"
+                )

@@ -1,17 +1,21 @@
-"""Figures: what was measured, by measure, case, name and side; several values of one figure give its median."""
+"""Figures: what was measured, by measure, case, name and side."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bench.sides import OURS, THEIRS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which figure: e.g. `replay`, `100,000 customers`, `events/s`."""
+    """Which figure: e.g. `start`, `clean, jars present`, `start to ready, s`."""
 
     measure: str
     case: str
@@ -23,7 +27,7 @@ class Figures:
 
     def __init__(self, peer: str = THEIRS) -> None:
         self.peer = peer
-        """The side that ours is compared with."""
+        """The side that ours is compared with where a measure does not name another."""
         self._values: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.notes: list[str] = []
         """Sentences for the report."""
@@ -34,12 +38,33 @@ class Figures:
             if value is not None:
                 self._values[Key(measure, case, NAMES[name])][side].append(value)
 
+    def take(self, others: Figures, names: Collection[str], measure: str = "", variant: str = "") -> None:
+        """Add the values of others.
+
+        Args:
+            names: which, as in `NAMES`.
+            measure: what they become figures of; else they keep their own.
+            variant: what their case is of, besides.
+        """
+        wanted = {NAMES[name] for name in names}
+        for key in others.measured():
+            if key.name in wanted:
+                case = f"{key.measure}, {key.case}: {variant}" if variant else key.case
+                for side, values in others._values[key].items():
+                    self._values[Key(measure or key.measure, case, key.name)][side].extend(values)
+
     def measured(self) -> list[Key]:
-        """Every figure that has a value."""
-        return list(self._values)
+        """Every figure that has a value, those of one measure and case together, in the order of the first of them."""
+        measures = list(dict.fromkeys(key.measure for key in self._values))
+        cases = list(dict.fromkeys((key.measure, key.case) for key in self._values))
+        return sorted(self._values, key=lambda k: (measures.index(k.measure), cases.index((k.measure, k.case))))
+
+    def peer_of(self, key: Key) -> str:
+        """The other side of this figure."""
+        return next((side for side in self._values.get(key, {}) if side != OURS), self.peer)
 
     def values(self, key: Key, side: str) -> list[float]:
-        """All values of one side."""
+        """All values of one side, by repetition."""
         return list(self._values.get(key, {}).get(side, ()))
 
     def median(self, key: Key, side: str) -> float | None:
@@ -47,17 +72,26 @@ class Figures:
         values = self.values(key, side)
         return statistics.median(values) if values else None
 
+    def ratios(self, key: Key) -> list[float]:
+        """Ours by the peer's, of each pair; that of the medians where a side lacks a value, and pairs are unknown."""
+        peer = self.peer_of(key)
+        ours, theirs = self.values(key, OURS), self.values(key, peer)
+        if ours and theirs and len(ours) != len(theirs):
+            ours, theirs = [statistics.median(ours)], [statistics.median(theirs)]
+        return [one / other for one, other in zip(ours, theirs, strict=False) if other]
+
     def ratio(self, key: Key) -> float | None:
-        """Ours by the peer's, of the medians."""
-        ours, theirs = self.median(key, OURS), self.median(key, self.peer)
-        return ours / theirs if ours is not None and theirs else None
+        """The median of `ratios`; None if there is none."""
+        ratios = self.ratios(key)
+        return statistics.median(ratios) if ratios else None
 
 
 NAMES = {
     "rate": "events/s",
     "rate_with_start": "events/s, process start included",
-    "rate_after_commit": "events/s after the first commit",
+    "second_half": "events/s, second half",
     "evenness": "rate, second half / first",
+    "of_one": "events/s, of one instance's",
     "cpu": "CPU-s per million events, start apart",
     "cpu_with_start": "CPU-s per million events",
     "cpu_event": "CPU, µs per event",

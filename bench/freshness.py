@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from balance_service.cluster.partitioner import partition_of
-from bench.cluster import Cluster, amount_of
+from bench.cluster import Cluster
 from bench.events import customer_id, encoded
 from bench.load import PARTITIONS, arriving
 from bench.probes import Probes
-from bench.sides import PATH
+from bench.sides import PATH, amount_of
 from bench.usage import Span
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from bench.plan import Plan
     from bench.sides import Instance, Side
 
-_IDLE_SECONDS = 10.0
-_SETTLE_SECONDS = 5.0
+_SETTLE_SECONDS = 3.0
 _WARM_RATE = 1_000
 _PAUSE_SECONDS = 0.05
 _SECOND = 1.0 - _PAUSE_SECONDS
@@ -53,16 +52,17 @@ def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, fig
         cluster.wait_committed()
         with _Prober(stack, load, instance) as prober:
             prober.take(plan.probes // 10)
-            time.sleep(_SETTLE_SECONDS)
-            span = Span(instance.process())
-            time.sleep(_IDLE_SECONDS)
-            figures.add(side.name, "idle", "one instance", idle=span.cpu_seconds_per(span.seconds / 100))
+            if plan.idle_seconds:
+                time.sleep(_SETTLE_SECONDS)
+                span = Span(instance.process())
+                time.sleep(plan.idle_seconds)
+                figures.add(side.name, "idle", "one instance", idle=span.cpu_seconds_per(span.seconds / 100))
             with arriving(stack, load, _WARM_RATE):
                 time.sleep(plan.warm_seconds)
             for rate in plan.rates:
                 # At 1 event/s the probes are the only events.
                 alone = rate == 1
-                case = "1 event/s" if alone else f"{rate:,} events/s"
+                case = f"{rate:,} event{'' if alone else 's'}/s"
                 probes, pause = (plan.lone_probes, _SECOND) if alone else (plan.probes, 0.0)
                 with nullcontext() if alone else arriving(stack, load, rate) as background:
                     prober.take(probes // 10, pause)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import fastavro
 import numpy as np
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from balance_service.avro.codec import frame_header
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import BalanceServiceError
-from bench.load import PARTITIONS, PRODUCER, end_offsets, produce
+from bench.load import PRODUCER, create_topic, end_offsets, produce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,9 +64,7 @@ def generate_invoices(stack: LocalStack, invoices: int, customers: int, advance:
         BalanceServiceError: not all of them were.
     """
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-    wanted = NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=1, config=config)
-    admin.create_topics([wanted])[TOPIC].result(20)
+    create_topic(admin, TOPIC)
     schema_id = registered(stack, TOPIC, "PosInvoice")
     cents, members = np.zeros(customers, np.int64), 0
     with ProcessPoolExecutor(_WORKERS, multiprocessing.get_context("spawn")) as workers:

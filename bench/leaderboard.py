@@ -16,14 +16,14 @@ import fastavro
 import httpx
 import numpy as np
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from balance_service.avro.codec import frame_header
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import BalanceServiceError
 from bench.background import Background, at_rate
 from bench.invoices import registered
-from bench.load import PARTITIONS, PRODUCER, end_offsets, produce
+from bench.load import PRODUCER, create_topic, end_offsets, produce
 from bench.probes import Probes
 from bench.sides import OurSide, delete_internal_topics, new_application_id
 
@@ -85,12 +85,8 @@ def measure_leaderboard(stack: LocalStack, players: int, rate: int, probes: int,
 def _fill(stack: LocalStack, players: int) -> SchemaIds:
     """Make the topics, and write the rows of both tables; returns the schemas' ids, by topic."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-    wanted = [
-        NewTopic(topic, PARTITIONS, 1, config={"cleanup.policy": policy, "retention.ms": "-1", "retention.bytes": "-1"})
-        for topic, policy in _POLICIES.items()
-    ]
-    for made in admin.create_topics(wanted).values():
-        made.result(_ANSWER_SECONDS)
+    for topic, policy in _POLICIES.items():
+        create_topic(admin, topic, policy=policy)
     schema_ids = {topic: registered(stack, topic, record) for topic, record in _RECORDS.items()}
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0, **PRODUCER})
     for topic, count in (("players", players), ("products", _PROBED_GAMES.stop)):

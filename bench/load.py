@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import BalanceServiceError
+from balance_service.kafka.topic_policies import FOR_EVER
 from bench.background import Background, at_rate
 from bench.events import MAX_CENTS, customer_id, encoded, register
 
@@ -29,6 +30,7 @@ _WORKERS = 2
 _SLICE_EVENTS = 250_000
 _CHUNK_EVENTS = 10_000
 _TIMEOUT_SECONDS = 120.0
+_CREATE_SECONDS = 20.0
 
 PRODUCER: dict[str, str | int | bool] = {
     "partitioner": "murmur2_random",
@@ -57,12 +59,17 @@ class Load:
         """How many there may be; at random, a few of them may have no event."""
         return len(self.cents)
 
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Of the topic."""
+        return frozenset(self.ends)
+
     def customers_of(self, partition: int, at_most: int) -> list[str]:
         """Ids of customers that have a balance and whose events lie in one partition."""
         chosen = []
         for number in np.flatnonzero(self.cents).tolist():
             customer = customer_id(number)
-            if partition_of(customer.encode(), PARTITIONS) == partition:
+            if partition_of(customer.encode(), len(self.ends)) == partition:
                 chosen.append(customer)
                 if len(chosen) == at_most:
                     break
@@ -77,6 +84,7 @@ def generate(
     advance: Callable[[int], None],
     *,
     each_once: bool = False,
+    partitions: int = PARTITIONS,
 ) -> Load:
     """Create a topic and fill it.
 
@@ -88,9 +96,7 @@ def generate(
         BalanceServiceError: not all events were acknowledged.
     """
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-    config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-    wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1, config=config)
-    admin.create_topics([wanted])[topic].result(20)
+    create_topic(admin, topic, partitions)
     header = register(stack.schema_registry_url, topic)
     events = customers if each_once else events
     starts = range(0, events, _SLICE_EVENTS)
@@ -118,9 +124,16 @@ def generate(
     return Load(topic, header, events, ends, sums)
 
 
+def create_topic(admin: AdminClient, topic: str, partitions: int = PARTITIONS, policy: str = "delete") -> None:
+    """Create a topic that keeps everything, or, compacted, the last of each key."""
+    wanted = NewTopic(topic, partitions, 1, config={**FOR_EVER, "cleanup.policy": policy})
+    admin.create_topics([wanted])[topic].result(_CREATE_SECONDS)
+
+
 def end_offsets(admin: AdminClient, topic: str) -> dict[int, int]:
     """Partition → the offset after its last record."""
-    wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
+    partitions = admin.list_topics(topic, timeout=_CREATE_SECONDS).topics[topic].partitions
+    wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}
     return {p.partition: found.result(20).offset for p, found in admin.list_offsets(wanted).items()}
 
 

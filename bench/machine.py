@@ -19,7 +19,7 @@ from balance_service.process.java import java_executable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_PACKAGES = ("pyspark", "confluent-kafka", "rocksdict", "aiohttp", "pyarrow")
+_PACKAGES = ("pyspark", "confluent-kafka", "rocksdict", "aiohttp", "pyarrow", "psycopg")
 _JAVA = 17
 _GIT_SECONDS = 20
 _JAR = re.compile(r"(kafka_2\.13|kafka-streams)-([0-9.]+)\.jar")

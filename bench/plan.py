@@ -1,10 +1,38 @@
-"""How much is measured."""
+"""How much is measured, and what its cases are called."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MEASURES = ("replay", "scaling", "restore", "freshness", "reads", "moves", "rewards", "leaderboard")
+MEASURES = (
+    "replay",
+    "scaling",
+    "restore",
+    "freshness",
+    "reads",
+    "moves",
+    "rewards",
+    "leaderboard",
+    "postgresql",
+    "quix",
+)
+EVENTS = 3_000_000
+LONG_EVENTS = 10_000_000
+CUSTOMERS = (100_000, 10_000, 1_000_000)
+
+
+def replay_case(events: int, customers: int) -> str:
+    """A replay of so many events of so many customers."""
+    return f"{customers:,} customers, {events:,} events"
+
+
+PROXIED = "proxied (the peer is a sample server on the JDK’s HttpServer)"
+
+
+def read_case(kind: str, connections: int, rate: int, *, headers: bool = False) -> str:
+    """Reads while so many events a second arrive; with the headers of an ingress, or bare."""
+    meanwhile = f"{rate:,} events/s" if rate else "at rest"
+    return f"{kind}, {connections} connections, {meanwhile}{', an ingress’ headers' if headers else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,25 +40,34 @@ class Plan:
     """Sizes of one run."""
 
     measures: tuple[str, ...]
+    repetitions: int
+    """How often each side is measured, of all that a run does not measure once."""
     events: int
     customers: tuple[int, ...]
-    """Scaling replays the first of them, too."""
-    replays: tuple[int, ...]
-    """How often each side replays, for each of `customers`."""
-    restores: int
-    repetitions: int
-    """How often each side has its freshness and its reads measured."""
+    """The sizes that are replayed; most measures use the first of them."""
+    long_events: int
+    """Replayed once by each side, with the first of `customers`; 0 for not at all."""
+    commit_intervals_ms: tuple[int, ...]
+    """Of Kafka Streams, each tried with the record cache on and off."""
+    scaled_events: int
+    """By one, two and three instances."""
     keys: int
     small_events: int
     rates: tuple[int, ...]
+    tried_rate: int
+    """At which the settings of Kafka Streams are tried."""
+    idle_seconds: float
     warm_seconds: float
     probes: int
     lone_probes: int
     """At 1 event/s."""
     connections: tuple[int, ...]
     read_rates: tuple[int, ...]
+    headers: tuple[bool, ...]
+    """Whether reads bring those of an ingress."""
     read_seconds: float
-    proxied: bool
+    proxied: int
+    """How often each side has proxied reads measured."""
     invoices: int
     cards: int
     rewards: int
@@ -39,87 +76,106 @@ class Plan:
     """Rows of the table that scores are joined with."""
     scores: int
     """A second."""
+    quix_events: int
 
 
 FULL = Plan(
     measures=MEASURES,
-    events=10_000_000,
-    customers=(100_000, 10_000, 1_000_000),
-    replays=(3, 1, 1),
-    restores=3,
-    repetitions=1,
+    repetitions=5,
+    events=EVENTS,
+    customers=CUSTOMERS,
+    long_events=LONG_EVENTS,
+    commit_intervals_ms=(100, 1_000, 5_000),
+    scaled_events=1_500_000,
     keys=1_000_000,
-    small_events=200_000,
+    small_events=100_000,
     rates=(1, 1_000, 10_000, 50_000),
-    warm_seconds=20.0,
-    probes=200,
-    lone_probes=40,
+    tried_rate=1_000,
+    idle_seconds=10.0,
+    warm_seconds=6.0,
+    probes=80,
+    lone_probes=8,
     connections=(16, 64),
     read_rates=(0, 20_000),
-    read_seconds=8.0,
-    proxied=True,
-    invoices=2_000_000,
+    headers=(False, True),
+    read_seconds=3.0,
+    proxied=3,
+    invoices=200_000,
     cards=100_000,
     rewards=3,
     players=200_000,
     scores=1_000,
+    quix_events=200_000,
 )
 PAIRS = replace(
     FULL,
     measures=("replay", "restore", "freshness", "reads", "moves"),
-    events=4_000_000,
-    replays=(3, 3, 3),
-    restores=1,
     repetitions=3,
+    long_events=0,
     warm_seconds=10.0,
     probes=150,
+    lone_probes=40,
     connections=(16,),
-    proxied=False,
+    headers=(False,),
+    read_seconds=8.0,
+    proxied=0,
 )
-"""Beside an earlier checkout: small differences count, so the goals' figures are medians of three pairs."""
-QUICK = Plan(
+"""Beside an earlier checkout: three pairs of each."""
+QUICK = replace(
+    FULL,
     measures=("replay", "freshness", "reads"),
-    events=3_500_000,
-    customers=(100_000,),
-    replays=(1,),
-    restores=1,
     repetitions=1,
-    keys=100_000,
-    small_events=100_000,
+    events=2_500_000,
+    customers=CUSTOMERS[:1],
+    long_events=0,
+    commit_intervals_ms=(1_000,),
     rates=(1_000,),
-    warm_seconds=5.0,
-    probes=100,
-    lone_probes=0,
+    idle_seconds=5.0,
+    warm_seconds=4.0,
+    probes=60,
     connections=(16,),
     read_rates=(0,),
-    read_seconds=5.0,
-    proxied=False,
-    invoices=500_000,
-    cards=100_000,
-    rewards=1,
-    players=20_000,
-    scores=1_000,
+    headers=(False,),
+    proxied=0,
 )
-SMOKE = Plan(
-    measures=MEASURES,
+SMOKE = replace(
+    FULL,
+    repetitions=2,
     events=50_000,
     customers=(1_000, 100),
-    replays=(2, 1),
-    restores=2,
-    repetitions=2,
+    long_events=100_000,
+    commit_intervals_ms=(1_000,),
+    scaled_events=20_000,
     keys=20_000,
     small_events=5_000,
     rates=(1, 100, 500),
+    tried_rate=100,
+    idle_seconds=1.0,
     warm_seconds=0.0,
     probes=10,
     lone_probes=4,
     connections=(2,),
     read_rates=(0, 100),
     read_seconds=1.0,
-    proxied=True,
+    proxied=1,
     invoices=20_000,
     cards=1_000,
     rewards=2,
     players=1_000,
     scores=100,
+    quix_events=2_000,
 )
+
+
+def tried(plan: Plan) -> Plan:
+    """Sizes with which a setting of Kafka Streams is tried before freshness and reads are measured."""
+    return replace(
+        plan,
+        rates=(plan.tried_rate,),
+        idle_seconds=0.0,
+        warm_seconds=plan.warm_seconds / 2,
+        probes=plan.probes // 2,
+        connections=plan.connections[:1],
+        read_rates=plan.read_rates[-1:],
+        headers=(False,),
+    )

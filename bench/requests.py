@@ -1,7 +1,8 @@
 """A closed loop of requests, for machines without `wrk`: each connection asks, waits for the answer, asks again.
 
-A process of its own: `python -m bench.requests URL FILE CONNECTIONS SECONDS`; the file has a customer id on each line.
-It ends with the same line of JSON as reads.lua. On asyncio's streams alone, since HTTP clients cost more than servers.
+A process of its own: `python -m bench.requests URL FILE CONNECTIONS SECONDS [HEADER…]`; the file has a customer id on
+each line. It ends with the same line of JSON as reads.lua. On asyncio's streams alone, since HTTP clients cost
+more than servers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from bench.sides import PATH
 _OK = b"HTTP/1.1 200"
 
 
-async def ask_all(url: str, customers: list[str], connections: int, seconds: float) -> dict[str, float]:
+async def ask_all(
+    url: str, customers: list[str], connections: int, seconds: float, headers: list[str]
+) -> dict[str, float]:
     """Ask on so many connections for so long."""
     address = urlsplit(url)
-    requests = [
-        f"GET {PATH}?customerId={c} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode("ascii") for c in customers
-    ]
+    head = "\r\n".join([f"Host: {address.netloc}", *headers])
+    requests = [f"GET {PATH}?customerId={c} HTTP/1.1\r\n{head}\r\n\r\n".encode("ascii") for c in customers]
     taken: list[float] = []
     failed = 0
     began = time.monotonic()
@@ -51,6 +53,6 @@ async def ask_all(url: str, customers: list[str], connections: int, seconds: flo
 
 if __name__ == "__main__":
     measured = asyncio.run(
-        ask_all(sys.argv[1], Path(sys.argv[2]).read_text().split(), int(sys.argv[3]), float(sys.argv[4]))
+        ask_all(sys.argv[1], Path(sys.argv[2]).read_text().split(), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])
     )
     sys.stdout.write(json.dumps(measured) + "\n")

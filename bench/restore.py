@@ -12,7 +12,7 @@ import httpx
 
 from balance_service.errors import BalanceServiceError
 from bench.cluster import LOOK_EVERY_SECONDS, Cluster
-from bench.sides import EVERYTHING, PATH
+from bench.sides import PATH
 
 if TYPE_CHECKING:
     from balance_service.tools.local.stack import LocalStack
@@ -45,7 +45,7 @@ def measure_restore(stack: LocalStack, side: Side, load: Load, figures: Figures)
             progress = instance.progress()
             if progress is not None and progress.restored and began is None:
                 began = now, progress.restored
-            if progress is not None and progress.running == EVERYTHING:
+            if progress is not None and progress.running == load.partitions:
                 break
             if now - started > _PATIENCE_SECONDS:
                 raise BalanceServiceError(f"{side.name} did not restore its stores in {_PATIENCE_SECONDS:.0f} s")

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import httpx
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from balance_service.errors import BalanceServiceError
 from bench.background import Background
+from bench.figures import NAMES
 from bench.invoices import TOPIC, card_number, registered
-from bench.load import PARTITIONS, end_offsets
-from bench.sides import OurSide, TheirSide, delete_internal_topics, new_application_id
+from bench.load import create_topic, end_offsets
+from bench.sides import OurSide, delete_internal_topics, new_application_id
+from bench.sweep import best, settings_of, told, try_all
 from bench.usage import Meter
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from bench.background import Count
     from bench.figures import Figures
     from bench.invoices import Invoices
+    from bench.plan import Plan
     from bench.sides import Instance, Side
 
 NOTIFICATIONS = "notifications"
@@ -42,32 +45,44 @@ _LOOK_EVERY_SECONDS = 0.03
 _STANDSTILL_SECONDS = 180.0
 _SURPLUS_SECONDS = 2.0
 _ANSWER_SECONDS = 10.0
-_CACHE_BYTES = 128 << 20
-_COMMIT_INTERVALS_MS = (100, 1_000)
 _MILLION = 1e6
 _BATCH = 10_000
 
 
-def sides_of(stack: LocalStack) -> tuple[Side, Sequence[Side]]:
-    """Ours, and the variants of Kafka Streams that are tried."""
+def measure_rewards(stack: LocalStack, load: Invoices, plan: Plan, figures: Figures) -> None:
+    """Both sides in turn; the first time, every setting of Kafka Streams, of which the fastest counts.
+
+    Raises:
+        BalanceServiceError: a side does not get on, or what it sent or keeps is wrong.
+    """
+    ours, variants = _sides(stack, plan)
+    case = f"{len(load.cents):,} cards"
+
+    def measure(side: Side, to: Figures) -> None:
+        to.add(side.name, "rewards", case, **_replay(stack, side, load))
+
+    measure(ours, figures)
+    counts = best(try_all(variants, figures, measure), "rate_with_start", case)
+    figures.take(counts.figures, NAMES)
+    figures.notes.append(told(f"rewards, {case}", "all figures", counts))
+    for repetition in range(2, plan.rewards + 1):
+        for side in (ours, counts.side) if repetition % 2 else (counts.side, ours):
+            measure(side, figures)
+
+
+def _sides(stack: LocalStack, plan: Plan) -> tuple[Side, Sequence[Side]]:
+    """Ours, and the settings of Kafka Streams that are tried."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     if NOTIFICATIONS not in admin.list_topics(timeout=_ANSWER_SECONDS).topics:
-        config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-        wanted = NewTopic(NOTIFICATIONS, num_partitions=PARTITIONS, replication_factor=1, config=config)
-        admin.create_topics([wanted])[NOTIFICATIONS].result(20)
+        create_topic(admin, NOTIFICATIONS)
     more = {
         "output-topic": NOTIFICATIONS,
         "notification-schema-id": str(registered(stack, NOTIFICATIONS, "Notification")),
     }
-    variants = [
-        TheirSide(stack, cache_bytes=cache, commit_interval_ms=interval, program="RewardsStreams", more=more)
-        for cache in (_CACHE_BYTES, 0)
-        for interval in _COMMIT_INTERVALS_MS
-    ]
-    return OurSide(stack, model="rewards"), variants
+    return OurSide(stack, model="rewards"), settings_of(stack, plan, "RewardsStreams", more)
 
 
-def replay_rewards(stack: LocalStack, side: Side, load: Invoices) -> dict[str, float | None]:
+def _replay(stack: LocalStack, side: Side, load: Invoices) -> dict[str, float | None]:
     """Replay the invoices with a fresh instance; returns figures by name.
 
     Raises:
@@ -85,44 +100,25 @@ def replay_rewards(stack: LocalStack, side: Side, load: Invoices) -> dict[str, f
         started = time.monotonic()
         instance.launch()
         meter = cleanup.enter_context(Meter(instance.process))
-        first, done = _wait(side, sent, load)
+        done = _wait(side, sent, load)
         cpu_seconds = meter.cpu_seconds()
         _check(side, instance, sent, load)
-    rate_after_commit = load.invoices * (1 - first[1] / load.members) / (done - first[0]) if done > first[0] else None
     return {
         "rate_with_start": load.invoices / (done - started),
-        "rate_after_commit": rate_after_commit,
         "cpu_with_start": cpu_seconds / (load.invoices / _MILLION),
         "memory": meter.peak_bytes / _MILLION,
     }
 
 
-def measure_rewards(stack: LocalStack, load: Invoices, repetitions: int, figures: Figures) -> None:
-    """Both sides in turn; of Kafka Streams, the variant that is fastest at first."""
-    ours, variants = sides_of(stack)
-    case = f"{len(load.cents):,} cards"
-    figures.add(ours.name, "rewards", case, **replay_rewards(stack, ours, load))
-    tried = [(replay_rewards(stack, variant, load), variant) for variant in variants]
-    best, theirs = max(tried, key=lambda t: t[0]["rate_with_start"] or 0.0)
-    figures.add(theirs.name, "rewards", case, **best)
-    rates = ", ".join(f"{run['rate_with_start']:,.0f} with {variant.variant}" for run, variant in tried)
-    figures.notes.append(f"rewards, {case}: {theirs.name} does, in invoices/s, {rates}; the best counts")
-    for repetition in range(2, repetitions + 1):
-        for side in (ours, theirs) if repetition % 2 else (theirs, ours):
-            figures.add(side.name, "rewards", case, **replay_rewards(stack, side, load))
-
-
-def _wait(side: Side, sent: Background, load: Invoices) -> tuple[tuple[float, int], float]:
-    """When there were notifications for the first time, and how many; and when there were all."""
-    first: tuple[float, int] | None = None
+def _wait(side: Side, sent: Background, load: Invoices) -> float:
+    """When there were all notifications."""
     most, moved = 0, time.monotonic()
     while True:
         count, now = sent.count, time.monotonic()
+        if count >= load.members:
+            return now
         if count > most:
             most, moved = count, now
-            first = first or (now, count)
-        if first is not None and count >= load.members:
-            return first, now
         if now - moved > _STANDSTILL_SECONDS:
             raise BalanceServiceError(f"{side.name} stands still at {most} of {load.members} notifications")
         time.sleep(_LOOK_EVERY_SECONDS)

@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import httpx
+import psycopg
 from confluent_kafka import KafkaException
 from rich.console import Console
 
-from balance_service.errors import BalanceServiceError
+from balance_service.errors import BalanceServiceError, ConfigurationError
 from balance_service.tools.progress import progress_bar
+from bench.figures import NAMES, Figures
 from bench.freshness import measure_freshness
 from bench.invoices import generate_invoices
 from bench.leaderboard import measure_leaderboard
-from bench.load import generate
+from bench.load import PARTITIONS
+from bench.loads import Loads
 from bench.moves import measure_moves
+from bench.plan import read_case, replay_case, tried
+from bench.postgresql import Server
+from bench.quix import QuixSide
 from bench.reads import measure_local_reads, measure_proxied_reads
-from bench.replay import Replay, record, replay
+from bench.replay import Replay, replay
 from bench.restore import measure_restore
 from bench.rewards import measure_rewards
-from bench.sides import OurSide, TheirSide
+from bench.sides import OurSide
+from bench.sweep import best, least_unless_alike, settings_of, told, try_all
+from bench.upserts import UpsertsSide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from balance_service.tools.local.stack import LocalStack
-    from bench.figures import Figures
     from bench.load import Load
     from bench.plan import Plan
     from bench.sides import Side
 
-_CACHE_BYTES = 128 << 20
+_SCALED_PARTITIONS = 6
+_OF_CPU = ("cpu", "cpu_with_start")
 
 
 class Run:
-    """What is measured on one stack, beside Kafka Streams or an earlier checkout.
-
-    Kafka Streams is tried with its record cache on and off; the better one counts.
-    """
+    """What is measured on one stack, beside Kafka Streams or an earlier checkout."""
 
     def __init__(self, stack: LocalStack, plan: Plan, figures: Figures, before: Path | None = None) -> None:
         self._stack = stack
@@ -48,13 +54,14 @@ class Run:
         self._before = before
         self._began = time.monotonic()
         self._console = Console(stderr=True)
-        self._loads: dict[int, Load] = {}
-        self._topics = 0
+        self._loads = Loads(stack)
+        self._keep: Callable[[], None] = lambda: None
         self._ours = OurSide(stack)
-        self._variants: Sequence[Side] = (
-            [OurSide(stack, before)] if before else [TheirSide(stack, cache_bytes=c) for c in (_CACHE_BYTES, 0)]
-        )
+        self._variants: Sequence[Side] = [OurSide(stack, before)] if before else settings_of(stack, plan)
+        # What counts where nothing is tried: the fastest at the first size, once that is known.
         self._theirs = self._variants[0]
+        self.settings = {side.name: dict(side.settings) for side in (self._ours, self._theirs)}
+        """Of each side."""
         self._measures = {
             "replay": self._replays,
             "scaling": self._scaling,
@@ -64,89 +71,138 @@ class Run:
             "moves": self._moves,
             "rewards": self._rewards,
             "leaderboard": self._leaderboard,
+            "postgresql": self._postgresql,
+            "quix": self._quix,
         }
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        """As they are compared at last."""
-        return self._ours, self._theirs
+    def measure(self, measures: Iterable[str], keep: Callable[[], None] = lambda: None) -> list[str]:
+        """Take these measures; returns a sentence for each that failed, because a side does not get on or is wrong.
 
-    def measure(self, measures: Iterable[str]) -> list[str]:
-        """Take these measures; returns a sentence for each that failed, because a side does not get on or is wrong."""
+        Args:
+            keep: called after each, and after each size of replay.
+        """
         failures = []
+        self._keep = keep
         for measure in measures:
             try:
                 self._measures[measure]()
-            except (BalanceServiceError, KafkaException, httpx.HTTPError, OSError) as error:
+            except (BalanceServiceError, KafkaException, httpx.HTTPError, psycopg.Error, OSError) as error:
                 failures.append(f"{measure}: {error}")
-                self._say(f"failed: {failures[-1]}")
+                self._figures.notes.append(f"failed: {failures[-1]}")
+                self._say(self._figures.notes[-1])
+            keep()
         return failures
 
     def _replays(self) -> None:
-        for customers, repetitions in zip(self._plan.customers, self._plan.replays, strict=True):
-            case = f"{customers:,} customers"
-            self._first_replays(customers, case, repetitions)
-            for repetition in range(2, repetitions + 1):
-                for side in self._in_turn(repetition):
-                    record(self._figures, side.name, case, self._replay(side, customers, f"{repetition}/{repetitions}"))
+        for customers in self._plan.customers:
+            self._replays_of(customers)
+            self._keep()
+        if events := self._plan.long_events:
+            customers = self._plan.customers[0]
+            for side in (self._ours, self._theirs):
+                run = self._replay(side, events, customers, "once")
+                self._figures.add(side.name, "replay", replay_case(events, customers), **run.figures())
 
-    def _in_turn(self, repetition: int) -> Sequence[Side]:
-        """Both sides, each first every other time: it may find the machine in another state than the second does."""
-        return self.sides if repetition % 2 else self.sides[::-1]
+    def _replays_of(self, customers: int) -> None:
+        """The first time with every setting of Kafka Streams; the best for rates, and for CPU, go on."""
+        events, times = self._plan.events, self._plan.repetitions
+        case = replay_case(events, customers)
+        repetition = 1
 
-    def _first_replays(self, customers: int, case: str, repetitions: int) -> None:
-        record(self._figures, self._ours.name, case, self._replay(self._ours, customers, f"1/{repetitions}"))
-        tried = [(self._replay(side, customers, f"1/{repetitions}"), side) for side in self._variants]
-        best, side = max(tried, key=lambda t: t[0].rate)
-        record(self._figures, side.name, case, best)
-        if len(tried) > 1:
-            rates = ", ".join(f"{run.rate:,.0f} events/s with {variant.variant}" for run, variant in tried)
-            self._figures.notes.append(f"replay, {case}: {side.name} does {rates}; the better counts")
+        def measure(side: Side, to: Figures) -> None:
+            run = self._replay(side, events, customers, f"{repetition}/{times}")
+            to.add(side.name, "replay", case, **run.figures())
+            to.add(side.name, "start", "clean, jars present", ready=run.running - run.started)
+
+        measure(self._ours, self._figures)
+        settings = try_all(self._variants, self._figures, measure)
+        fast = best(settings, "rate", case)
+        cheap = least_unless_alike(settings, fast, "cpu_with_start", case)
+        rest = [name for name in NAMES if name not in _OF_CPU]
+        counting = [(fast, NAMES)] if cheap is fast else [(fast, rest), (cheap, _OF_CPU)]
+        for setting, names in counting:
+            self._figures.take(setting.figures, names)
+        if len(settings) > 1:
+            self._figures.notes += [
+                told(f"replay, {case}", "rates and memory", fast),
+                told(f"replay, {case}", "CPU", cheap),
+            ]
         if customers == self._plan.customers[0]:
-            self._theirs = side
+            self._theirs = fast.side
+        turns = [(self._ours, NAMES), *((setting.side, names) for setting, names in counting)]
+        for repetition in range(2, times + 1):
+            for side, names in turns if repetition % 2 else reversed(turns):
+                seen = Figures()
+                measure(side, seen)
+                self._figures.take(seen, names)
+
+    def _in_turn(self, repetition: int, theirs: Side | None = None) -> Sequence[Side]:
+        """Both sides, each first every other time: it may find the machine in another state than the second does."""
+        sides = (self._ours, theirs or self._theirs)
+        return sides if repetition % 2 else sides[::-1]
 
     def _scaling(self) -> None:
-        customers = self._plan.customers[0]
-        case = f"2 instances, {customers:,} customers"
-        for side in self.sides:
-            run = self._replay(side, customers, "two instances", instances=2)
-            self._figures.add(side.name, "scaling", case, rate=run.rate, rate_with_start=run.rate_with_start)
+        """Of this service alone, or of both checkouts."""
+        plan = self._plan
+        load = self._loads.new(plan.scaled_events, plan.customers[0], partitions=_SCALED_PARTITIONS)
+        for repetition in range(1, plan.repetitions + 1):
+            for side in self._in_turn(repetition) if self._before else (self._ours,):
+                rates: dict[int, float] = {}
+                for instances in (1, 2, 3) if repetition % 2 else (3, 2, 1):
+                    what = f"by {_instances(instances)}, {repetition}/{plan.repetitions}"
+                    run = self._replay_load(side, load, what, instances)
+                    rates[instances] = run.rate
+                    self._add_rates(side, "scaling", _instances(instances), run)
+                    self._figures.add(side.name, "scaling", _instances(instances), second_half=run.second_half)
+                for instances in (2, 3):
+                    of_one = rates[instances] / rates[1]
+                    self._figures.add(side.name, "scaling", _instances(instances), of_one=of_one)
 
     def _restores(self) -> None:
-        load = self._new_load(0, self._plan.keys, each_once=True)
-        for repetition in range(1, self._plan.restores + 1):
+        plan = self._plan
+        load = self._loads.new(0, plan.keys, each_once=True)
+        for repetition in range(1, plan.repetitions + 1):
             for side in self._in_turn(repetition):
-                self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{self._plan.restores}")
+                self._say(f"{side.name}: restore of {load.events:,} keys, {repetition}/{plan.repetitions}")
                 measure_restore(self._stack, side, load, self._figures)
 
     def _freshness(self) -> None:
         plan = self._plan
-        rates = ", ".join(f"{rate:,}" for rate in plan.rates)
+
+        def measure(side: Side, to: Figures, sizes: Plan) -> None:
+            # The measurement adds events, so each side gets its own topic, filled with the same load.
+            load = self._loads.new(plan.small_events, plan.customers[0])
+            rates = ", ".join(f"{rate:,}" for rate in sizes.rates)
+            self._say(f"{_named(side)}: freshness at {rates} events/s")
+            measure_freshness(self._stack, side, load, sizes, to)
+
+        case = f"{plan.tried_rate:,} events/s"
+        theirs = self._counting(measure, "freshness and idle", "cpu_event", case, least=True)
         for repetition in range(1, plan.repetitions + 1):
-            for side in self._in_turn(repetition):
-                # The measurement adds events, so each side gets its own topic, filled with the same load.
-                load = self._new_load(plan.small_events, plan.customers[0])
-                self._say(f"{side.name}: freshness, idle and at {rates} events/s, {repetition}/{plan.repetitions}")
-                measure_freshness(self._stack, side, load, plan, self._figures)
+            for side in self._in_turn(repetition, theirs):
+                measure(side, self._figures, plan)
 
     def _reads(self) -> None:
         plan = self._plan
+
+        def measure(side: Side, to: Figures, sizes: Plan) -> None:
+            load = self._loads.new(plan.small_events, plan.customers[0])
+            self._say(f"{_named(side)}: local reads")
+            measure_local_reads(self._stack, side, load, sizes, to)
+
+        case = read_case("local", plan.connections[0], plan.read_rates[-1])
+        theirs = self._counting(measure, "reads", "requests", case)
         for repetition in range(1, plan.repetitions + 1):
-            for side in self._in_turn(repetition):
-                load = self._new_load(plan.small_events, plan.customers[0])
-                self._say(f"{side.name}: local reads, {repetition}/{plan.repetitions}")
-                measure_local_reads(
-                    self._stack, side, load, plan.connections, plan.read_rates, plan.read_seconds, self._figures
-                )
-        if plan.proxied:
-            load = self._new_load(plan.small_events, plan.customers[0])
-            for side in self.sides:
-                self._say(f"{side.name}: proxied reads")
-                measure_proxied_reads(self._stack, side, load, plan.connections, plan.read_seconds, self._figures)
+            for side in self._in_turn(repetition, theirs):
+                measure(side, self._figures, plan)
+                if repetition <= plan.proxied:
+                    load = self._loads.new(plan.small_events, plan.customers[0])
+                    self._say(f"{side.name}: proxied reads")
+                    measure_proxied_reads(self._stack, side, load, plan, self._figures)
 
     def _moves(self) -> None:
-        load = self._new_load(self._plan.small_events, self._plan.customers[0])
-        for side in self.sides:
+        load = self._loads.new(self._plan.small_events, self._plan.customers[0])
+        for side in self._in_turn(1):
             self._say(f"{side.name}: an instance joins, leaves, is killed")
             measure_moves(self._stack, side, load, self._figures)
 
@@ -157,30 +213,69 @@ class Run:
         with progress_bar(f"{self._elapsed} generating, {plan.cards:,} cards", plan.invoices) as (bar, task):
             load = generate_invoices(self._stack, plan.invoices, plan.cards, lambda more: bar.advance(task, more))
         self._say("rewards: both sides in turn")
-        measure_rewards(self._stack, load, plan.rewards, self._figures)
+        measure_rewards(self._stack, load, plan, self._figures)
 
     def _leaderboard(self) -> None:
         plan = self._plan
         self._say(f"leaderboard: a table of {plan.players:,} rows, then {plan.scores:,} scores/s")
         measure_leaderboard(self._stack, plan.players, plan.scores, plan.probes, self._figures)
 
-    def _replay(self, side: Side, customers: int, which: str, instances: int = 1) -> Replay:
-        load = self._loads.get(customers) or self._new_load(self._plan.events, customers)
-        self._loads[customers] = load
-        variant = f" ({side.variant})" if side.variant else ""
-        with progress_bar(f"{self._elapsed} {side.name}{variant}: {customers:,} customers, {which}", load.events) as (
-            bar,
-            task,
-        ):
-            return replay(self._stack, side, load, lambda seen: bar.update(task, completed=seen), instances)
+    def _postgresql(self) -> None:
+        plan = self._plan
+        with ExitStack() as cleanup:
+            try:
+                server = cleanup.enter_context(Server())
+            except ConfigurationError as error:
+                self._figures.notes.append(f"postgresql was skipped: {error}")
+                return
+            theirs = UpsertsSide(self._stack, server)
+            self.settings[theirs.name] = dict(theirs.settings)
+            events, customers = plan.events, plan.customers[0]
+            for repetition in range(1, plan.repetitions + 1):
+                for side in self._in_turn(repetition, theirs):
+                    instances = 1 if side is self._ours else PARTITIONS
+                    run = self._replay(side, events, customers, f"{repetition}/{plan.repetitions}", instances)
+                    self._add_rates(side, "postgresql", replay_case(events, customers), run)
 
-    def _new_load(self, events: int, customers: int, *, each_once: bool = False) -> Load:
-        self._topics += 1
-        topic = f"bench-{self._topics}"
-        total = customers if each_once else events
-        with progress_bar(f"{self._elapsed} generating, {customers:,} customers", total) as (bar, task):
-            return generate(
-                self._stack, topic, events, customers, lambda more: bar.advance(task, more), each_once=each_once
+    def _quix(self) -> None:
+        plan = self._plan
+        try:
+            side = QuixSide(self._stack)
+        except ConfigurationError as error:
+            self._figures.notes.append(f"quix was skipped: {error}")
+            return
+        self.settings[side.name] = dict(side.settings)
+        events, customers = plan.quix_events, plan.customers[0]
+        for repetition in range(1, plan.repetitions + 1):
+            run = self._replay(side, events, customers, f"{repetition}/{plan.repetitions}", PARTITIONS, spread=True)
+            self._add_rates(side, "quix", replay_case(events, customers), run)
+
+    def _add_rates(self, side: Side, measure: str, case: str, run: Replay) -> None:
+        self._figures.add(side.name, measure, case, rate=run.rate, rate_with_start=run.rate_with_start)
+
+    def _counting(
+        self, measure: Callable[[Side, Figures, Plan], None], what: str, name: str, case: str, *, least: bool = False
+    ) -> Side:
+        """The setting of Kafka Streams that is best in this figure, of all; what is tried is short."""
+        if len(self._variants) == 1:
+            return self._variants[0]
+        sizes = tried(self._plan)
+        settings = try_all(self._variants, self._figures, lambda side, to: measure(side, to, sizes))
+        counts = best(settings, name, case, least=least)
+        self._figures.notes.append(told(what, "all figures", counts))
+        return counts.side
+
+    def _replay(
+        self, side: Side, events: int, customers: int, which: str, instances: int = 1, *, spread: bool = False
+    ) -> Replay:
+        load = self._loads.kept(events, customers)
+        return self._replay_load(side, load, which, instances, spread=spread)
+
+    def _replay_load(self, side: Side, load: Load, which: str, instances: int, *, spread: bool = False) -> Replay:
+        what = f"{self._elapsed} {_named(side)}: {load.customers:,} customers, {which}"
+        with progress_bar(what, load.events) as (bar, task):
+            return replay(
+                self._stack, side, load, lambda seen: bar.update(task, completed=seen), instances, spread=spread
             )
 
     @property
@@ -190,3 +285,11 @@ class Run:
 
     def _say(self, what: str) -> None:
         self._console.print(f"{self._elapsed} {what}", highlight=False)
+
+
+def _named(side: Side) -> str:
+    return f"{side.name} ({side.variant})" if side.variant else side.name
+
+
+def _instances(number: int) -> str:
+    return f"{number} instance{'s' if number > 1 else ''}"

@@ -5,11 +5,13 @@ Used by one thread each, `process` apart, which the meter's thread may call too.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,15 +20,12 @@ import psutil
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from balance_service.errors import ConfigurationError
 from balance_service.settings import PREFIX
 from balance_service.tools.local.instances import LocalInstance
-from bench.load import PARTITIONS
 from bench.machine import commit_of
-from bench.peer import KafkaStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from balance_service.tools.local.stack import LocalStack
 
@@ -34,20 +33,23 @@ PATH = "/api/customers.getBalance"
 OURS = "balance-service"
 THEIRS = "Kafka Streams"
 BEFORE = "before"
-EVERYTHING = frozenset(range(PARTITIONS))
-COMMIT_INTERVAL_MS = 100
-"""Kafka Streams' own default where it processes exactly once."""
-_STATUS_SECONDS = 5.0
-_ADMIN_SECONDS = 20.0
+POSTGRESQL = "PostgreSQL"
+QUIX = "Quix Streams"
+STATUS_SECONDS = 5.0
+ADMIN_SECONDS = 20.0
 _THIS_CHECKOUT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an instance says of itself. `running`: the partitions whose stores are open, so that folding begins."""
+    """What an instance says of itself."""
 
     running: frozenset[int]
-    restored: int
+    """Partitions whose stores are open, so that folding begins."""
+    restored: int = 0
+    """Records read from the changelog."""
+    applied: Mapping[int, int] = field(default_factory=dict)
+    """Partition → source offset up to which everything is folded, committed or not."""
 
 
 class Instance(Protocol):
@@ -63,6 +65,9 @@ class Instance(Protocol):
 
     def committed(self) -> Mapping[int, int]:
         """Partition → source offset up to which everything is durably committed in Kafka."""
+
+    def amount(self, customer: str) -> Decimal | None:
+        """A balance; None if it does not answer."""
 
     def process(self) -> psutil.Process | None:
         """Its first process, none before it is there; what it runs on is below that."""
@@ -132,7 +137,7 @@ class _Ours:
         self._instance = instance
         self.url = self._instance.url
         self._process: psutil.Process | None = None
-        self._http = httpx.Client(timeout=_STATUS_SECONDS, trust_env=False)
+        self._http = httpx.Client(timeout=STATUS_SECONDS, trust_env=False)
         self.wipe()
 
     def launch(self) -> None:
@@ -144,11 +149,14 @@ class _Ours:
         if tasks is None:
             return None
         running = frozenset(int(t["partition"]) for t in tasks if t["role"] == "active" and t["state"] == "RUNNING")
-        return Progress(running, sum(int(t["restored"]) for t in tasks))
+        return Progress(running, sum(int(t["restored"]) for t in tasks), _positions(tasks))
 
     def committed(self) -> Mapping[int, int]:
         # A task's position moves once the transaction that holds it is committed, never before.
-        return {int(t["partition"]): int(t["position"]) for t in self._tasks() or () if t["role"] == "active"}
+        return _positions(self._tasks() or ())
+
+    def amount(self, customer: str) -> Decimal | None:
+        return asked(self._http, self.url, customer)
 
     def process(self) -> psutil.Process | None:
         if self._process is None:
@@ -176,98 +184,8 @@ class _Ours:
         return tasks
 
 
-class TheirSide:
-    """Kafka Streams, as `bench/kafka_streams`, with as many stream threads as there are cores."""
-
-    name = THEIRS
-
-    def __init__(
-        self,
-        stack: LocalStack,
-        *,
-        cache_bytes: int,
-        commit_interval_ms: int = COMMIT_INTERVAL_MS,
-        program: str = "BalanceStreams",
-        more: Mapping[str, str] | None = None,
-    ) -> None:
-        """Args:
-        program: which of those in `bench/kafka_streams`.
-        more: further options of that program.
-        """
-        self._stack = stack
-        self._cache_bytes = cache_bytes
-        self._commit_interval_ms = commit_interval_ms
-        self._program = program
-        self._more = more
-        self._threads = os.cpu_count() or 1
-        interval = "" if commit_interval_ms == COMMIT_INTERVAL_MS else f", commits every {commit_interval_ms:,} ms"
-        self.variant = ("cache on" if cache_bytes else "cache off") + interval
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """As given to the program; what it sets besides is in its source."""
-        return {"record cache, bytes": str(self._cache_bytes), "stream threads": str(self._threads)}
-
-    def instance(self, number: int, topic: str, application_id: str) -> Instance:
-        """One instance, not started."""
-        folder = self._stack.data_dir / f"kafka-streams-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        program = KafkaStreams(
-            self._stack,
-            topic,
-            application_id,
-            folder,
-            stream_threads=self._threads,
-            cache_bytes=self._cache_bytes,
-            commit_interval_ms=self._commit_interval_ms,
-            program=self._program,
-            more=self._more,
-        )
-        return _Theirs(program, self._stack, topic, application_id, folder)
-
-
-class _Theirs:
-    def __init__(self, program: KafkaStreams, stack: LocalStack, topic: str, application_id: str, folder: Path) -> None:
-        self._program = program
-        self._folder = folder
-        self._topic = topic
-        self._application_id = application_id
-        self._admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-        self._http = httpx.Client(timeout=_STATUS_SECONDS, trust_env=False)
-        self.url = program.url
-
-    def launch(self) -> None:
-        self._program.start()
-
-    def progress(self) -> Progress | None:
-        # With a client that lasts: one for each look would take as much processor time as it measures.
-        try:
-            status = self._http.get(f"{self.url}/status").json()
-        except (httpx.HTTPError, ValueError):
-            return None
-        running = map(int, status["positions"]) if status["state"] == "RUNNING" else ()
-        return Progress(frozenset(running), int(status["restored"]))
-
-    def committed(self) -> Mapping[int, int]:
-        # Offsets that a pending transaction would commit are not among them: the broker shows them once it ends.
-        wanted = [ConsumerGroupTopicPartitions(self._application_id)]
-        found = self._admin.list_consumer_group_offsets(wanted)[self._application_id].result(_ADMIN_SECONDS)
-        partitions: list[TopicPartition] = found.topic_partitions
-        return {p.partition: p.offset for p in partitions if p.topic == self._topic and p.offset > 0}
-
-    def process(self) -> psutil.Process | None:
-        with suppress(psutil.NoSuchProcess, ConfigurationError):
-            return psutil.Process(self._program.pid)
-        return None
-
-    def stop(self) -> None:
-        self._program.stop()
-
-    def kill(self) -> None:
-        self._program.kill()
-
-    def wipe(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+def _positions(tasks: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    return {int(t["partition"]): int(t["position"]) for t in tasks if t["role"] == "active"}
 
 
 def new_application_id(what: str) -> str:
@@ -275,10 +193,30 @@ def new_application_id(what: str) -> str:
     return f"bench-{what}-{uuid.uuid4().hex[:8]}"
 
 
+def offsets_of_group(admin: AdminClient, group: str, topic: str) -> dict[int, int]:
+    """Partition → the group's committed offset. The broker shows what a transaction commits once that has ended."""
+    found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(ADMIN_SECONDS)
+    partitions: list[TopicPartition] = found.topic_partitions
+    return {p.partition: p.offset for p in partitions if p.topic == topic and p.offset > 0}
+
+
+def asked(client: httpx.Client, url: str, customer: str) -> Decimal | None:
+    """A balance, exactly; None if the answer is no 200."""
+    answer = client.get(url + PATH, params={"customerId": customer})
+    return amount_of(answer.text) if answer.status_code == httpx.codes.OK else None
+
+
+def amount_of(body: str | bytes) -> Decimal:
+    """The amount of an answer, exactly."""
+    answer: Mapping[str, Decimal] = json.loads(body, parse_float=Decimal, parse_int=Decimal)
+    return answer["amount"]
+
+
 def delete_internal_topics(stack: LocalStack, application_id: str) -> None:
     """Make room: what an application that is over has kept in Kafka."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-    topics = [t for t in admin.list_topics(timeout=_ADMIN_SECONDS).topics if t.startswith(f"{application_id}-")]
+    # Quix Streams puts something before the name, the others behind it.
+    topics = [t for t in admin.list_topics(timeout=ADMIN_SECONDS).topics if f"{application_id}-" in t]
     if topics:
         for deleted in admin.delete_topics(topics).values():
-            deleted.result(_ADMIN_SECONDS)
+            deleted.result(ADMIN_SECONDS)

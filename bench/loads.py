@@ -1,0 +1,43 @@
+"""The topics of a run: those that are only read are filled once, and kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from balance_service.tools.progress import progress_bar
+from bench.load import PARTITIONS, generate
+
+if TYPE_CHECKING:
+    from balance_service.tools.local.stack import LocalStack
+    from bench.load import Load
+
+
+class Loads:
+    """Makes them on one stack."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._stack = stack
+        self._kept: dict[tuple[int, int], Load] = {}
+        self._topics = 0
+
+    def kept(self, events: int, customers: int) -> Load:
+        """One that nobody adds to."""
+        if (events, customers) not in self._kept:
+            self._kept[events, customers] = self.new(events, customers)
+        return self._kept[events, customers]
+
+    def new(self, events: int, customers: int, *, each_once: bool = False, partitions: int = PARTITIONS) -> Load:
+        """One of its own; with `each_once`, an event for each customer."""
+        self._topics += 1
+        topic = f"bench-{self._topics}"
+        total = customers if each_once else events
+        with progress_bar(f"generating, {customers:,} customers", total) as (bar, task):
+            return generate(
+                self._stack,
+                topic,
+                events,
+                customers,
+                lambda more: bar.advance(task, more),
+                each_once=each_once,
+                partitions=partitions,
+            )
