@@ -1,0 +1,107 @@
+"""Runs tests in lanes side by side: most wait for processes, and few for a processor.
+
+`python -m tests.lanes` runs unit and integration tests beside the main stories end to end; `python -m tests.lanes rest`
+the others end to end, then the chaos suite, alone, for it has bounds of time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_PROJECT = Path(__file__).parents[1]
+_TESTS = _PROJECT / "tests"
+# What the README tells of: answers from whichever instance, through kills, standbys and rebuilds; letters that heal.
+_STORIES = tuple(
+    f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
+)
+
+# What pytest says of a failure: where, and of what it consists.
+_FAILURES = ("FAILED ", "ERROR ", "E  ")
+
+
+def _dealt(name: str, paths: Iterable[Path], lanes: int) -> dict[str, Sequence[str]]:
+    """Test files, one after the other to each of some lanes."""
+    files = sorted(str(path.relative_to(_PROJECT)) for path in paths)
+    return {f"{name} {number + 1}/{lanes}": files[number::lanes] for number in range(lanes)}
+
+
+def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
+    """What is run, one turn after the other: in each, lanes by name, with their files."""
+    if which == "rest":
+        others = [path for path in (_TESTS / "e2e").glob("test_*.py") if f"tests/e2e/{path.name}" not in _STORIES]
+        return _dealt("e2e", others, 3), {"chaos": ["tests/chaos"]}
+    integration = _dealt("integration", (_TESTS / "integration").glob("test_*.py"), 2)
+    return [{"stories": _STORIES, **integration, "unit": ["tests/unit"]}]
+
+
+class _Lane:
+    """One run of pytest, whose lines are printed as they come."""
+
+    def __init__(self, place: str, name: str, paths: Sequence[str]) -> None:
+        """Args:
+        place: this lane's number, and how many there are: `0/4`.
+        """
+        self._name = name
+        self._failures: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "pytest", *paths, "-p", "no:cacheprovider", "--durations=15"],
+            cwd=_PROJECT,
+            env={**os.environ, "TESTS_LANE": place},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._printer = threading.Thread(target=self._print)
+        self._printer.start()
+
+    def wait(self) -> list[str]:
+        """Wait for its end; what went wrong, if something did."""
+        code = self._process.wait()
+        self._printer.join()
+        return [*self._failures, f"{self._name} failed"] if code else []
+
+    def stop(self) -> None:
+        """Have it end as by Ctrl-C, which stops what its tests have started."""
+        self._process.send_signal(signal.SIGINT)
+
+    def _print(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(_FAILURES):
+                self._failures.append(line.rstrip())
+            print(f"{self._name:>16} | {line.rstrip()}", flush=True)
+
+
+def main(which: str = "first") -> int:
+    """Run them; 0 if all passed."""
+    began = time.monotonic()
+    failed: list[str] = []
+    for turn in _turns(which):
+        lanes = [_Lane(f"{place}/{len(turn)}", name, paths) for place, (name, paths) in enumerate(turn.items())]
+        try:
+            failed += [line for lane in lanes for line in lane.wait()]
+        except KeyboardInterrupt:
+            for lane in lanes:
+                lane.stop()
+            for lane in lanes:
+                lane.wait()
+            return 130
+    minutes = (time.monotonic() - began) / 60
+    # Again, and last: a log is long, and its end is what is read.
+    print(*failed, sep="\n")
+    print(f"FAILED in {minutes:.0f} min" if failed else f"every test passed, in {minutes:.0f} min")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
