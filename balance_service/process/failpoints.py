@@ -1,7 +1,8 @@
 """Fail points: places between the steps of the commit protocol where a test can have the process die or stall.
 
-Off unless `BALANCE_FAILPOINTS` names them, and then nothing but a look into an empty mapping. Any thread may reach
-one. Source: fail points as FreeBSD's `fail(9)` and TiKV's `fail-rs` have them.
+A test can also have records go together in parts of a few, so that small commits go the way of large ones. Off unless
+`BALANCE_FAILPOINTS` names them, and then nothing but a look into an empty mapping. Any thread may reach one. Source:
+fail points as FreeBSD's `fail(9)` and TiKV's `fail-rs` have them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 
 import structlog
@@ -19,10 +21,12 @@ log = structlog.get_logger(__name__)
 
 FAILPOINTS = {
     "batch-read": "Spark has handed over a batch; nothing is done with it yet",
+    "letters-read": "dead letters that are due are read again; nothing is done with them yet",
     "folded": "new states are computed; no transaction is begun",
     "begun": "the transaction is begun; nothing is produced",
     "produced": "every record of the transaction is delivered; it is not committed",
     "committed": "the transaction is committed; the store is not written",
+    "part-stored": "a part of a large commit is in the store; its end is not",
     "stored": "the store is written",
     "fenced": "an opening task has fenced its predecessors; its store is not up to date",
     "restored": "an opening task's store is up to date; its new epoch is not written",
@@ -30,35 +34,48 @@ FAILPOINTS = {
 }
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _SPEC = re.compile(r"(?P<name>[a-z-]+)=(?P<action>kill|stop)(?:@(?P<turn>[1-9][0-9]{0,8}))?")
+_PARTS = re.compile(r"parts=(?P<most>[1-9][0-9]{0,8})")
 
 _lock = threading.Lock()
 _armed: dict[str, tuple[str, int]] = {}
+_most_in_a_part = sys.maxsize
 
 
 def arm(specification: str) -> None:
-    """Arm fail points, and disarm all others.
+    """Arm fail points, disarm all others, and say how large parts are.
 
     Args:
         specification: comma-separated `name=action` or `name=action@n`; `kill` is SIGKILL, `stop` SIGSTOP, both sent to
-            this process the n-th time that the point is reached (the first, by default), once.
+            this process the n-th time that the point is reached (the first, by default), once. `parts=n` has at most
+            about n records go together wherever many go in parts.
 
     Raises:
         ConfigurationError: no such point or action.
     """
-    armed = {}
+    global _most_in_a_part
+    armed, most = {}, sys.maxsize
     for part in filter(None, (p.strip() for p in specification.split(","))):
+        if parts := _PARTS.fullmatch(part):
+            most = int(parts["most"])
+            continue
         match = _SPEC.fullmatch(part)
         if match is None or match["name"] not in FAILPOINTS:
             raise ConfigurationError(
-                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop, with @n for the n-th time; "
+                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop, with @n for the n-th time, nor parts=n; "
                 f"the names are {', '.join(FAILPOINTS)}"
             )
         armed[match["name"]] = (match["action"], int(match["turn"] or 1))
     with _lock:
         _armed.clear()
         _armed.update(armed)
-    if armed:
+        _most_in_a_part = most
+    if specification:
         log.warning("fail points are armed", failpoints=specification)
+
+
+def in_a_part(records: int) -> int:
+    """How many records go together, where many go in parts: so many, or fewer if a test says so."""
+    return min(records, _most_in_a_part)
 
 
 def reach(name: str) -> None:

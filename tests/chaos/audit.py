@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.checks import Violation
 from tests.chaos.recount import Poison
-from tests.chaos.stores import POSITION_KEY, Decoder, Logged, compacted, digest, read_committed, read_store, states
+from tests.chaos.stores import (
+    POSITION_KEY,
+    Decoder,
+    Logged,
+    compacted,
+    digest,
+    is_marker,
+    is_of_letter,
+    read_committed,
+    read_store,
+    states,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,13 +65,19 @@ class Audit:
             yield Violation("wrong", f"the total is {sum(held.values())}, by the recount {sum(counted.values())}")
 
     def dead_letters(self, recount: Recount) -> Iterator[Violation]:
-        """Exactly one of this application's for each poison record, with its cause, key and value."""
+        """Exactly one of this application's for each poison record, with its cause, key and value.
+
+        Of an event whose schema was not known for a while, one at most, with that cause.
+        """
         for partition, (records, count) in enumerate(zip(self.letters, recount.partitions, strict=True)):
             found: dict[int, list[Poison]] = defaultdict(list)
             for record in records:
                 if record.headers["dead-letter-application-id"] == self._application_id.encode():
                     cause = record.headers["dead-letter-cause"].decode()
                     found[int(record.headers["dead-letter-offset"])].append(Poison(cause, record.key, record.value))
+            for offset in count.healed & found.keys():
+                if [letter.cause for letter in found[offset]] == ["schema-id-unknown"]:
+                    del found[offset]
             for offset in sorted(count.poison.keys() | found.keys()):
                 wanted = [count.poison[offset]] if offset in count.poison else []
                 if found[offset] != wanted:
@@ -70,21 +87,32 @@ class Audit:
     def positions(self, recount: Recount) -> Iterator[Violation]:
         """Positions and epochs never go back, and the last position is the end of the source.
 
-        A position that stays where it was is that of a task that was opened, under an epoch of its own.
+        A position that stays where it was is that of a task that was opened, under an epoch of its own, or of a
+        commit of dead letters.
         """
         for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
-            last = -1, -1
+            last, has_letters = (-1, -1), False
             for record in records:
+                has_letters |= is_of_letter(record.key)
                 if record.key == POSITION_KEY and record.value is not None:
                     fields = self._decoder.decode(record.value)
                     (position,) = fields["offsets"].values()
                     now = fields["epoch"], position
-                    if now[0] < last[0] or now[1] < last[1] or now == last:
+                    if now[0] < last[0] or now[1] < last[1] or (now == last and not has_letters):
                         told = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
                         yield Violation("backwards", told)
-                    last = now
+                    last, has_letters = now, False
             if last[1] != count.end:
                 yield Violation("lost", f"partition {partition} stands at {last[1]}, the source ends at {count.end}")
+
+    def markers(self, recount: Recount) -> Iterator[Violation]:
+        """Of the idempotency keys, those are remembered that have not expired."""
+        for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
+            living = self._decoder.living(compacted(records), recount.window_ms)
+            has, should = sum(map(is_marker, living)), len(count.living(recount.window_ms))
+            if has != should:
+                told = f"partition {partition} remembers {has} idempotency keys, by the recount {should}"
+                yield Violation("lost" if has < should else "doubled", told)
 
     def stores(self, paths: Sequence[Path], copies: int) -> Iterator[Violation]:
         """Each store is the changelog up to its own offset; `copies` of each partition have all of the states."""
@@ -110,10 +138,20 @@ class Audit:
                     "digest", f"partition {partition} has {complete[partition]} complete copies, not {copies}"
                 )
 
-    def same_states(self, rebuilt: Audit) -> Iterator[Violation]:
-        """A fresh fold of the source comes to the same states and idempotency keys, byte for byte."""
+    def same_states(self, rebuilt: Audit, window_ms: int) -> Iterator[Violation]:
+        """A fresh fold of the source comes to the same states and living idempotency keys, byte for byte.
+
+        When a dead letter was written is the application's own.
+        """
         for partition, (ours, theirs) in enumerate(zip(self.changelog, rebuilt.changelog, strict=True)):
-            mine, fresh = compacted(ours), compacted(theirs)
+            mine, fresh = (
+                {
+                    key: value
+                    for key, value in self._decoder.living(compacted(records), window_ms).items()
+                    if not is_of_letter(key)
+                }
+                for records in (ours, theirs)
+            )
             for content in (mine, fresh):
                 del content[POSITION_KEY]
             if digest(mine) != digest(fresh):

@@ -58,6 +58,22 @@ class Violation(NamedTuple):
     told: str
 
 
+class Ends:
+    """Where the source was known to end, by what producers were told: (time, partition, end), in order of time."""
+
+    def __init__(self, acks: Iterable[tuple[float, int, int]]) -> None:
+        self._known: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for at, partition, end in acks:
+            known = self._known[partition]
+            known.append((at, max(end, known[-1][1] if known else 0)))
+
+    def at(self, partition: int, time: float) -> int:
+        """Of a partition at some time; 0 while nothing was known."""
+        known = self._known[partition]
+        count = bisect_right(known, (time, 0))
+        return known[count - 1][1] if count else 0
+
+
 def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation]:
     """All checks of answers that were given at whatever time."""
     speaking = [answer for answer in answers if answer.speaks]
@@ -79,17 +95,13 @@ def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, 
     Args:
         acks: (time, partition, end), in order of time.
     """
-    ends: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for at, partition, end in acks:
-        known = ends[partition]
-        known.append((at, max(end, known[-1][1] if known else 0)))
+    ends = Ends(acks)
     for answer in answers:
         if not answer.speaks or answer.max_lag is None:
             continue
-        known = ends[answer.partition]
-        count = bisect_right(known, (answer.sent - WATERMARK_SECONDS, 0))
-        if count and known[count - 1][1] - answer.position > answer.max_lag:
-            told = f"the source had ended at {known[count - 1][1]} {WATERMARK_SECONDS:.0f} s before"
+        end = ends.at(answer.partition, answer.sent - WATERMARK_SECONDS)
+        if end - answer.position > answer.max_lag:
+            told = f"the source had ended at {end} {WATERMARK_SECONDS:.0f} s before"
             yield Violation("bound", f"{told}, and maxLag was {answer.max_lag}: {answer}")
 
 

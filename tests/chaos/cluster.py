@@ -25,15 +25,35 @@ PARTITIONS = 4
 INSTANCES = 3
 SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
+IDEMPOTENCY_WINDOW_SECONDS = 20.0
+"""So short that markers expire in every round, so long that some of what is sent again comes within it."""
 _STATUS_SECONDS = 5.0
-# An exception that was not foreseen, and the end of an instance.
-_NEVER_TOLD = ("a step of the task failed", "a thread failed; stopping")
+NEVER_TOLD = (
+    "a step of the task failed",
+    "a thread failed; stopping",
+    "a request failed",
+    "task halted",
+    "the directory failed",
+    "the read model's code failed",
+    "the table cannot be followed",
+)
+"""What an instance logs of an exception that was not foreseen, of its own end, and of what a person has to see to."""
+_FEW_RECORDS = 7
+_IN_PARTS = "part-stored"
 
 
 class Member:
-    """One instance of the three, by what is done to it. Used by one thread at a time."""
+    """One instance of the three, by what is done to it. Used by one thread at a time.
 
-    def __init__(self, instance: LocalInstance, stack: LocalStack) -> None:
+    Every other time that it is started, a few records are many, so that its commits and restores go in parts.
+    """
+
+    def __init__(self, instance: LocalInstance, stack: LocalStack, part: int, *, is_next_small: bool) -> None:
+        """Args:
+        part: of how many records parts are when they are small.
+        is_next_small: whether they are when it is started first.
+        """
+        self._part, self._is_next_small = part, is_next_small
         self.instance = instance
         self.name = instance.name
         self.host, self.port = HOST, instance.port
@@ -51,7 +71,9 @@ class Member:
     def launch(self, failpoints: str = "") -> None:
         """Start the process, armed or not."""
         self.keep_log()
-        self.instance.environment["BALANCE_FAILPOINTS"] = failpoints
+        is_small, self._is_next_small = self._is_next_small, not self._is_next_small
+        bounds = f"parts={self._part}" if is_small or failpoints.startswith(_IN_PARTS) else ""
+        self.instance.environment["BALANCE_FAILPOINTS"] = ",".join(filter(None, (bounds, failpoints)))
         self.should_run = True
         self.instance.launch()
 
@@ -82,7 +104,7 @@ class Member:
     def unexpected(self) -> Iterator[str]:
         """What any of its processes has told that nobody should ever read. Ask when it is stopped."""
         for line in self._all_logs.read_text(encoding="utf-8", errors="replace").splitlines():
-            if any(f'"{told}"' in line for told in _NEVER_TOLD):
+            if any(f'"{told}"' in line for told in NEVER_TOLD):
                 yield f"{self.name}: {line}"
 
     def stores(self) -> list[Path]:
@@ -131,11 +153,12 @@ class Member:
 class Cluster:
     """Everything up from entering to leaving; the topic is made, and empty."""
 
-    def __init__(self, data_dir: Path, standbys: int) -> None:
+    def __init__(self, data_dir: Path, standbys: int, seed: int) -> None:
         name = uuid.uuid4().hex[:8]
         self.topic = f"balance-{name}"
         self.application_id = f"chaos-{name}"
         self.standbys = standbys
+        self._seed = seed
         behind, front = free_port(), free_port()
         self.stack = LocalStack(data_dir, proxied=(behind, front))
         self.proxy = SilentProxy(front, behind)
@@ -168,11 +191,14 @@ class Cluster:
             "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
             "BALANCE_NUM_STANDBY_REPLICAS": str(self.standbys),
             "BALANCE_READ_TIMEOUT": str(READ_TIMEOUT_SECONDS),
+            "BALANCE_RETRY_EVERY": "2",
+            "BALANCE_IDEMPOTENCY_WINDOW": str(IDEMPOTENCY_WINDOW_SECONDS),
             "BALANCE_PEER_SECRET": "a secret of the chaos suite",
             "BALANCE_SPARK_DRIVER_MEMORY": "640m",
             **settings,
         }
-        return Member(LocalInstance(number + 1, self.stack, environment=environment), self.stack)
+        instance = LocalInstance(number + 1, self.stack, environment=environment)
+        return Member(instance, self.stack, _FEW_RECORDS, is_next_small=(number + self._seed) % 2 == 0)
 
     def stop_instances(self) -> None:
         """Stop all of them at once, in good order."""

@@ -245,14 +245,20 @@ class _Lane(threading.Thread):
         """Return once the instance wants queries."""
         for _ in range(_START_ATTEMPTS):
             self._chaos.wonder_at(self._member)
+            launched_at = None
             if not self._member.running:
+                launched_at = time.monotonic()
                 self._member.launch()
             try:
-                return self._member.wait_ready()
+                self._member.wait_ready()
             except ConfigurationError as error:
                 if self._member.running:
                     raise
                 self._journal.say(str(error)[-600:])
+            else:
+                if launched_at is not None:
+                    self._journal.started(self._member.name, launched_at)
+                return
         raise AssertionError("does not start")
 
     def _owned(self) -> set[int]:

@@ -21,6 +21,8 @@ _UNKNOWN_SCHEMA_ID = 999_999
 _CENT = Decimal("0.01")
 _EXACT = Context(prec=60)
 
+HEALING = b"healing-"
+"""What the keys of events begin with that may be dead letters for a while."""
 POISON = (
     "key-null",
     "value-null",
@@ -65,6 +67,10 @@ class Frames:
             "seen": seen,
         }
         self._schemas = {name: fastavro.parse_schema(schema) for name, schema in schemas.items()}
+        self._registry_url = registry_url
+        self._subject, self._shipped = f"{topic}-{funds_added}", shipped
+        self._late = 0
+        self._late_header = b""
         subjects = dict.fromkeys(schemas, f"{topic}-{funds_added}") | {"seen": f"{topic}-{seen['namespace']}.FundsSeen"}
         self._headers = {
             name: struct.pack(">bI", 0, _register(registry_url, subjects[name], schema))
@@ -74,6 +80,27 @@ class Frames:
     def funds_added(self, customer: str, cents: int, schema: str = "shipped") -> bytes:
         """A good event; the schema `wide` holds more digits than the shipped one."""
         return self._frame(schema, customer, _EXACT.multiply(Decimal(cents), _CENT))
+
+    def expect_late(self) -> None:
+        """From now on, `late` frames are under a schema that is not registered yet."""
+        self._late += 1
+        # Ids are given one after the other: the next one is that of the next schema, for nobody registers others now.
+        probe = _register(self._registry_url, f"{self._subject}-probe", self._of_late("probe"))
+        self._late_header = struct.pack(">bI", 0, probe + 1)
+
+    def register_late(self) -> None:
+        """What `late` frames are under is known from now on."""
+        given = _register(self._registry_url, self._subject, self._of_late("late"))
+        assert struct.pack(">bI", 0, given) == self._late_header, f"the late schema was given {given}"
+
+    def late(self, customer: str, cents: int) -> bytes:
+        """An event whose schema is registered only later."""
+        # Its last field is null, which is the first of its two types.
+        return self._late_header + self.funds_added(customer, cents)[5:] + b"\0"
+
+    def _of_late(self, name: str) -> dict[str, Any]:
+        another = {"name": f"{name}{self._late}", "type": ["null", "string"], "default": None}
+        return {**self._shipped, "fields": [*self._shipped["fields"], another]}
 
     def seen(self, customer: str) -> bytes:
         """A record of another type, which nobody folds."""

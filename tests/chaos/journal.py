@@ -25,6 +25,14 @@ class Entry(NamedTuple):
     """What the instance owned then, as far as the readers knew."""
 
 
+class Start(NamedTuple):
+    """An instance that was started at a moment of the monotonic clock, and wanted queries so many seconds later."""
+
+    at: float
+    member: str
+    seconds: float
+
+
 class Journal:
     """Any thread may write; lines go to standard output at once."""
 
@@ -32,6 +40,7 @@ class Journal:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self.entries: list[Entry] = []
+        self.starts: list[Start] = []
         self.counts: Counter[str] = Counter()
         self._strange: list[str] = []
 
@@ -55,6 +64,11 @@ class Journal:
             self.counts[fault] += 1
         owned = f", owner of {sorted(entry.partitions)}" if entry.partitions else ""
         self.say(" ".join(filter(None, (fault, member + owned, told))))
+
+    def started(self, member: str, at: float) -> None:
+        """An instance that was started then wants queries now."""
+        with self._lock:
+            self.starts.append(Start(at, member, time.monotonic() - at))
 
     def wonder(self, text: str) -> None:
         """Something has happened that nobody did or expected, such as the end of a process."""

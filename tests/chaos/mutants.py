@@ -1,4 +1,4 @@
-"""Checks the checks: plants one bug at a time into a copy of the package, and plays a round that has to find it.
+"""Checks the checks: plants one bug at a time into a copy of the package, and runs the test that has to find it.
 
 `make chaos-mutants`, or `python -m tests.chaos.mutants [WORD…]` for the mutations that have a word in their names. The
 unmutated copy is played first and has to pass. Ends with code 1 if it does not, or if any bug survives.
@@ -16,21 +16,25 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos.mutations import CONTROLS, MUTATIONS, Mutation
+from tests.chaos.mutations import CONTROLS, MUTATIONS, QUIET, Mutation
+from tests.chaos.parts_mutations import PARTS_MUTATIONS
+from tests.chaos.pinpoint_mutations import PINPOINT_MUTATIONS
 from tests.chaos.system_mutations import SYSTEM_MUTATIONS
 
+ALL_MUTATIONS = (*PINPOINT_MUTATIONS, *MUTATIONS, *PARTS_MUTATIONS, *SYSTEM_MUTATIONS)
 _PROJECT = Path(__file__).parents[2]
 _COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
 _ROUND_SECONDS = 900
 _VIOLATION = re.compile(r"VIOLATION \(([a-z ]+)\): (.*)")
 # A bug may also keep the service from ever being done; whatever else fails is no proof of a bug found.
 _STANDSTILL = re.compile(r"AssertionError: (not caught up|.* was not read to)")
+_FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
 _SEED = "1"
 _SHOWN = 100
 
 
 class Outcome(NamedTuple):
-    """What a round came to."""
+    """What a round came to, or another test."""
 
     passed: bool
     kind: str
@@ -41,13 +45,13 @@ class Outcome(NamedTuple):
 
 def main(words: list[str]) -> int:
     """Play the control and every mutation that is wanted; 0 if all is as it should be."""
-    wanted = [m for m in (*MUTATIONS, *SYSTEM_MUTATIONS) if not words or any(word in m.name for word in words)]
+    wanted = [m for m in ALL_MUTATIONS if not words or any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="chaos-mutants-") as folder:
         for mutation in wanted:
             mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
         survivors = 0
         for test in dict.fromkeys(mutation.test for mutation in wanted):
-            control = _play(Path(folder), test, CONTROLS[test])
+            control = _play(Path(folder), test, CONTROLS.get(test, QUIET))
             verdict = "passes" if control.passed else f"FAILS: {control.kind} {control.told}"
             _tell(f"{test} without a bug", verdict, control.seconds)
             survivors += not control.passed
@@ -56,11 +60,11 @@ def main(words: list[str]) -> int:
             if outcome.passed:
                 verdict = "SURVIVED"
             elif outcome.kind in mutation.kinds:
-                verdict = f"caught: {outcome.kind} ({outcome.told})"
+                verdict = f"caught: {outcome.kind}" + f" ({outcome.told})" * bool(outcome.told)
             elif outcome.kind:
                 verdict = f"BY CHANCE? {outcome.kind} ({outcome.told}) is not what it should be found by"
             else:
-                verdict = "BROKEN: the round failed, but not by a check"
+                verdict = "BROKEN: it failed, but not by a check"
             survivors += not verdict.startswith("caught")
             _tell(mutation.name, verdict, outcome.seconds)
     print(f"{len(wanted)} bugs planted, {survivors} verdicts not as they should be", flush=True)
@@ -68,7 +72,7 @@ def main(words: list[str]) -> int:
 
 
 def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None) -> Outcome:
-    """One round on a fresh copy."""
+    """One round, or another file of tests, on a fresh copy."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
@@ -88,7 +92,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
         "CHAOS_MINUTES": "",
         "CHAOS_STOP_EARLY": "" if mutation is None else "1",
     }
-    command = [sys.executable, "-m", "pytest", f"tests/chaos/{test}", "-s", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", test, "-s", "-p", "no:cacheprovider"]
     command += [f"--basetemp={folder / 'pytest'}"]
     began = time.monotonic()
     log = folder / "round.log"
@@ -104,7 +108,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
     text = log.read_text(encoding="utf-8", errors="replace")
     if code and mutation is None:
         print(text[-10_000:], flush=True)
-    return Outcome(code == 0, *_found(text), time.monotonic() - began)
+    return Outcome(code == 0, *_found(text, plays=test in CONTROLS), time.monotonic() - began)
 
 
 def mutated(mutation: Mutation, path: Path) -> str:
@@ -116,7 +120,11 @@ def mutated(mutation: Mutation, path: Path) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def _found(text: str) -> tuple[str, str]:
+def _found(text: str, *, plays: bool) -> tuple[str, str]:
+    """The kind of the first violation, or the first test that failed, and what is told."""
+    if not plays:
+        failed = _FAILED.search(text)
+        return ("", "") if failed is None else (failed[1], "")
     violation, standstill = _VIOLATION.search(text), _STANDSTILL.search(text)
     if violation is not None:
         return violation[1], violation[2][:_SHOWN]

@@ -1,6 +1,7 @@
 """Bugs that the chaos suite has to find, each as one replacement in one file, and the round that should find it.
 
-Those of models on several stages are in `system_mutations`.
+Those in what goes in parts are in `parts_mutations`, those of models on several stages in `system_mutations`, and those
+that no round would find in `pinpoint_mutations`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 QUIET = "none"
-BALANCES, SYSTEMS = "test_chaos.py", "test_systems.py"
-# By test, the faults of a round without a bug.
-CONTROLS = {BALANCES: "kill,kill-at-begun,kill-at-committed,pause", SYSTEMS: "kill-at-begun,kill-at-committed"}
+BALANCES, SYSTEMS = "tests/chaos/test_chaos.py", "tests/chaos/test_systems.py"
+# By test that plays rounds, the faults of one without a bug.
+CONTROLS = {
+    BALANCES: "kill,kill-at-begun,kill-at-committed,kill-at-part-stored,pause",
+    SYSTEMS: "kill-at-begun,kill-at-committed,kill-at-part-stored",
+}
 WRONG = ("wrong", "lost", "doubled", "digest")
 
 
@@ -23,18 +27,21 @@ class Mutation(NamedTuple):
     new: str
     faults: str
     kinds: tuple[str, ...]
-    """Of what kinds the first violation may be: found by any other, it would be found by chance."""
+    """Of what kinds the first violation may be: found by any other, it would be found by chance.
+
+    Where no rounds are played, by which test in the file it may be found first.
+    """
     test: str = BALANCES
-    """That has to find it."""
+    """The file of tests that has to find it."""
 
 
 MUTATIONS = (
     Mutation(
         "position committed in a transaction of its own, before the states",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
-        "    writer.commit([], [], position, store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
+        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "    writer.commit([], [], frame, store.changelog_offset)\n"
+        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "kill-at-begun=3,kill-at-committed=3",
         WRONG,
     ),
@@ -203,11 +210,19 @@ MUTATIONS = (
     Mutation(
         "the store is written before the transaction is committed",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
-        "    store.write((*folded.records(), (POSITION_KEY, position)), store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)\n",
+        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "    store.write((*records(), (POSITION_KEY, frame)), store.changelog_offset)\n"
+        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "kill-at-begun=3,kill-at-produced=3",
         (*WRONG, "stale", "backwards"),
+    ),
+    Mutation(
+        "a dead letter stays open after its record is applied",
+        "balance_service/state/letters/letters.py",
+        "                self._change(changes, offset, before, before.closed(Status.APPLIED, now))\n",
+        "                self._change(changes, offset, before, before.due_at_once(now))\n",
+        QUIET,
+        (*WRONG, "stuck"),
     ),
     Mutation(
         "partitions are found by CRC32",

@@ -6,12 +6,9 @@ Money is counted in cents, as Python's unbounded integers.
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import time
-import urllib.error
-import urllib.request
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -20,6 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tests.chaos.frames import HEALING
+from tests.support.schemas import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +64,13 @@ class Poison(NamedTuple):
     value: bytes | None
 
 
+class Marker(NamedTuple):
+    """An event with an idempotency key that counts."""
+
+    timestamp_ms: int
+    cents: int
+
+
 @dataclass
 class PartitionCount:
     """One partition, record by record."""
@@ -74,7 +81,16 @@ class PartitionCount:
     duplicates: int = 0
     poison: dict[int, Poison] = field(default_factory=dict)
     """By offset."""
-    markers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    markers: dict[tuple[bytes, bytes], Marker] = field(default_factory=dict)
+    """By customer and idempotency key, be they expired or not."""
+    stream_time_ms: int = -1
+    """The greatest timestamp so far of an event with an idempotency key."""
+    healed: set[int] = field(default_factory=set)
+    """Offsets of events that count, and that may have been dead letters until their schema was known."""
+
+    def living(self, window_ms: int) -> set[tuple[bytes, bytes]]:
+        """The markers that have not expired."""
+        return {name for name, marker in self.markers.items() if marker.timestamp_ms + window_ms > self.stream_time_ms}
 
     @property
     def records(self) -> int:
@@ -86,11 +102,19 @@ class Recount:
     """Reads the topic on from where it stopped; belongs to one thread."""
 
     def __init__(
-        self, bootstrap_servers: str, registry_url: str, topic: str, partitions: int, homes: Mapping[bytes, int]
+        self,
+        bootstrap_servers: str,
+        registry_url: str,
+        topic: str,
+        partitions: int,
+        homes: Mapping[bytes, int],
+        window_ms: int,
     ) -> None:
         """Args:
         homes: key → its partition, as the producer's own partitioner had it.
+        window_ms: how long an idempotency key is remembered, in stream time.
         """
+        self.window_ms = window_ms
         self._registry_url = registry_url
         self._topic = topic
         self._homes = homes
@@ -112,6 +136,19 @@ class Recount:
         """The partition of a customer."""
         return self._homes[key]
 
+    def totals(self) -> dict[str, int]:
+        """Committed records of all partitions, by what became of them."""
+        of_all = self.partitions
+        return {
+            "committed records": sum(count.records for count in of_all),
+            "  applied": sum(count.applied for count in of_all),
+            "  of other types": sum(count.ignored for count in of_all),
+            "  duplicates": sum(count.duplicates for count in of_all),
+            "  poison": sum(len(count.poison) for count in of_all),
+            "idempotency keys": sum(len(count.markers) for count in of_all),
+            "  expired": sum(len(count.markers) - len(count.living(self.window_ms)) for count in of_all),
+        }
+
     def read_on(self) -> None:
         """Count what was committed since, up to the present end."""
         consumer = Consumer(self._config)
@@ -124,7 +161,7 @@ class Recount:
             deadline = time.monotonic() + _READ_SECONDS
             while any(count.end < ends[p] for p, count in enumerate(self.partitions)):
                 assert time.monotonic() < deadline, f"the source was not read to {ends}: a transaction is open"
-                for message in consumer.consume(10_000, timeout=0.5):
+                for message in consumer.consume(10_000, timeout=0.1):
                     error, partition, offset = message.error(), message.partition(), message.offset()
                     assert partition is not None
                     assert offset is not None
@@ -149,8 +186,12 @@ class Recount:
         token = dict(message.headers() or ()).get("idempotency-key")
         self.events[partition, offset] = key, cents, token
         history = self.histories.setdefault(key, History())
-        if token is not None and (first := count.markers.get((key, token))) is not None:
-            if first == cents:
+        timestamp_ms, first = message.timestamp()[1], None
+        if token is not None:
+            count.stream_time_ms = max(count.stream_time_ms, timestamp_ms)
+            first = count.markers.get((key, token))
+        if first is not None and first.timestamp_ms + self.window_ms > count.stream_time_ms:
+            if first.cents == cents:
                 count.duplicates += 1
             else:
                 count.poison[offset] = Poison("idempotency-key-reused", key, value)
@@ -159,8 +200,10 @@ class Recount:
         else:
             history.add(offset, cents)
             count.applied += 1
+            if key.startswith(HEALING):
+                count.healed.add(offset)
             if token is not None:
-                count.markers[key, token] = cents
+                count.markers[key, token] = Marker(timestamp_ms, cents)
 
     def _judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
         """What stands in the way of an event, or "", and its cents."""
@@ -203,11 +246,5 @@ class Recount:
         return "", int(cents)
 
     def _schema(self, schema_id: int) -> Any:
-        try:
-            with urllib.request.urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=10) as answer:
-                return fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise
-            return None
+        schema = schema_of(self._registry_url, schema_id)
+        return None if schema is None else fastavro.parse_schema(schema)

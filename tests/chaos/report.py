@@ -12,15 +12,15 @@ from tests.chaos.checks import KINDS, by_kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tests.chaos.availability import Succession
     from tests.chaos.checks import Violation
-    from tests.chaos.journal import Entry, Journal
+    from tests.chaos.journal import Journal
     from tests.chaos.plan import Plan
     from tests.chaos.readers import Answer
 
 _SHOWN = 12
 _SHOWN_REFUSALS = 6
 _NUMBERS = re.compile(r"[0-9.:]*[0-9]")
-_WATCHED_SECONDS = 60.0
 
 
 class Report:
@@ -33,7 +33,6 @@ class Report:
         self.reads: Counter[tuple[int, str]] = Counter()
         self._refusals: Counter[str] = Counter()
         self.silences = 0
-        self.events = 0
         self.records: dict[str, int] = {}
         self.progress: list[float] = []
         self.commands: Counter[int] = Counter()
@@ -47,27 +46,20 @@ class Report:
                 self._journal.say(f"VIOLATION ({violation.kind}): {violation.told}")
             self.violations.append(violation)
 
-    def add_answers(self, answers: Sequence[Answer], entries: Sequence[Entry]) -> None:
-        """Count answers, and measure how long owners were missed."""
+    def add_answers(self, answers: Sequence[Answer]) -> None:
+        """Count them."""
         for answer in answers:
             self.reads[answer.status, answer.role] += 1
             if not answer.speaks:
                 self._refusals[_NUMBERS.sub("…", answer.detail.partition('"detail": ')[2])] += 1
-        by_partition: dict[int, list[Answer]] = defaultdict(list)
-        for answer in sorted((a for a in answers if a.speaks), key=lambda a: a.received):
-            by_partition[answer.partition].append(answer)
-        for entry in entries:
-            for partition in entry.partitions:
-                after = [
-                    a for a in by_partition[partition] if entry.at < a.sent and a.received < entry.at + _WATCHED_SECONDS
-                ]
-                before = max((a.epoch for a in by_partition[partition] if a.received <= entry.at), default=0)
-                owner = next((a.received for a in after if a.role == "active" and a.epoch > before), None)
-                if owner is not None:
-                    self._new_owner[entry.fault].append(owner - entry.at)
-                flagged = next((a.received for a in after if a.max_lag is not None), None)
-                if flagged is not None and entry.fault == "kill":
-                    self._flagged.append(flagged - entry.at)
+
+    def add_successions(self, found: Iterable[Succession]) -> None:
+        """How long owners were missed, and standbys' answers."""
+        for one in found:
+            if one.owned is not None:
+                self._new_owner[one.entry.fault].append(one.owned)
+            if one.flagged is not None and one.entry.fault == "kill":
+                self._flagged.append(one.flagged)
 
     def table(self) -> str:
         """Everything that was done, and what came of it."""
@@ -79,7 +71,7 @@ class Report:
             (fault, f"{done[fault]} of {wanted.get(fault, 0)}")
             for fault in sorted({*done, *filter(wanted.get, wanted)})
         ]
-        rows += [("committed records", str(self.events)), *((f"  {k}", str(v)) for k, v in self.records.items())]
+        rows += [(name, str(count)) for name, count in self.records.items()]
         rows += [("reads", str(sum(self.reads.values())))]
         rows += [(f"  {status} {role or '-'}", str(n)) for (status, role), n in sorted(self.reads.items())]
         rows += [("  no answer", str(self.silences))]
@@ -88,6 +80,7 @@ class Report:
         rows += [("progress after healing", _seconds(self.progress))]
         rows += [(f"new owner after {fault}", _seconds(times)) for fault, times in sorted(self._new_owner.items())]
         rows += [("answer to maxLag after kill", _seconds(self._flagged))]
+        rows += [("ready after a start", _seconds([start.seconds for start in self._journal.starts]))]
         rows += [(f"VIOLATIONS {kind}", str(kinds[kind])) for kind in KINDS]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import struct
 import time
-import urllib.request
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from rocksdict import AccessType, Options, Rdict
+
+from tests.support.schemas import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ RESERVED = b"\xff"
 POSITION_KEY = RESERVED + b"position"
 _CHANGELOG_OFFSET_KEY = RESERVED + b"changelog-offset"
 _LOCAL_KEYS = (RESERVED + b"identity", RESERVED + b"reaches", _CHANGELOG_OFFSET_KEY)
+_MARKER_BY_NAME = RESERVED + b"once-by-name"
+_MARKER_BY_TIME = RESERVED + b"once-by-time"
 _READ_SECONDS = 60.0
 _EXACT = Context(prec=80)
 
@@ -51,7 +53,7 @@ def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[
         deadline = time.monotonic() + _READ_SECONDS
         while any(stands_at[p] < end for p, end in enumerate(ends)):
             assert time.monotonic() < deadline, f"{topic} was not read to {ends}: a transaction is open"
-            for message in consumer.consume(10_000, timeout=0.5):
+            for message in consumer.consume(10_000, timeout=0.1):
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
@@ -64,6 +66,11 @@ def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[
     finally:
         consumer.close()
     return records
+
+
+def is_of_letter(key: bytes | None) -> bool:
+    """Whether a record of a changelog is about a dead letter."""
+    return key is not None and key.startswith(RESERVED + b"letter-")
 
 
 def stable_ends(bootstrap_servers: str, topic: str, partitions: int) -> list[int]:
@@ -106,6 +113,11 @@ def compacted(records: Iterable[Logged], below: int | None = None) -> Content:
     return content
 
 
+def is_marker(key: bytes) -> bool:
+    """Whether a key is that of an idempotency key, which has one such record."""
+    return key.startswith(_MARKER_BY_NAME)
+
+
 def states(content: Content) -> Content:
     """What is kept of customers, without what the service notes for itself."""
     return {key: value for key, value in content.items() if not key.startswith(RESERVED)}
@@ -142,11 +154,25 @@ class Decoder:
         """The record in a frame."""
         (schema_id,) = struct.unpack(">I", frame[1:5])
         if schema_id not in self._schemas:
-            with urllib.request.urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=10) as answer:
-                self._schemas[schema_id] = fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
+            self._schemas[schema_id] = fastavro.parse_schema(schema_of(self._registry_url, schema_id))
         record: Any = fastavro.schemaless_reader(io.BytesIO(frame[5:]), self._schemas[schema_id], None)
         assert isinstance(record, dict)
         return record
+
+    def living(self, content: Content, window_ms: int) -> Content:
+        """Without what is noted of idempotency keys that have expired: when that is removed hangs on commits."""
+        now = self.decode(content[POSITION_KEY])["streamTime"]
+
+        def has_expired(key: bytes, value: bytes) -> bool:
+            if is_marker(key):
+                at_ms = self.decode(value)["timestamp"]
+            elif key.startswith(_MARKER_BY_TIME):
+                at_ms = int.from_bytes(key[len(_MARKER_BY_TIME) :][:8], "big")
+            else:
+                return False
+            return bool(at_ms + window_ms <= now)
+
+        return {key: value for key, value in content.items() if not has_expired(key, value)}
 
     def cents(self, frame: bytes) -> tuple[str, int]:
         """The customer and the balance of a state."""

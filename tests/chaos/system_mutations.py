@@ -26,8 +26,8 @@ SYSTEM_MUTATIONS = (
     ),
     Mutation(
         "a rebuild sends everything again",
-        "balance_service/hosting/sent_before.py",
-        "emitted_up_to=self._up_to[partition]",
+        "balance_service/hosting/kept_before.py",
+        "emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0",
         "emitted_up_to=0",
         QUIET,
         ("doubled",),
@@ -45,8 +45,8 @@ SYSTEM_MUTATIONS = (
     Mutation(
         "a question about all keys forgets a partition",
         "balance_service/http/scatter.py",
-        "        missing = set(range(self.routing.partitions))\n",
-        "        missing = set(range(1, self.routing.partitions))\n",
+        "set(range(self.routing.partitions) if partitions is None else partitions)",
+        "set(range(1, self.routing.partitions) if partitions is None else partitions)",
         QUIET,
         ("wrong",),
         SYSTEMS,

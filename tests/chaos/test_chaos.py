@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos.audit import Audit, check_counters
+from tests.chaos.availability import (
+    PROGRESS_SECONDS,
+    check_movement,
+    check_starts,
+    check_successions,
+    check_undisturbed,
+    successions,
+)
 from tests.chaos.checks import Violation, check_answers, check_promises, check_staleness
-from tests.chaos.cluster import INSTANCES, PARTITIONS, SESSION_TIMEOUT_SECONDS, Cluster, active_positions
+from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, PARTITIONS, Cluster, active_positions
 from tests.chaos.commands import Commands
 from tests.chaos.enquiry import Enquiry
 from tests.chaos.faults import Chaos
 from tests.chaos.frames import Frames
 from tests.chaos.journal import Journal, own_time
+from tests.chaos.operator import redrive_all
 from tests.chaos.plan import plan_from_environment
 from tests.chaos.readers import Readers
 from tests.chaos.recount import Recount
@@ -36,9 +45,6 @@ if TYPE_CHECKING:
 
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _TIMEOUT_SECONDS = 1_500 + 90 * _MINUTES
-# Promised where each instance and the broker have a processor: what a cold JVM needs, others wait for otherwise.
-_SHARE = max(1.0, (INSTANCES + 1) / (os.cpu_count() or 1))
-_PROGRESS_SECONDS = (SESSION_TIMEOUT_SECONDS + 10) * _SHARE
 _CATCH_UP_SECONDS = 120.0
 _UNDISTURBED_SECONDS = 4.0
 
@@ -68,9 +74,9 @@ class _Run:
         """Everything, in order; violations are in the report."""
         plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
         say("starting broker and registry")
-        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.standbys))
+        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.standbys, plan.seed))
         stack = cluster.stack
-        frames = Frames(stack.schema_registry_url, cluster.topic)
+        self._frames = frames = Frames(stack.schema_registry_url, cluster.topic)
         self._customers = Customers(plan.early_customers, plan.early_customers // 8)
         self._workload = Workload(
             stack.bootstrap_servers, cluster.topic, PARTITIONS, frames, self._customers, plan.seed
@@ -84,7 +90,12 @@ class _Run:
             member.wait_ready()
         say("all instances are ready")
         self._recount = Recount(
-            stack.bootstrap_servers, stack.schema_registry_url, cluster.topic, PARTITIONS, self._customers.homes
+            stack.bootstrap_servers,
+            stack.schema_registry_url,
+            cluster.topic,
+            PARTITIONS,
+            self._customers.homes,
+            round(IDEMPOTENCY_WINDOW_SECONDS * 1000),
         )
         self._catch_up()
         say("everything appended before is applied")
@@ -121,23 +132,38 @@ class _Run:
             longest = max(longest, time.monotonic() - round_began)
 
     def _play_round(self, plan: Round) -> None:
-        began = len(self._journal.entries)
+        began, started = len(self._journal.entries), len(self._journal.starts)
+        self._frames.expect_late()
+        self._workload.sends_late = True
         self._workload.start(self._plan.rate)
         try:
-            time.sleep(_UNDISTURBED_SECONDS)
+            windows = [self._undisturbed()]
+            # What is a dead letter by now heals while faults are played; what comes then, after them.
+            self._frames.register_late()
+            self._frames.expect_late()
             self._chaos.play(plan)
+            self._frames.register_late()
             self._check_progress()
             time.sleep(_UNDISTURBED_SECONDS)
         finally:
             self._workload.stop()
         self._journal.say(f"{self._workload.sent} records appended; catching up")
         self._catch_up()
+        self._journal.say("having what healed tried again")
+        self.report.add_violations(redrive_all(self._cluster.members, PROGRESS_SECONDS))
         silent = list(self._enquire())
+        windows.append(self._undisturbed())
         # Before the topic is read, for commands go on.
         answers, promises = self._readers.take(), list(self._commands.promises)
         self._recount.read_on()
         self._journal.say(f"checking {len(answers)} answers")
-        self.report.add_answers(answers, self._journal.entries[began:])
+        found = list(successions(answers, self._journal.entries[began:]))
+        self.report.add_answers(answers)
+        self.report.add_successions(found)
+        self.report.add_violations(check_successions(found))
+        self.report.add_violations(check_starts(self._journal.starts[started:], self._journal.entries))
+        self.report.add_violations(check_undisturbed(answers, windows))
+        self.report.add_violations(check_movement(answers, self._workload.acks))
         self.report.add_violations(check_answers(answers, self._recount))
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self.report.add_violations(check_promises(promises, self._recount))
@@ -145,6 +171,12 @@ class _Run:
         self.report.add_violations(Violation("crash", told) for told in self._journal.take_strange())
         self.report.add_violations(silent)
         assert not self._readers.failures, self._readers.failures
+
+    def _undisturbed(self) -> tuple[float, float]:
+        """A time in which nothing is done to anybody."""
+        began = time.monotonic()
+        time.sleep(_UNDISTURBED_SECONDS)
+        return began, time.monotonic()
 
     def _settle(self) -> None:
         """Nothing is appended any more, and everything is applied."""
@@ -157,7 +189,7 @@ class _Run:
         self._journal.say("asking everybody")
         ends = [count.end for count in self._recount.partitions]
         addresses = [(member.host, member.port) for member in self._cluster.members]
-        with closing(Enquiry(addresses, self._readers, self._customers, ends, _PROGRESS_SECONDS)) as enquiry:
+        with closing(Enquiry(addresses, self._readers, self._customers, ends, PROGRESS_SECONDS)) as enquiry:
             yield from enquiry.everybody_answers(random.Random(self._plan.seed))
             if self._plan.standbys:
                 yield from enquiry.standbys_answer()
@@ -177,11 +209,11 @@ class _Run:
                 if position > seen_first.setdefault(partition, position):
                     stuck.discard(partition)
             after = own_time() - healed
-            if stuck and after > _PROGRESS_SECONDS:
+            if stuck and after > PROGRESS_SECONDS:
                 # What lies beyond an open transaction of a producer's is not there to be read.
                 ends = stable_ends(self._cluster.stack.bootstrap_servers, self._cluster.topic, PARTITIONS)
                 stuck = {partition for partition in stuck if ends[partition] > seen_first.get(partition, -1)}
-            if stuck and after > _PROGRESS_SECONDS:
+            if stuck and after > PROGRESS_SECONDS:
                 told = f"partitions {sorted(stuck)} stand still {after:.0f} s after healing"
                 self.report.add_violations([Violation("stuck", told)])
                 return
@@ -207,7 +239,7 @@ class _Run:
         self._wait_for_standbys()
         self._readers.__exit__()
         answers = self._readers.take()
-        self.report.add_answers(answers, ())
+        self.report.add_answers(answers)
         self.report.add_violations(check_answers(answers, self._recount))
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self._journal.say("stopping the instances")
@@ -222,21 +254,16 @@ class _Run:
         self._journal.say("comparing changelog, dead letters and stores with the recount")
         self.report.add_violations(self._audit.balances(self._recount))
         self.report.add_violations(self._audit.dead_letters(self._recount))
+        self.report.add_violations(self._audit.markers(self._recount))
         self.report.add_violations(self._audit.positions(self._recount))
         self.report.add_violations(self._audit.stores(stores, 1 + self._plan.standbys))
-        self.report.events = sum(count.records for count in self._recount.partitions)
-        self.report.records = {
-            "applied": sum(count.applied for count in self._recount.partitions),
-            "of other types": sum(count.ignored for count in self._recount.partitions),
-            "duplicates": sum(count.duplicates for count in self._recount.partitions),
-            "poison": sum(len(count.poison) for count in self._recount.partitions),
-        }
+        self.report.records = self._recount.totals()
         self.report.commands = self._commands.statuses
         self.report.silences = sum(self._readers.silences.values())
 
     def _wait_for_standbys(self) -> None:
         """Until each partition has as many copies at its end as it should; what they hold is checked later."""
-        deadline = time.monotonic() + _PROGRESS_SECONDS
+        deadline = time.monotonic() + PROGRESS_SECONDS
         ends = [count.end for count in self._recount.partitions]
         while time.monotonic() < deadline:
             tasks = [task for member in self._cluster.members for task in (member.status() or {}).get("tasks", ())]
@@ -269,7 +296,7 @@ class _Run:
         self.report.add_violations(check_counters(metrics, self._recount))
         self.report.add_violations(rebuilt.balances(self._recount))
         self.report.add_violations(rebuilt.dead_letters(self._recount))
-        self.report.add_violations(self._audit.same_states(rebuilt))
+        self.report.add_violations(self._audit.same_states(rebuilt, self._recount.window_ms))
 
     def _read_audit(self, application_id: str) -> Audit:
         stack = self._cluster.stack

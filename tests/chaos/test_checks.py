@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.chaos.availability import (
+    PROGRESS_SECONDS,
+    check_movement,
+    check_starts,
+    check_successions,
+    check_undisturbed,
+    successions,
+)
 from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
+from tests.chaos.cluster import NEVER_TOLD
 from tests.chaos.commands import Promise
-from tests.chaos.mutants import mutated
-from tests.chaos.mutations import MUTATIONS
+from tests.chaos.journal import Entry, Start
+from tests.chaos.mutants import ALL_MUTATIONS, mutated
 from tests.chaos.plan import FAULTS, POINTS, plan_from_environment
 from tests.chaos.readers import Answer
 from tests.chaos.recount import History, Recount
@@ -40,13 +49,16 @@ _RIGHT = Answer(
     retry_after=False,
     detail="",
 )
+_BUSY = replace(
+    _RIGHT, status=503, role="", server="", position=-1, epoch=-1, cents=None, retry_after=True, detail="starting"
+)
 _LATER = replace(_RIGHT, sent=2.0, received=2.1, position=9, cents=300)
 
 
 @pytest.fixture
 def recount() -> Recount:
     """One customer with 1.00 from offset 4 on, and 3.00 from offset 8 on."""
-    counted = Recount("", "", "topic", 1, {b"c": 0})
+    counted = Recount("", "", "topic", 1, {b"c": 0}, 20_000)
     counted.histories[b"c"] = history = History()
     history.add(4, 100)
     history.add(8, 200)
@@ -123,6 +135,42 @@ def test_an_accepted_command_that_is_not_in_the_source_is_found(recount: Recount
     assert [violation.kind for violation in check_promises([lost, keyless], recount)] == ["lost", "lost"]
 
 
+class Sent:
+    """A record of one customer's with an idempotency key, as a consumer has it."""
+
+    def __init__(self, token: str, timestamp_ms: int) -> None:
+        self._token = token.encode()
+        self._timestamp_ms = timestamp_ms
+
+    def key(self) -> bytes:
+        return b"c"
+
+    def value(self) -> bytes:
+        return b""
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [("idempotency-key", self._token)]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._timestamp_ms
+
+
+def test_the_recount_forgets_idempotency_keys_by_the_time_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recount, "_judge", lambda *_: ("", 1))
+    recount = Recount("", "", "topic", 1, {b"c": 0}, 1_000)
+    (count,) = recount.partitions
+
+    # It is known for as long as the window, from the event that counted; of one that came too late, nothing is kept.
+    sent = [("a", 5_000), ("a", 5_999), ("b", 6_000), ("a", 5_500), ("a", 5_999), ("d", 5_000), ("d", 5_000)]
+    counted = []
+    for offset, (token, timestamp_ms) in enumerate(sent):
+        recount._count(0, count, offset, Sent(token, timestamp_ms))
+        counted.append(count.applied)
+
+    assert counted == [1, 1, 2, 3, 3, 4, 5]
+    assert count.living(1_000) == {(b"c", b"a"), (b"c", b"b")}
+
+
 def test_a_seed_draws_the_same_plan_again_and_the_short_one_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHAOS_MINUTES", "CHAOS_FAULTS"):
         monkeypatch.delenv(name, raising=False)
@@ -149,6 +197,12 @@ def test_the_long_plan_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None
     assert counts["stop-broker-long"] == 1
 
 
+def test_what_an_instance_must_never_tell_is_in_its_words() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (_ROOT / "balance_service").rglob("*.py"))
+
+    assert [told for told in NEVER_TOLD if f'"{told}"' not in code] == []
+
+
 def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAOS_MINUTES", raising=False)
     monkeypatch.setenv("CHAOS_FAULTS", "kill,flood")
@@ -156,6 +210,72 @@ def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch)
         plan_from_environment()
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", ALL_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
     compile(mutated(mutation, _ROOT / mutation.file), mutation.file, "exec")
+
+
+@pytest.mark.parametrize(("refused", "is_found"), [(0, False), (1, False), (60, True), (100, True)])
+def test_refusals_while_nothing_is_disturbed_are_found(refused: int, is_found: bool) -> None:
+    answers = [replace(_BUSY if n < refused else _RIGHT, sent=n / 100, received=n / 100) for n in range(100)]
+
+    found = list(check_undisturbed(answers, [(0.0, 1.0)]))
+
+    assert ([violation.kind for violation in found] == ["silent"]) is is_found
+
+
+def test_a_window_without_answers_is_found_and_refusals_of_bounded_queries_are_none() -> None:
+    bounded = [replace(_BUSY, sent=n / 100, received=n / 100, max_lag=0) for n in range(100)]
+    plain = [replace(_RIGHT, sent=n / 100, received=n / 100) for n in range(100)]
+
+    assert by_kind(check_undisturbed(bounded, [(0.0, 1.0)])) == {"silent": 1}
+    assert not list(check_undisturbed([*bounded, *plain], [(0.0, 1.0)]))
+
+
+@pytest.mark.parametrize(("stands_for", "is_found"), [(PROGRESS_SECONDS, False), (600.0, True)])
+def test_an_owner_that_stands_still_though_events_were_committed_is_found(stands_for: float, is_found: bool) -> None:
+    answers = [replace(_RIGHT, sent=10.0 + second, received=10.0 + second) for second in range(int(stands_for))]
+
+    found = list(check_movement(answers, [(1.0, 0, 5), (10.0, 0, 9)]))
+
+    assert ([violation.kind for violation in found] == ["stuck"]) is is_found
+    assert not list(check_movement([replace(answer, position=9) for answer in answers], [(10.0, 0, 9)]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "others", "is_found"),
+    [
+        ("kill", 7.0, (), False),
+        ("kill", PROGRESS_SECONDS + 1, (), True),
+        ("kill", PROGRESS_SECONDS + 1, (5.0,), False),
+        ("remove", PROGRESS_SECONDS / 2, (), True),
+    ],
+)
+def test_a_new_owner_that_comes_late_is_found(
+    fault: str, seconds: float, others: tuple[float, ...], is_found: bool
+) -> None:
+    at = 100.0
+    entries = [
+        Entry(at, fault, "a", frozenset({0})),
+        *(Entry(at + after, "kill", "b", frozenset()) for after in others),
+    ]
+    before = replace(_RIGHT, sent=at - 1, received=at - 0.9)
+    after = replace(_RIGHT, sent=at + seconds - 0.1, received=at + seconds, server="b", epoch=4)
+
+    found = list(check_successions(successions([before, after], entries)))
+
+    assert ([violation.kind for violation in found] == ["silent"]) is is_found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "broker_down_at", "is_found"),
+    [(10.0, None, False), (300.0, None, True), (300.0, 50.0, False), (300.0, 150.0, False), (300.0, 450.0, True)],
+)
+def test_an_instance_that_is_late_to_be_ready_is_found(
+    seconds: float, broker_down_at: float | None, is_found: bool
+) -> None:
+    entries = [] if broker_down_at is None else [Entry(broker_down_at, "stop-broker-long", "", frozenset())]
+
+    found = list(check_starts([Start(100.0, "a", seconds)], entries))
+
+    assert ([violation.kind for violation in found] == ["silent"]) is is_found

@@ -48,6 +48,8 @@ _INNER = {
     "leaderboard": "leaderboard-by-product_id",
 }
 _PARTITIONS = 2
+# A commit has a state for each of six cards, at most.
+_FEW_RECORDS = 2
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _STRIKE_SECONDS = 300.0
 _CATCH_UP_SECONDS = 240.0
@@ -82,12 +84,19 @@ class _Systems:
                 "BALANCE_APPLICATION_ID": self._application_id,
                 "BALANCE_MODELS": ",".join(_MODELS),
                 "BALANCE_PARTITIONS": str(_PARTITIONS),
+                # Scores of strangers are tried again and again.
+                "BALANCE_RETRY_EVERY": "2",
                 "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
             },
         )
         # A long run has three.
         self._members = [
-            Member(LocalInstance(number + 1, self._stack, environment=self._settings), self._stack)
+            Member(
+                LocalInstance(number + 1, self._stack, environment=self._settings),
+                self._stack,
+                _FEW_RECORDS,
+                is_next_small=(number + plan.seed) % 2 == 0,
+            )
             for number in range(3 if _MINUTES else 2)
         ]
         created = run(self._settings, "topics", "create")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException, Producer
 
-from tests.chaos.frames import POISON, Source
+from tests.chaos.frames import HEALING, POISON, Source
 
 if TYPE_CHECKING:
     from tests.chaos.frames import Frames
@@ -24,6 +24,7 @@ POISON_SHARE = 0.01
 OTHER_TYPES_SHARE = 0.05
 KEYED_SHARE = 0.08
 HOT_SHARE = 0.2
+LATE_SHARE = 0.03
 _HOT = 8
 _RECORDS = (3, 24)
 _BURST_RECORDS = 2_000
@@ -41,6 +42,8 @@ class Customers:
         self.late = [f"late-{n}" for n in range(late)]
         self.whales = [f"whale-{n}" for n in range(4)]
         self.strangers = [f"stranger-{n}" for n in range(8)]
+        self.healing = [f"{HEALING.decode()}{n}" for n in range(40)]
+        """Some of whose events are under a schema that is registered later; nobody asks for them until then."""
         self.hot = self.early[:_HOT]
         """Some who are paid and asked for again and again, so that an answer often meets a commit."""
         self.homes: dict[bytes, int] = {}
@@ -70,6 +73,8 @@ class Workload:
         """Partition → the offset after the last record that was certainly committed."""
         self.acks: list[tuple[float, int, int]] = []
         """(time, partition, such an offset), in the order in which they became known."""
+        self.sends_late = False
+        """Whether some events are under the schema that is registered later."""
         self.sent = 0
         self.failures: list[str] = []
 
@@ -185,6 +190,11 @@ class _Writer:
             elsewhere = (customers.homes[name.encode()] + 1) % self._workload._partitions
             return frames.poison(chooser.choice(POISON), name, elsewhere, self._cents())
         luck -= POISON_SHARE
+        if luck < LATE_SHARE:
+            name, cents = chooser.choice(customers.healing), self._cents()
+            is_late = self._workload.sends_late and chooser.random() < 0.7
+            return Source(name.encode(), frames.late(name, cents) if is_late else frames.funds_added(name, cents))
+        luck -= LATE_SHARE
         if luck < OTHER_TYPES_SHARE:
             return Source(name.encode(), frames.seen(name))
         luck -= OTHER_TYPES_SHARE
