@@ -6,12 +6,12 @@ One thread follows the topic and publishes for this instance. What is known is i
 from __future__ import annotations
 
 import threading
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from balance_service.cluster.record_signatures import HEADER, UntrustedRecordError
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
 from balance_service.kafka.lasting_producer import LastingProducer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.cluster.record_signatures import RecordSignatures
     from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
     from balance_service.kafka.clients import ClientConfig
 
@@ -32,6 +33,9 @@ log = structlog.get_logger(__name__)
 PUBLISH_EVERY_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 2.0
+# Whoever writes what is refused may write a lot.
+_WARN_EVERY_SECONDS = 60.0
+_TOLD_CHARACTERS = 300
 
 
 class Directory:
@@ -44,16 +48,22 @@ class Directory:
         producer_config: ClientConfig,
         topic: str,
         address: str,
+        incarnation: str,
         codec: AvroCodec,
+        signatures: RecordSignatures,
         models: Sequence[PublishedModel],
         tasks: Callable[[], Sequence[PublishedTask]],
         table: ServerTable,
         on_round: Callable[[], None] = lambda: None,
+        on_refused: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Args:
+        incarnation: which run of the instance this is.
+        signatures: by which records are told from what others write to the topic.
         models, tasks: what is published.
         table: takes in what all publish.
         on_round: called after each publication, on this directory's thread; must return at once.
+        on_refused: told of each record that is ignored, and why.
         """
         self._on_round = on_round
         self._models = models
@@ -65,7 +75,10 @@ class Directory:
         self._producer = LastingProducer(producer_config)
         self._stopping = threading.Event()
         self._publish_now = threading.Event()
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation
+        self._signatures = signatures
+        self._on_refused = on_refused
+        self._warned_at: dict[str, float] = {}
         self.address = address
         self._forbidden: dict[str, str] = {}
         self._grants = {
@@ -165,14 +178,28 @@ class Directory:
             # where that is.
             _, self._since = self._consumer.get_watermark_offsets(self._place, cached=True)
         key, value, offset = message.key(), message.value(), offset_of(message)
-        address = (key or b"").decode(errors="replace")
+        address, is_live = (key or b"").decode(errors="replace"), offset >= self._since
         try:
+            self._signatures.check(address, value, dict(message.headers() or ()).get(HEADER))
             record = None if value is None else self._codec.decode(value)
+        except UntrustedRecordError as refusal:
+            # What is from before says nothing anyway.
+            if is_live:
+                self._refuse(address, refusal)
         except BalanceServiceError as failure:
             log.warning("a record of the directory was passed over", address=address, error=str(failure))
         else:
-            self.table.hear(address, record, live=offset >= self._since)
+            self.table.hear(address, record, live=is_live)
         self.is_read = self.is_read or offset + 1 >= self._since
+
+    def _refuse(self, address: str, refusal: UntrustedRecordError) -> None:
+        self._on_refused(refusal.reason)
+        now = elapsed()
+        if now - self._warned_at.get(refusal.reason, float("-inf")) >= _WARN_EVERY_SECONDS:
+            self._warned_at[refusal.reason] = now
+            log.warning(
+                "a record of the directory was ignored", address=address[:_TOLD_CHARACTERS], reason=str(refusal)
+            )
 
     def _read_from_the_beginning(self) -> None:
         self._since, self.is_read = None, False
@@ -180,7 +207,10 @@ class Directory:
 
     def _publish(self, value: bytes | None) -> None:
         try:
-            self._producer.produce(self._topic, value, self.address, partition=0, on_delivery=self._published)
+            headers = self._signatures.sign(self.address, value)
+            self._producer.produce(
+                self._topic, value, self.address, partition=0, headers=headers, on_delivery=self._published
+            )
             self._producer.poll(0)
         except (KafkaException, BufferError) as error:
             log.warning("publishing to the directory failed", error=str(error))

@@ -102,23 +102,24 @@ class ServerTable:
         """All that is known, suspects included, by address."""
         return [server for _, server in sorted(self._servers.items())]
 
-    def claim(self, stage: str, partition: int) -> tuple[ApplicationServer, PublishedTask] | None:
-        """The instance whose active task has the highest epoch, and that task; None if there is none.
+    def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
+        """The instances that say that they own a partition, with that task; the highest epoch first.
 
-        Only the highest epoch counts: when its holder is silent, an older one is not the owner instead. What an
-        instance said before we began to listen counts for nothing: a rebuild may have begun the epochs anew since.
+        The highest epoch is the owner's. A lower one is a predecessor's that does not know it yet, unless a higher one
+        is not to be believed: an owner knows by its lease that it is one, and nobody else can. A suspect claims
+        nothing.
         """
+        now = self._clock()
         claims = [
-            (s, t) for s, t in self._tasks_of(stage, partition) if s.was_heard and t.role == ACTIVE and t.epoch > 0
+            (server, task)
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == ACTIVE and task.epoch > 0 and not server.is_suspect(now)
         ]
-        return max(claims, key=lambda claim: claim[1].epoch, default=None)
+        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
 
-    def owner(self, stage: str, partition: int, states: frozenset[str]) -> ApplicationServer | None:
-        """The owner, if it can answer; None if it is unknown or suspect."""
-        claim = self.claim(stage, partition)
-        if claim is None or claim[0].is_suspect(self._clock()) or claim[1].state not in states:
-            return None
-        return claim[0]
+    def owners(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """Those of them that can answer."""
+        return [server for server, task in self.claims(stage, partition) if task.state in states]
 
     def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
         """The instances that stand by and can answer, the one that is furthest first."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import RetriableError
 from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import Peer as TrustedPeer
 from tests.unit.peer_answers import answer
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Asker:
     async def ask(self, customer: str, seconds: float = SECONDS) -> str:
         """The customer whose answer it got, or why it got none."""
         try:
-            got = await self.proxy.get(self.peer.address, PATH, {"customerId": customer}, "asker:1", seconds)
+            asked = TrustedPeer(self.peer.address, "i")
+            got = await self.proxy.get(asked, PATH, {"customerId": customer}, "asker:1", seconds)
         except RetriableError as error:
             return str(error)
         return got.body.decode().strip('"')

@@ -13,6 +13,7 @@ from balance_service.http.answer import Answer
 from balance_service.http.peers.answers import (
     MAX_BODY_BYTES,
     AnswerReader,
+    Received,
     UnexpectedAnswerError,
 )
 from tests.unit.peer_answers import BODY, LENGTH, REFUSED, TYPE, answer
@@ -25,6 +26,11 @@ ANSWER = (
 
 
 def read(*segments: bytes) -> Answer | None:
+    received = received_of(*segments)
+    return None if received is None else received.answer
+
+
+def received_of(*segments: bytes) -> Received | None:
     reader = AnswerReader()
     for segment in segments[:-1]:
         assert reader.feed(segment) is None
@@ -59,7 +65,7 @@ def test_one_answer_after_the_other_is_read() -> None:
         assert reader.feed(answer(body=body)[:9]) is None
         got = reader.feed(answer(body=body)[9:])
         assert got is not None
-        assert got.body == body
+        assert got.answer.body == body
 
 
 @pytest.mark.parametrize("size", [0, 1, 30, len(ANSWER) - 1, len(ANSWER)])
@@ -146,12 +152,12 @@ def test_an_answer_that_is_taken_is_read_as_by_h11(
     asker.receive_data(sent)
     head = asker.next_event()
     assert isinstance(head, h11.Response)
-    assert head.status_code == got.status
+    assert head.status_code == got.answer.status
     known = b""
     while isinstance(event := asker.next_event(), h11.Data):
         known += bytes(event.data)
     assert isinstance(event, h11.EndOfMessage)
-    assert known == got.body
+    assert known == got.answer.body
     assert asker.trailing_data == (b"", False)
     assert reader.is_last or asker.their_state is h11.DONE
 
@@ -159,7 +165,26 @@ def test_an_answer_that_is_taken_is_read_as_by_h11(
 def test_what_is_told_of_a_thousand_partitions_is_passed_on() -> None:
     told = ",".join(f"{partition}:{10**9 + partition}" for partition in range(1000))
 
-    read = AnswerReader().feed(answer(TYPE, LENGTH, f"Balance-Position: {told}"))
+    found = read(answer(TYPE, LENGTH, f"Balance-Position: {told}"))
 
-    assert read is not None
-    assert read.headers["Balance-Position"] == told
+    assert found is not None
+    assert found.headers["Balance-Position"] == told
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TYPE, LENGTH, f"Balance-Proof: {'a1' * 32}"),
+        (f"Balance-Proof: {'a1' * 32}", TYPE, LENGTH),
+        (TYPE, f"balance-proof:\t{'a1' * 32} ", LENGTH),
+    ],
+)
+def test_what_is_to_prove_an_answer_is_told_beside_it_wherever_it_stands(lines: tuple[str, ...]) -> None:
+    assert received_of(answer(*lines)) == Received(Answer(200, BODY, "application/json", {}), "a1" * 32)
+
+
+@pytest.mark.parametrize("value", ["", "a1", "A1" * 32, "a1" * 33, f"x{'a1' * 32}", f"{'a1' * 32}, {'a1' * 32}"])
+def test_what_has_not_the_form_of_a_proof_is_none(value: str) -> None:
+    assert received_of(answer(TYPE, LENGTH, f"Balance-Proof: {value}")) == Received(
+        Answer(200, BODY, "application/json", {}), ""
+    )

@@ -45,8 +45,14 @@ class Listener:
         self.table.hear(address, record(address, *tasks), live=live)
 
     def owner(self, partition: int = 0, read_model: str = "balance") -> str | None:
-        server = self.table.owner(read_model, partition, ANSWERING)
-        return None if server is None else server.address
+        """The first that would be asked."""
+        return next(iter(self.owners(partition, read_model)), None)
+
+    def owners(self, partition: int = 0, read_model: str = "balance") -> list[str]:
+        return [server.address for server in self.table.owners(read_model, partition, ANSWERING)]
+
+    def standbys(self) -> list[str]:
+        return [server.address for server in self.table.standbys("balance", 0, ANSWERING)]
 
     def only(self) -> ApplicationServer:
         (server,) = self.table.servers()
@@ -94,6 +100,22 @@ def test_a_standby_is_not_the_owner(listener: Listener) -> None:
     assert listener.owner(0) is None
 
 
+def test_of_several_standbys_the_one_that_is_furthest_comes_first(listener: Listener) -> None:
+    for address, position in (("a:1", 8), ("b:1", 10), ("c:1", 9)):
+        listener.hear(address, task(0, role="STANDBY", position=position))
+    listener.hear("d:1", task(0, position=11))
+
+    assert listener.standbys() == ["b:1", "c:1", "a:1"]
+
+
+def test_a_standby_that_is_suspect_is_not_asked(listener: Listener) -> None:
+    listener.hear("silent:1", task(0, role="STANDBY"))
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.001
+    listener.hear("a:1", task(0, role="STANDBY"))
+
+    assert listener.standbys() == ["a:1"]
+
+
 def test_the_task_of_another_read_model_owns_nothing_here(listener: Listener) -> None:
     listener.hear("a:1", task(0, readModel="leaderboard"))
 
@@ -109,12 +131,24 @@ def test_the_highest_epoch_is_the_owner(listener: Listener) -> None:
     assert listener.owner(0) == "b:1"
 
 
-def test_the_highest_epoch_keeps_out_older_ones_even_if_its_holder_is_silent(listener: Listener) -> None:
-    listener.hear("new:1", task(0, epoch=4))
-    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
-    listener.hear("old:1", task(0, epoch=3))
+def test_older_epochs_come_after_the_highest(listener: Listener) -> None:
+    listener.hear("a:1", task(0, epoch=3))
+    listener.hear("b:1", task(0, epoch=4))
+    listener.hear("c:1", task(0, epoch=2))
 
-    assert listener.owner(0) is None
+    assert listener.owners(0) == ["b:1", "a:1", "c:1"]
+
+
+def test_a_claim_that_is_not_renewed_keeps_nobody_out_once_its_server_is_suspect(listener: Listener) -> None:
+    listener.hear("real:1", task(0, epoch=3))
+    listener.hear("forged:1", task(0, epoch=10**15))
+    assert listener.owner(0) == "forged:1"
+
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
+    listener.hear("real:1", task(0, epoch=3))
+
+    assert listener.owners(0) == ["real:1"]
+    assert [server.address for server, _ in listener.table.claims("balance", 0)] == ["real:1"]
 
 
 def test_a_successor_owns_the_partition_of_a_silent_server(listener: Listener) -> None:

@@ -12,6 +12,7 @@ from balance_service.errors import RetriableError
 from balance_service.http.peers import connections as peer_connections
 from balance_service.http.peers.connections import PeerConnections
 from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import Peer as TrustedPeer
 from tests.support.waiting import until
 from tests.unit.odd_peer import PATH, SECONDS, Act, Asker, Peer, own, run
 from tests.unit.peer_answers import REFUSED, answer
@@ -19,7 +20,7 @@ from tests.unit.peer_answers import REFUSED, answer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from balance_service.http.answer import Answer
+    from balance_service.http.peers.answers import Received
 
 
 def test_queries_are_asked_one_after_the_other_on_one_connection() -> None:
@@ -191,7 +192,9 @@ def test_a_name_that_stands_for_nothing_is_a_peer_that_cannot_be_reached() -> No
     async def main() -> str:
         proxy = Proxy()
         with pytest.raises(RetriableError) as caught:
-            await proxy.get("no-such-host.invalid:5051", PATH, {"customerId": "c1"}, "asker:1", SECONDS)
+            await proxy.get(
+                TrustedPeer("no-such-host.invalid:5051", "i"), PATH, {"customerId": "c1"}, "asker:1", SECONDS
+            )
         await proxy.close()
         return str(caught.value)
 
@@ -220,7 +223,7 @@ def test_idle_connections_are_closed_after_a_while_and_the_peer_forgotten() -> N
         url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         connections = PeerConnections(idle_seconds=1.0)
 
-        async def ask() -> Answer:
+        async def ask() -> Received:
             return await connections.ask(url, b"GET /?customerId=c1 HTTP/1.1\r\n\r\n", None)
 
         for _ in range(8):

@@ -13,12 +13,14 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
-from balance_service.http.peers.trust import MARK_SECONDS, PeerTrust
+from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
+from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.queries import PATH
 from balance_service.http.server.app import make_app
 from balance_service.http.server.problems import Problem
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SECRET = "a secret of all instances"
-QUESTION = f"{PATH}?customerId=c1"
+TARGET = f"{PATH}?customerId=c1"
+QUESTION = f"GET {TARGET}"
 AWKWARD_IDS = [
     "a b",
     "a+b",
@@ -50,6 +53,11 @@ def trust(secret: str | None = SECRET, now: float = 1000.0, allow_list: Sequence
     return PeerTrust(secret, allow_list, Clock(now))
 
 
+def mark_for(asked: PeerTrust, question: str = QUESTION, secret: str | None = SECRET, now: float = 1000.0) -> str:
+    """Of a peer that asks this one."""
+    return trust(secret, now).mark("peer:1", Asked("here:1", asked.incarnation), question)
+
+
 def refusal(of: PeerTrust, mark: str, question: str = QUESTION) -> str:
     with pytest.raises(Problem) as caught:
         of.check(mark, question)
@@ -62,23 +70,50 @@ def refusal(of: PeerTrust, mark: str, question: str = QUESTION) -> str:
 # --- marks
 
 
-def test_a_mark_of_a_peer_is_accepted() -> None:
-    trust().check(trust().mark("peer:1", QUESTION), QUESTION)
+def test_a_mark_of_a_peer_is_accepted_once() -> None:
+    asked = trust()
+    mark = mark_for(asked)
+
+    asked.check(mark, QUESTION)
+
+    assert "used before" in refusal(asked, mark)
+
+
+def test_a_mark_that_is_judged_is_not_used_by_that() -> None:
+    asked = trust()
+    mark = mark_for(asked)
+
+    for _ in range(2):
+        judged = asked.judge(mark, QUESTION)
+    asked.use(judged)
+
+    with pytest.raises(Problem, match="used before"):
+        asked.use(asked.judge(mark, QUESTION))
+
+
+def test_a_mark_is_for_one_instance_and_one_run_of_it() -> None:
+    mark = mark_for(trust())
+
+    assert "another instance, or an earlier run" in refusal(trust(), mark)
 
 
 def test_a_mark_names_the_sender_and_the_time_and_not_the_secret() -> None:
-    mark = trust().mark("peer:1", QUESTION)
+    asked = trust()
+    mark = mark_for(asked)
 
-    assert mark.startswith("peer:1;t=1000;hmac=")
+    assert re.fullmatch(rf"peer:1;run=[0-9a-f]{{32}};n=0;to={asked.incarnation};t=1000;hmac=[0-9a-f]{{64}}", mark)
     assert SECRET not in mark
 
 
-def test_without_a_secret_a_mark_is_the_address_and_any_mark_passes() -> None:
+def test_without_a_secret_a_mark_is_the_address_and_any_mark_passes_again_and_again() -> None:
     open_to_all = trust(secret=None)
 
-    assert open_to_all.mark("peer:1", QUESTION) == "peer:1"
-    for mark in ("peer:1", "", "anything;at=all", trust().mark("peer:1", QUESTION)):
+    assert mark_for(open_to_all, secret=None) == "peer:1"
+    for mark in ("peer:1", "", "anything;at=all", mark_for(trust()), "peer:1"):
         open_to_all.check(mark, QUESTION)
+
+
+FORM = f"peer:1;run={'0' * 32};n=1;to=i;t=1000;hmac={'0' * 64}"
 
 
 @pytest.mark.parametrize(
@@ -86,14 +121,16 @@ def test_without_a_secret_a_mark_is_the_address_and_any_mark_passes() -> None:
     [
         "",
         "peer:1",
-        "peer:1;t=1000",
-        "peer:1;t=1000;hmac=",
-        "peer:1;t=1000;hmac=" + "0" * 63,
-        "peer:1;t=-1;hmac=" + "0" * 64,
-        "peer:1;t=1e3;hmac=" + "0" * 64,
-        "peer:1;t=\u0661;hmac=" + "0" * 64,
-        "peer:1;t=" + "9" * 5000 + ";hmac=" + "0" * 64,
-        "\udcff;t=1000;hmac=" + "0" * 64,
+        FORM.partition(";hmac")[0],
+        FORM[:-1],
+        FORM.replace("t=1000", "t=-1"),
+        FORM.replace("t=1000", "t=1e3"),
+        FORM.replace("t=1000", "t=\u0661"),
+        FORM.replace("t=1000", "t=" + "9" * 5000),
+        FORM.replace("n=1", "n=-1"),
+        FORM.replace("n=1", "n=" + "9" * 5000),
+        FORM.replace("peer:1", "\udcff"),
+        FORM.replace("to=i;", ""),
     ],
 )
 def test_a_mark_without_a_proof_is_refused(mark: str) -> None:
@@ -101,33 +138,37 @@ def test_a_mark_without_a_proof_is_refused(mark: str) -> None:
 
 
 def test_a_proof_of_another_secret_is_refused() -> None:
-    refusal(trust(), trust("another secret altogether").mark("peer:1", QUESTION))
+    asked = trust()
+    refusal(asked, mark_for(asked, secret="another secret altogether"))
 
 
 def test_a_proof_of_another_question_is_refused() -> None:
-    refusal(trust(), trust().mark("peer:1", QUESTION), QUESTION + "2")
+    asked = trust()
+    refusal(asked, mark_for(asked), QUESTION + "2")
+    refusal(asked, mark_for(asked), QUESTION.replace("GET", "POST"))
 
 
-def test_a_proof_under_another_name_is_refused() -> None:
-    mark = trust().mark("peer:1", QUESTION)
+@given(st.data())
+def test_a_mark_of_which_a_character_is_changed_is_refused(data: st.DataObject) -> None:
+    asked = trust()
+    mark = mark_for(asked)
+    at = data.draw(st.integers(0, len(mark) - 1))
+    other = data.draw(st.characters(min_codepoint=33, max_codepoint=126).filter(lambda c: c != mark[at]))
 
-    refusal(trust(), mark.replace("peer:1", "peer:2"))
+    refusal(asked, mark[:at] + other + mark[at + 1 :])
+    asked.check(mark, QUESTION)
 
 
-def test_a_proof_under_another_time_is_refused() -> None:
-    mark = trust().mark("peer:1", QUESTION)
-
-    refusal(trust(), mark.replace("t=1000", "t=1001"))
-
-
-@pytest.mark.parametrize("late", [-MARK_SECONDS, -1, 0, 1, MARK_SECONDS])
+@pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS, -1, 0, 1, CLOCKS_AGREE_SECONDS])
 def test_a_proof_is_good_for_a_while_and_for_clocks_that_differ_a_little(late: int) -> None:
-    trust(now=1000 + late).check(trust().mark("peer:1", QUESTION), QUESTION)
+    asked = trust(now=1000 + late)
+    asked.check(mark_for(asked), QUESTION)
 
 
-@pytest.mark.parametrize("late", [-MARK_SECONDS - 1, MARK_SECONDS + 1, 10**9])
+@pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS - 1, CLOCKS_AGREE_SECONDS + 1, 10**9])
 def test_a_proof_too_old_or_of_the_future_is_refused(late: int) -> None:
-    assert "clocks" in refusal(trust(now=1000 + late), trust().mark("peer:1", QUESTION))
+    asked = trust(now=1000 + late)
+    assert "clocks" in refusal(asked, mark_for(asked))
 
 
 @given(st.text(st.characters(exclude_categories=[])), st.text(st.characters(exclude_categories=[])))
@@ -137,18 +178,72 @@ def test_no_mark_is_ever_anything_but_accepted_or_refused(mark: str, question: s
 
 @given(st.text(string.ascii_letters + "\n;=", max_size=6), st.text(string.ascii_letters + "\n;=", max_size=6))
 def test_what_was_signed_for_one_question_serves_no_other(question: str, other: str) -> None:
-    mark = trust().mark("peer:1", question)
+    asked = trust()
+    mark = mark_for(asked, question)
     if question == other:
-        trust().check(mark, other)
+        asked.check(mark, other)
     else:
-        refusal(trust(), mark, other)
+        refusal(asked, mark, other)
+
+
+# --- answers
+
+
+ANSWER = Answer(200, b'{"amount": 12.34}', "application/json", {"Balance-Role": "active", "Balance-Position": "1:3"})
+
+
+def test_an_answer_is_proven_for_the_query_that_it_was_given_to() -> None:
+    asked, asker = trust(), trust()
+    one, other = (asker.mark("peer:1", Asked("here:1", asked.incarnation), QUESTION) for _ in range(2))
+    proof = asked.proof_of(ANSWER, one) or ""
+
+    assert asker.is_proven(ANSWER, one, proof)
+    assert not asker.is_proven(ANSWER, other, proof)
+    assert not asker.is_proven(ANSWER, one, "")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ANSWER._replace(status=404),
+        ANSWER._replace(body=b'{"amount": 12.35}'),
+        ANSWER._replace(content_type="application/problem+json"),
+        ANSWER._replace(headers={**ANSWER.headers, "Balance-Role": "standby"}),
+        ANSWER._replace(headers={**ANSWER.headers, "Balance-Epoch": "9"}),
+        ANSWER._replace(headers={"Balance-Role": "active"}),
+        ANSWER._replace(headers={"Balance-Role": "active", "Balance-Lag": "1:3"}),
+    ],
+)
+def test_whatever_counts_of_an_answer_is_proven(changed: Answer) -> None:
+    proof = trust().proof_of(ANSWER, "mark") or ""
+
+    assert trust().is_proven(ANSWER, "mark", proof)
+    assert not trust().is_proven(changed, "mark", proof)
+
+
+def test_a_proof_of_another_secret_proves_no_answer() -> None:
+    proof = trust("another secret altogether").proof_of(ANSWER, "mark") or ""
+
+    assert not trust().is_proven(ANSWER, "mark", proof)
+
+
+def test_without_a_secret_answers_have_no_proof_and_need_none() -> None:
+    assert trust(secret=None).proof_of(ANSWER, "mark") is None
+    assert trust(secret=None).is_proven(ANSWER, "mark", "")
+
+
+def test_the_proof_of_a_mark_is_not_that_of_an_answer() -> None:
+    asked = trust()
+    mark = mark_for(asked)
+
+    assert not asked.is_proven(ANSWER, mark, mark[-64:])
 
 
 # --- over the wire
 
 
 def get(
-    peer: web.Application, asker: PeerTrust, customer_id: str, address: str | None = None
+    peer: web.Application, asker: PeerTrust, customer_id: str, address: str | None = None, incarnation: str = "i"
 ) -> tuple[Answer | str, str]:
     """Ask a peer through the proxy: its answer, or why there is none; and the peer's address."""
 
@@ -158,7 +253,8 @@ def get(
             async with TestServer(peer) as server:
                 asked = address or f"{server.host}:{server.port}"
                 try:
-                    return await proxy.get(asked, PATH, {"customerId": customer_id}, "asker:1", 5), asked
+                    named = Asked(asked, incarnation)
+                    return await proxy.get(named, PATH, {"customerId": customer_id}, "asker:1", 5), asked
                 except RetriableError as error:
                     return str(error), asked
         finally:
@@ -174,7 +270,8 @@ def peer(accepts: PeerTrust) -> web.Application:
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)
 def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> None:
-    answer, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(SECRET), customer_id)
+    asked = PeerTrust(SECRET)
+    answer, _ = get(peer(accepts=asked), PeerTrust(SECRET), customer_id, incarnation=asked.incarnation)
 
     assert isinstance(answer, Answer), answer
     assert answer.status == 503
@@ -182,12 +279,19 @@ def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> 
 
 
 def test_a_peer_with_another_secret_is_unavailable_and_the_reason_names_the_setting() -> None:
-    reason, address = get(peer(accepts=PeerTrust("another secret altogether")), PeerTrust(SECRET), "c1")
+    asked = PeerTrust("another secret altogether")
+    reason, address = get(peer(accepts=asked), PeerTrust(SECRET), "c1", incarnation=asked.incarnation)
 
     assert reason == (
         f"the owner at {address} does not accept the proof that this instance is its peer; give all instances the "
         "same BALANCE_PEER_SECRET, and clocks that agree"
     )
+
+
+def test_a_peer_that_was_started_again_meanwhile_is_unavailable() -> None:
+    reason, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(SECRET), "c1", incarnation="earlier")
+
+    assert "does not accept the proof" in str(reason)
 
 
 def test_a_peer_with_a_secret_does_not_serve_one_without() -> None:
@@ -196,13 +300,35 @@ def test_a_peer_with_a_secret_does_not_serve_one_without() -> None:
     assert "BALANCE_PEER_SECRET" in str(reason)
 
 
-def test_a_peer_without_a_secret_serves_one_with() -> None:
-    answer, _ = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
+def test_what_a_peer_without_the_secret_answers_is_not_believed() -> None:
+    reason, address = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
 
-    assert isinstance(answer, Answer)
+    assert reason == (
+        f"the owner at {address} does not prove that its answer is a peer's; give all instances the same "
+        "BALANCE_PEER_SECRET"
+    )
 
 
-@pytest.mark.parametrize("path", [QUESTION, "/health/live", "/nope"])
+def test_an_answer_that_was_given_to_another_query_is_not_believed() -> None:
+    trusted, proofs = PeerTrust(SECRET), []
+
+    def repeating() -> web.Application:
+        async def answer(request: web.Request) -> web.Response:
+            given = Answer(200, b"{}", "application/json", {})
+            proofs.append(trusted.proof_of(given, request.headers[FORWARDED_HEADER]) or "")
+            return web.Response(body=b"{}", content_type="application/json", headers={PROOF_HEADER: proofs[0]})
+
+        app = web.Application()
+        app.router.add_get(PATH, answer)
+        return app
+
+    first, second = (get(repeating(), PeerTrust(SECRET), "c1")[0] for _ in range(2))
+
+    assert isinstance(first, Answer)
+    assert "does not prove" in str(second)
+
+
+@pytest.mark.parametrize("path", [TARGET, "/health/live", "/nope"])
 def test_an_unproven_mark_is_a_403_problem_wherever_it_is_sent(path: str) -> None:
     async def run() -> tuple[int, str, str]:
         async with TestServer(peer(accepts=PeerTrust(SECRET))) as server:
@@ -255,7 +381,7 @@ def test_an_answer_with_headers_that_are_not_an_instances_is_refused(value: byte
         try:
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(RetriableError) as caught:
-                await proxy.get(address, PATH, {"customerId": "c1"}, "asker:1", 5)
+                await proxy.get(Asked(address, "i"), PATH, {"customerId": "c1"}, "asker:1", 5)
             return str(caught.value)
         finally:
             await proxy.close()

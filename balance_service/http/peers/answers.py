@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.http.answer import PROBLEM_JSON, Answer
 
@@ -23,18 +23,16 @@ MAX_BODY_BYTES = (1 << 20) + (64 << 10)
 # All that an instance may say to a peer; anything else is not from one of us.
 _STATUSES = frozenset({200, 400, 401, 403, 404, 421, 429, 500, 503})
 _CONTENT_TYPES = frozenset({"application/json", PROBLEM_JSON})
-# In lower case, and as they are passed on.
-_PASSED_ON = {
-    name.lower(): name
-    for name in (
-        "Balance-Application-Server",
-        "Balance-Role",
-        "Balance-Position",
-        "Balance-Lag",
-        "Balance-Epoch",
-        "Retry-After",
-    )
-}
+PASSED_ON = (
+    "Balance-Application-Server",
+    "Balance-Role",
+    "Balance-Position",
+    "Balance-Lag",
+    "Balance-Epoch",
+    "Retry-After",
+)
+"""The headers of an answer that are read; its proof aside."""
+_PASSED_ON = {name.lower(): name for name in PASSED_ON}
 _OF_THE_FORM = frozenset({"connection", "content-encoding", "content-length", "content-type", "transfer-encoding"})
 _KNOWN = _OF_THE_FORM | _PASSED_ON.keys()
 
@@ -42,12 +40,20 @@ _BEGIN = b"HTTP/1.1 "
 _END_OF_HEAD = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 (?P<status>[1-9][0-9]{2}) [ -~]*")
 _FIELD = re.compile(rb"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>[\t -~\x80-\xff]*)")
+_PROOF = re.compile(rb"\r\n(?i:Balance-Proof):[ \t]*(?P<proof>[0-9a-f]{64})[ \t]*(?=\r\n|\Z)")
 _LENGTH = re.compile(r"[0-9]{1,9}")
 _PASSED_ON_VALUE = re.compile(r"[!-~](?:[ -~]{0,15998}[!-~])?")
 
 
 class UnexpectedAnswerError(Exception):
     """What came is no answer of an instance; the message goes on after "the owner at … ". Its connection is lost."""
+
+
+class Received(NamedTuple):
+    """An answer, and what came with it as the proof that a peer has given it; empty if nothing did."""
+
+    answer: Answer
+    proof: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +73,14 @@ class AnswerReader:
         """Whether the answer that was read is the last: nothing more is to be asked there."""
         self._received = b""
         self._head: _Head | None = None
+        self._proof = ""
 
     @property
     def is_within(self) -> bool:
         """Whether some of an answer has come, and not all."""
         return bool(self._received) or self._head is not None
 
-    def feed(self, data: bytes) -> Answer | None:
+    def feed(self, data: bytes) -> Received | None:
         """Take some bytes; returns the answer that they complete, if they do.
 
         Raises:
@@ -86,14 +93,15 @@ class AnswerReader:
             if end < 0:
                 _check_begin(received)
                 return None
-            head = self._head = _head(received[:end])
+            told, self._proof = _cut(received[:end])
+            head = self._head = _head(told)
             received = self._received = received[end + len(_END_OF_HEAD) :]
         if len(received) < head.length:
             return None
         if len(received) > head.length:
             raise UnexpectedAnswerError("answered with more bytes than it announced")
         self._received, self._head, self.is_last = b"", None, head.is_last
-        return Answer(head.status, received, head.content_type, head.headers)
+        return Received(Answer(head.status, received, head.content_type, head.headers), self._proof)
 
 
 def _check_begin(received: bytes) -> None:
@@ -101,6 +109,12 @@ def _check_begin(received: bytes) -> None:
         raise UnexpectedAnswerError("answered with something other than HTTP/1.1")
     if len(received) >= MAX_HEAD_BYTES:
         raise UnexpectedAnswerError(f"answered with a head of more than {MAX_HEAD_BYTES} bytes")
+
+
+def _cut(head: bytes) -> tuple[bytes, str]:
+    """A head without its proof, which is another one each time, and the proof."""
+    found = _PROOF.search(head)
+    return (head, "") if found is None else (head[: found.start()] + head[found.end() :], found["proof"].decode())
 
 
 # Between two commits a peer's heads are the same for a second.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiohappyeyeballs import AddrInfoType
     from yarl import URL
 
-    from balance_service.http.answer import Answer
+    from balance_service.http.peers.answers import Received
 
 _MAX_CONNECTIONS_PER_PEER = 64
 # Well below the time after which a peer closes an idle connection, so that no query meets a closing one.
@@ -62,14 +62,14 @@ class PeerConnection(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = AnswerReader()
-        self._asked: asyncio.Future[Answer] | None = None
+        self._asked: asyncio.Future[Received] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is IDLE."""
         self._transport = transport  # type: ignore[assignment]  # a connection's transports are asyncio.Transport
         self.is_open = True
 
-    async def ask(self, request: bytes) -> Answer:
+    async def ask(self, request: bytes) -> Received:
         """Send a query and wait for its answer. The caller enforces the deadline by cancelling.
 
         Raises:
@@ -80,7 +80,7 @@ class PeerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or not self.is_open or self._asked is not None:
             raise ClosedError(is_unanswered=True)
-        asked: asyncio.Future[Answer] = self._loop.create_future()
+        asked: asyncio.Future[Received] = self._loop.create_future()
         self._asked = asked
         try:
             transport.write(request)
@@ -176,7 +176,7 @@ class PeerConnections:
         self._sweeping = self._loop.call_later(min(_SWEEP_SECONDS, idle_seconds), self._sweep)
         self.is_closed = False
 
-    async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None) -> Answer:
+    async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None) -> Received:
         """Send a query to the peer that a URL names, and wait for its answer; cancel it to give it up.
 
         A peer may close a connection just when it is to be used again. A query of which nothing is answered then is
@@ -217,7 +217,7 @@ class PeerConnections:
             _close(list(self._open))
             await asyncio.sleep(0)
 
-    async def _ask(self, peer: _Peer, connection: PeerConnection, request: bytes) -> Answer:
+    async def _ask(self, peer: _Peer, connection: PeerConnection, request: bytes) -> Received:
         answer = await connection.ask(request)
         if connection.is_open:
             connection.idle_since = self._loop.time()

@@ -2,7 +2,7 @@
 
 A peer's address comes from a topic, so it is not trusted: hosts by allow-list, fixed path, re-encoded parameters, no
 redirects, capped size, headers by allow-list (see `answers`). What it is asked carries a mark, so that it does not pass
-it on again.
+it on again, and what it answers carries a proof, if there is a secret (see `trust`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.http.answer import Answer
+    from balance_service.http.peers.trust import Peer
     from balance_service.http.server.reloading import Reloaded
     from balance_service.http.server.tls import Tls
 
@@ -55,33 +56,41 @@ class Proxy:
 
     async def get(
         self,
-        address: str,
+        peer: Peer,
         path: str,
         parameters: Mapping[str, str],
         from_address: str,
         timeout_seconds: float,
+        *,
+        method: str = "GET",
     ) -> Answer:
-        """GET a fixed path of a peer.
+        """What a peer answers at a fixed path.
+
+        Args:
+            method: another one where asking twice is as good as asking once; without a body.
 
         Raises:
-            RetriableError: the peer may not be asked, refuses our proof, or did not answer in time or not sensibly.
+            RetriableError: the peer may not be asked, refuses our proof or has none, or did not answer in time or not
+                sensibly.
         """
         if self._tracer is UNTRACED:
-            return await self._get(address, path, parameters, from_address, timeout_seconds)
-        attributes = {"http.request.method": "GET", "server.address": address, "url.path": path}
-        with open_span(self._tracer, f"GET {path}", SpanKind.CLIENT, attributes) as span:
-            answer = await self._get(address, path, parameters, from_address, timeout_seconds)
+            return await self._get(peer, path, parameters, from_address, timeout_seconds, method)
+        attributes = {"http.request.method": method, "server.address": peer.address, "url.path": path}
+        with open_span(self._tracer, f"{method} {path}", SpanKind.CLIENT, attributes) as span:
+            answer = await self._get(peer, path, parameters, from_address, timeout_seconds, method)
             span.set_attribute("http.response.status_code", answer.status)
             return answer
 
     async def _get(
         self,
-        address: str,
+        peer: Peer,
         path: str,
         parameters: Mapping[str, str],
         from_address: str,
         timeout_seconds: float,
+        method: str,
     ) -> Answer:
+        address = peer.address
         if not self._trust.allows(address):
             raise RetriableError(
                 f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
@@ -91,13 +100,14 @@ class Proxy:
         try:
             url = _url(address)
             target = f"{path}?{urlencode(parameters, quote_via=quote)}" if parameters else path
-            headers = {FORWARDED_HEADER: self._trust.mark(from_address, target)}
+            mark = self._trust.mark(from_address, peer, f"{method} {target}")
+            headers = {FORWARDED_HEADER: mark}
             W3C.inject(headers)
-            request = _request(url, target, headers)
+            request = _request(method, url, target, headers)
             # Asked anew each time: connections under a renewed certificate are new ones.
             tls = None if self._tls is None else self._tls.value.client
             async with asyncio.timeout(timeout_seconds):
-                answer = await self._connections.ask(url, request, tls)
+                answer, proof = await self._connections.ask(url, request, tls)
         except UnexpectedAnswerError as error:
             raise RetriableError(f"the owner at {address} {error}") from error
         except ssl.SSLError as error:
@@ -118,6 +128,11 @@ class Proxy:
         if answer.status in (_UNAUTHORIZED, _TOO_MANY):
             # What it asks of clients: this instance has done that, and the client cannot.
             raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
+        if not self._trust.is_proven(answer, mark, proof):
+            raise RetriableError(
+                f"the owner at {address} does not prove that its answer is a peer's; give all instances the same "
+                "BALANCE_PEER_SECRET"
+            )
         return answer
 
     async def close(self) -> None:
@@ -131,7 +146,7 @@ def _url(address: str) -> URL:
     return URL(f"http://{address}")
 
 
-def _request(url: URL, target: str, headers: Mapping[str, str]) -> bytes:
+def _request(method: str, url: URL, target: str, headers: Mapping[str, str]) -> bytes:
     """A query as it goes over the wire.
 
     Raises:
@@ -140,4 +155,4 @@ def _request(url: URL, target: str, headers: Mapping[str, str]) -> bytes:
     lines = [f"Host: {url.raw_authority}", *[f"{name}: {value}" for name, value in headers.items()]]
     if not all(_LINE.fullmatch(line) for line in lines):
         raise ValueError("a header of the query would not be one line")
-    return f"GET {target} HTTP/1.1\r\n{_CRLF.join(lines)}\r\n\r\n".encode()
+    return f"{method} {target} HTTP/1.1\r\n{_CRLF.join(lines)}\r\n\r\n".encode()

@@ -1,0 +1,95 @@
+"""Signatures of the directory's records: whoever may write to the topic is not for that reason an instance.
+
+A record's header `signature` signs the topic, the instance's address, the time, and the record's value, a farewell's
+too. A record is good for a short time and comes after the one before it, so one that is written again says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.cluster.shared_secret import SharedSecret
+
+HEADER = "signature"
+REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly signed", "not of now", "repeated"
+"""Why a record is refused."""
+_PURPOSE = b"balance-service directory record 1"
+_SIGNATURE = re.compile(rb"t=(?P<t>[0-9]{1,15});hmac=(?P<hmac>[0-9a-f]{64})")
+# Far longer than a record is good for, should a clock be set back meanwhile.
+_REMEMBER_SECONDS = 600
+
+
+class UntrustedRecordError(Exception):
+    """A record that is not of the instance that it names, or not of now. `reason` is one of `REASONS`."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"it is {reason}; {remedy}")
+        self.reason = reason
+
+
+class RecordSignatures:
+    """Signs the records of one instance and judges those of all. Without a secret none is signed, and all pass.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self, secret: SharedSecret | None, topic: str, now: Callable[[], float] = time.time) -> None:
+        """Args:
+        now: seconds since 1970.
+        """
+        self._secret = secret
+        self._topic = topic.encode()
+        self._now = now
+        self._signed_ms = 0
+        self._latest_ms: dict[str, int] = {}
+
+    def sign(self, address: str, value: bytes | None) -> dict[str, bytes]:
+        """The headers of a record of ours.
+
+        Args:
+            value: None is the farewell.
+        """
+        if self._secret is None:
+            return {}
+        # Each is later than the one before, even if the clock was set back.
+        self._signed_ms = max(self._now_ms(), self._signed_ms + 1)
+        t = b"%d" % self._signed_ms
+        signature = self._secret.sign(_PURPOSE, self._topic, address.encode(), t, value or b"")
+        return {HEADER: b"t=%b;hmac=%b" % (t, signature.encode())}
+
+    def check(self, address: str, value: bytes | None, signature: str | bytes | None) -> None:
+        """Refuse a record that no instance has just written under this address.
+
+        Args:
+            signature: what the record has as its header of that name.
+
+        Raises:
+            UntrustedRecordError: it is not signed, or not so, or was written before.
+        """
+        if self._secret is None:
+            return
+        match = _SIGNATURE.fullmatch(signature) if isinstance(signature, bytes) else None
+        same = "give all instances the same BALANCE_PEER_SECRET"
+        if match is None:
+            raise UntrustedRecordError(UNSIGNED, same)
+        key = address.encode("utf-8", "surrogatepass")
+        if not self._secret.has_signed(match["hmac"].decode(), _PURPOSE, self._topic, key, match["t"], value or b""):
+            raise UntrustedRecordError(WRONGLY_SIGNED, same)
+        t, now = int(match["t"]), self._now_ms()
+        if abs(now - t) > CLOCKS_AGREE_SECONDS * 1000:
+            agree = f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s"
+            raise UntrustedRecordError(NOT_OF_NOW, agree)
+        if t <= self._latest_ms.get(address, 0):
+            raise UntrustedRecordError(REPEATED, "the instance has said something else since")
+        oldest = now - _REMEMBER_SECONDS * 1000
+        self._latest_ms = {a: ms for a, ms in self._latest_ms.items() if ms > oldest} | {address: t}
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)

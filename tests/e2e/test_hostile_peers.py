@@ -1,0 +1,228 @@
+"""Somebody who may write to the directory, or answers in an instance's place: with the peers' secret and without."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from balance_service.cluster.record_signatures import RecordSignatures
+from balance_service.cluster.shared_secret import SharedSecret
+from balance_service.http import queries
+from balance_service.http.peers.answers import AnswerReader
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import PROOF_HEADER, Peer, PeerTrust
+from tests.e2e.poller import Poller
+from tests.support.hostile import FORGED, DirectoryWriter, lying
+from tests.support.service import (
+    PARTITIONS,
+    add,
+    address,
+    application,
+    ask,
+    ask_again,
+    customers_of,
+    new_instance,
+    running,
+    status,
+    wait_until_spread,
+)
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+    Pair = tuple[LocalInstance, LocalInstance]
+
+_SECRET = "a secret that all instances share"
+_CUSTOMERS = {customer: "1.50" for partition in range(PARTITIONS) for customer in customers_of(partition, 3)}
+_MOST_SECONDS = 10.0
+_FORGING_SECONDS = 12.0
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    return application(BALANCE_PEER_SECRET=_SECRET)
+
+
+@pytest.fixture(scope="module")
+def fed(pair: Pair) -> Pair:
+    """Each owns a partition, and has balances."""
+    return feed(pair)
+
+
+@pytest.fixture(scope="module")
+def directory(stack: LocalStack, settings: dict[str, str], pair: Pair) -> Iterator[DirectoryWriter]:
+    with DirectoryWriter(stack, settings) as writer:
+        yield writer
+
+
+def feed(pair: Pair) -> Pair:
+    positions = {customer: add(pair[0].url, customer, amount) for customer, amount in _CUSTOMERS.items()}
+    for instance in pair:
+        for customer, position in positions.items():
+            assert ask_again(instance.url, customer, position).json() == {"amount": 1.5}
+    return pair
+
+
+@contextmanager
+def asked_all_the_time(pair: Pair) -> Iterator[Poller]:
+    """Both instances, about customers of both: each answer must be right or a 503, and each must have had answers."""
+    with Poller(pair, {customer: f'{{"amount": {amount}}}' for customer, amount in _CUSTOMERS.items()}) as poller:
+        yield poller
+    assert poller.wrong == []
+    assert len(poller.silences) == len(pair) * PARTITIONS
+
+
+def metric(instance: LocalInstance, name: str) -> float:
+    lines = httpx.get(f"{instance.url}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_forged_records_are_ignored_and_told_of_while_queries_go_on(fed: Pair, directory: DirectoryWriter) -> None:
+    real = [record for record in directory.records() if record.value() is not None]
+    with lying() as liar, asked_all_the_time(fed) as poller:
+        until = time.monotonic() + _FORGING_SECONDS
+        while time.monotonic() < until:
+            directory.claim(liar.address)
+            directory.claim(liar.address, RecordSignatures(SharedSecret("another secret"), directory.topic))
+            for instance in fed:
+                directory.bid_farewell(address(instance))
+            directory.repeat(real[-1])
+            time.sleep(0.2)
+
+    assert liar.asked == []
+    # It takes a second until an instance is heard again of which a farewell was believed.
+    assert max(poller.silences.values()) < _MOST_SECONDS
+    for instance in fed:
+        known = {server["applicationServer"] for server in status(instance)["applicationServers"]}
+        assert known == {address(other) for other in fed}
+        for reason in ("unsigned", "wrongly signed", "repeated"):
+            refused = f'balance_directory_records_refused_total{{reason="{reason}"}}'
+            eventually(lambda i=instance, r=refused: metric(i, r) > 0, refused)  # type: ignore[misc]
+        warnings = [line for line in instance.log.read_text().splitlines() if "directory was ignored" in line]
+        assert 1 <= len(warnings) <= 4
+        assert any("give all instances the same BALANCE_PEER_SECRET" in line for line in warnings)
+
+
+def test_a_proof_is_taken_once_and_the_answer_to_it_is_proven(fed: Pair) -> None:
+    for instance in fed:
+        known = status(instance)
+        (itself,) = [s for s in known["applicationServers"] if s["applicationServer"] == address(instance)]
+        (partition,) = [task["partition"] for task in known["tasks"] if task["role"] == "active"]
+        target = f"{queries.PATH}?customerId={customers_of(partition, 1)[0]}"
+        peer = PeerTrust(_SECRET)
+        for question in (target, f"{target}&maxLag=1000000"):  # ahead of aiohttp, and by it
+            mark = peer.mark("peer:1", Peer(address(instance), itself["incarnation"]), f"GET {question}")
+
+            first, again = (
+                httpx.get(instance.url + question, headers={FORWARDED_HEADER: mark}, timeout=30) for _ in range(2)
+            )
+
+            assert (first.status_code, again.status_code) == (200, 403)
+            assert "used before" in again.text
+            assert PROOF_HEADER not in again.headers
+            received = AnswerReader().feed(_raw(first))
+            assert received is not None
+            assert peer.is_proven(received.answer, mark, received.proof)
+
+
+def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_asked(
+    fed: Pair, directory: DirectoryWriter
+) -> None:
+    # Who knows the secret is trusted. This one stands for whoever changes what a real peer answers.
+    signatures = RecordSignatures(SharedSecret(_SECRET), directory.topic)
+    with lying() as liar, claiming(directory, liar.address, signatures):
+        for instance in fed:
+            eventually(
+                lambda i=instance: any(s["applicationServer"] == liar.address for s in status(i)["applicationServers"]),  # type: ignore[misc]
+                "the claim is known",
+            )
+        with asked_all_the_time(fed) as poller:
+            for instance in fed:
+                with httpx.Client(base_url=instance.url, timeout=30) as client:
+                    for path in ("entries", "count", "top?by=amount"):
+                        found = _asked_again(client, "GET", f"/api/models/balance/{path}")
+                        assert FORGED not in found.text
+                        assert "666" not in found.text
+                        assert found.status_code == 200
+                    for customer in _CUSTOMERS:
+                        assert _asked_again(client, "GET", f"/api/models/balance/keys/{customer}").status_code == 200
+                    assert _asked_again(client, "GET", "/api/deadLetters").json() == {"deadLetters": [], "next": None}
+                    ids = [f"balance/{partition}:{10**6}" for partition in range(PARTITIONS)]
+                    decided = client.post("/api/deadLetters.discard", json={"ids": ids, "reason": "a test"})
+                    # There are no such letters, as only their owners know.
+                    assert decided.status_code == 404, decided.text
+
+    assert max(poller.silences.values()) < _MOST_SECONDS
+    asked = {line.partition("?")[0] for line in liar.asked}
+    assert any(queries.PATH in line for line in asked)
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_without_a_secret_a_claim_that_nobody_confirms_stops_nobody_for_ten_seconds(
+    unsecured: Pair, stack: LocalStack, *, is_renewed: bool
+) -> None:
+    settings = dict(unsecured[0].environment)
+    with (
+        DirectoryWriter(stack, settings) as directory,
+        lying(is_silent=True) as liar,
+        asked_all_the_time(unsecured) as poller,
+    ):
+        directory.claim(liar.address)
+        with claiming(directory, liar.address, None) if is_renewed else threading.Lock():
+            time.sleep(_FORGING_SECONDS + _MOST_SECONDS)
+            for instance in unsecured:
+                for customer in _CUSTOMERS:
+                    assert ask(instance.url, customer).status_code == 200
+
+    assert liar.asked
+    assert max(poller.silences.values()) < _MOST_SECONDS
+
+
+@pytest.fixture(scope="module")
+def unsecured(stack: LocalStack) -> Iterator[Pair]:
+    settings = application()
+    first, second = new_instance(stack, settings), new_instance(stack, settings)
+    with running(first, second):
+        wait_until_spread((first, second))
+        yield feed((first, second))
+
+
+@contextmanager
+def claiming(directory: DirectoryWriter, server: str, signatures: RecordSignatures | None) -> Iterator[None]:
+    """A claim that is renewed as often as an instance's."""
+    over = threading.Event()
+
+    def claim() -> None:
+        while not over.wait(0.5):
+            directory.claim(server, signatures)
+
+    thread = threading.Thread(target=claim)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        directory.bid_farewell(server)
+
+
+def _asked_again(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while (answer := client.request(method, path)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return answer
+
+
+def _raw(answer: httpx.Response) -> bytes:
+    """An answer as it came."""
+    lines = [b"HTTP/1.1 %d x" % answer.status_code, *(b"%b: %b" % field for field in answer.headers.raw), b"", b""]
+    return b"\r\n".join(lines) + answer.content

@@ -1,0 +1,123 @@
+"""Records of the directory: signed by instances, refused from anybody else, and from the past."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.cluster.record_signatures import HEADER, RecordSignatures, UntrustedRecordError
+from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
+from tests.support.fakes import Clock
+
+SECRET = SharedSecret("a secret of all instances")
+RECORD = b"\0\0\0\0\x07what an instance says"
+
+
+class Instances:
+    """One that writes and one that reads, and their clocks."""
+
+    def __init__(self, secret: SharedSecret | None = SECRET, topic: str = "servers") -> None:
+        self.writers_clock, self.readers_clock = Clock(1000.0), Clock(1000.0)
+        self.writer = RecordSignatures(secret, topic, self.writers_clock)
+        self.reader = RecordSignatures(SECRET, "servers", self.readers_clock)
+
+    def write(self, value: bytes | None = RECORD, address: str = "a:1") -> bytes | None:
+        return self.writer.sign(address, value).get(HEADER)
+
+    def refusal(self, signature: str | bytes | None, value: bytes | None = RECORD, address: str = "a:1") -> str:
+        with pytest.raises(UntrustedRecordError) as caught:
+            self.reader.check(address, value, signature)
+        return caught.value.reason
+
+
+@pytest.mark.parametrize("value", [RECORD, None])
+def test_what_an_instance_writes_is_taken_its_farewell_too(value: bytes | None) -> None:
+    instances = Instances()
+
+    instances.reader.check("a:1", value, instances.write(value))
+
+
+@given(st.data())
+def test_any_byte_that_is_changed_is_noticed(data: st.DataObject) -> None:
+    instances = Instances()
+    signature = instances.write()
+    assert signature is not None
+    parts = [b"a:1", RECORD, signature]
+    which = data.draw(st.integers(0, 2))
+    at = data.draw(st.integers(0, len(parts[which]) - 1))
+    changed = bytearray(parts[which])
+    changed[at] ^= data.draw(st.integers(1, 255))
+    forged = [*parts[:which], bytes(changed), *parts[which + 1 :]]
+
+    with pytest.raises(UntrustedRecordError):
+        instances.reader.check(forged[0].decode("latin-1"), forged[1], forged[2])
+    instances.reader.check("a:1", RECORD, signature)
+
+
+@given(st.none() | st.binary(max_size=100) | st.text(max_size=100))
+def test_what_is_no_signature_is_refused_as_unsigned(signature: str | bytes | None) -> None:
+    assert Instances().refusal(signature) == "unsigned"
+
+
+def test_a_farewell_cannot_be_made_of_a_record() -> None:
+    instances = Instances()
+
+    assert instances.refusal(instances.write(), None) == "wrongly signed"
+
+
+def test_another_secret_or_another_topic_is_refused_and_the_reason_names_the_setting() -> None:
+    for other in (Instances(SharedSecret("another")), Instances(topic="servers-of-others")):
+        with pytest.raises(UntrustedRecordError, match="BALANCE_PEER_SECRET") as caught:
+            other.reader.check("a:1", RECORD, other.write())
+        assert caught.value.reason == "wrongly signed"
+
+
+def test_a_record_that_is_written_again_is_refused() -> None:
+    instances = Instances()
+    first, second = instances.write(), instances.write()
+
+    instances.reader.check("a:1", RECORD, first)
+    assert instances.refusal(first) == "repeated"
+    instances.reader.check("a:1", RECORD, second)
+    assert instances.refusal(first) == "repeated"
+    instances.reader.check("b:1", RECORD, instances.write(address="b:1"))
+
+
+def test_after_a_farewell_what_was_said_before_is_refused() -> None:
+    instances = Instances()
+    before = instances.write()
+    instances.reader.check("a:1", None, instances.write(None))
+
+    assert instances.refusal(before) == "repeated"
+
+
+@pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS, 0, CLOCKS_AGREE_SECONDS])
+def test_clocks_may_differ_a_little(late: float) -> None:
+    instances = Instances()
+    instances.readers_clock.now += late
+
+    instances.reader.check("a:1", RECORD, instances.write())
+
+
+@pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS - 0.1, CLOCKS_AGREE_SECONDS + 0.1, 1e9])
+def test_a_record_of_another_time_is_refused_whether_or_not_its_instance_is_known(late: float) -> None:
+    instances = Instances()
+    instances.readers_clock.now += late
+
+    assert instances.refusal(instances.write()) == "not of now"
+
+
+def test_an_instance_whose_clock_is_set_back_is_heard_all_the_time() -> None:
+    instances = Instances()
+    for _ in range(3):
+        instances.reader.check("a:1", RECORD, instances.write())
+        instances.writers_clock.now -= 5
+
+
+def test_without_a_secret_nothing_is_signed_and_all_is_taken() -> None:
+    instances = Instances(secret=None)
+
+    assert instances.write() is None
+    for signature in (None, b"x"):
+        instances.writer.check("a:1", RECORD, signature)
