@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from balance_service.tools.local import ports
 from balance_service.tools.local.stack import LocalStack
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ hypothesis.settings.register_profile("people", deadline=None)
 # What lands must not depend on luck; new examples are found on people's machines.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "people")
+# What is down for a moment in one lane must not lose its port to the other: see `tests.lanes`.
+if place := os.environ.get("TESTS_LANE"):
+    lane, lanes = map(int, place.split("/"))
+    ports._PORTS = ports._PORTS[lane::lanes]
 
 
 @pytest.fixture(scope="session")

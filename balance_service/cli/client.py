@@ -24,8 +24,10 @@ at_url = click.option(
 )
 
 
-def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, str]) -> httpx.Response:
-    """What an instance answers to GET.
+def ask(
+    settings: Settings, url: str | None, path: str, parameters: dict[str, str], *, body: object = None
+) -> httpx.Response:
+    """What an instance answers to GET, or, with a body, to POST.
 
     BALANCE_TOKEN is sent along if it is set, and BALANCE_TLS_CERTIFICATE shown to those who ask for one.
 
@@ -43,7 +45,10 @@ def ask(settings: Settings, url: str | None, path: str, parameters: dict[str, st
     uses_proxy = url is not None
     try:
         with httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy) as client:
-            answer = client.get(base.join(path), params=parameters)
+            request = client.build_request(
+                "GET" if body is None else "POST", base.join(path), params=parameters, json=body
+            )
+            answer = client.send(request)
     except httpx.HTTPError as error:
         raise RetriableError(
             f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct "

@@ -12,6 +12,7 @@ import click
 
 from balance_service import __version__
 from balance_service.cli.client import ask, at_url
+from balance_service.cli.dead_letters import dead_letters
 from balance_service.cli.records import produce, tail
 from balance_service.cli.schemas import schemas
 from balance_service.cli.topics import topics
@@ -97,6 +98,7 @@ def demo() -> None:
     play()
 
 
+cli.add_command(dead_letters)
 cli.add_command(schemas)
 cli.add_command(topics)
 cli.add_command(produce)
@@ -211,7 +213,8 @@ def flow(model: str) -> None:
     from balance_service.read_models.catalogue import read_model, stages_of
     from balance_service.read_models.drawing import flowchart
 
-    click.echo(flowchart(stages_of(read_model(model), load_settings())))
+    known = read_model(model)
+    click.echo(flowchart(known, stages_of(known, load_settings())))
 
 
 @cli.command()

@@ -25,7 +25,10 @@ def schemas_register() -> None:
 
     settings = load_settings()
     quiet_logging()
-    written = {settings.application_servers_topic: [load_schema("ApplicationServer")]}
+    written = {
+        settings.application_servers_topic: [load_schema("ApplicationServer")],
+        settings.dead_letter_decisions_topic: [load_schema("DeadLetterDecision")],
+    }
     for stage in hosted_stages(settings):
         model, names = stage.read_model, stage.names
         if stage.leg.is_first:
@@ -34,8 +37,8 @@ def schemas_register() -> None:
             written.setdefault(join.table.topic, []).append(join.table.schema)
         if stage.leg.makes is not None:
             written[names.rekeyed] = [load_schema(stage.leg.makes)]
-        written[names.changelog] = [load_schema("Position")]
-        if stage.leg.by is None:
+        written[names.changelog] = [load_schema("Position"), load_schema("Letter")]
+        if model is not None and stage.leg.by is None:
             if model.has_states():
                 written[names.changelog] += [model.state_schema, load_schema("IdempotencyMarker")]
             for topic, schema in model.sent_schemas():

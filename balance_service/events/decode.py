@@ -19,7 +19,7 @@ from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.state.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -48,13 +48,14 @@ class Decoder:
     def __init__(
         self,
         spark: SparkSession,
-        read_model: ReadModel,
+        read_model: ReadModel | None,
         leg: Leg,
         registry: SchemaRegistry,
         *,
         with_traces: bool = False,
     ) -> None:
         """Args:
+        read_model: None: nothing is decoded, and every record is handed over as it is.
         leg: of the read model, whose records it decodes.
         with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
         """
@@ -63,7 +64,8 @@ class Decoder:
         self._read_model = read_model
         self._leg = leg
         self._readers = leg.event_schemas
-        self._takes_any_key = leg.by is not None or not read_model.has_states()
+        self._takes_any_key = leg.by is not None or read_model is None or not read_model.has_states()
+        self._takes_tombstones = read_model is not None and read_model.source.tombstones
         columns = update_columns(read_model, leg)
         self._envelope = (*_ENVELOPE, *(name for name in _CARRIED if name in columns))
         self._registry = registry
@@ -105,9 +107,11 @@ class Decoder:
             unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
             `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
+        columns = update_columns(self._read_model, self._leg)
+        if self._read_model is None:
+            return self._as_they_are(records, columns)
         with self._known:
             typed = self._typed(records)
-        columns = update_columns(self._read_model, self._leg)
         key = key_column(self._leg)
         keyed = {} if key is None else {"key": key}
         updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._leg)})
@@ -135,13 +139,26 @@ class Decoder:
             F.when(is_noted, F.array(note)).alias(NOTE),
         )
 
+    def _as_they_are(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+        """Records of whatever bytes, none of which is ignored or a dead letter."""
+        traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
+        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in (("cause", "string"), ("schema_id", "bigint"))]
+        note = F.struct(*nothing, *(trace.alias(name) for name, trace in traces.items()))
+        is_noted = any_of(trace.isNotNull() for trace in traces.values())
+        return records.select(
+            "offset",
+            "key",
+            *(column.alias(name) for name, column in columns.items()),
+            F.when(is_noted, F.array(note)).alias(NOTE),
+        )
+
     def _typed(self, records: DataFrame) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
         value, header, readers = F.col("value"), F.col("header"), self._readers
         cause = (
             F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
             .when(_is_one_of(header, self._events), F.lit(None))
-            .when(value.isNull(), F.lit(None if self._read_model.source.tombstones else "value-null"))
+            .when(value.isNull(), F.lit(None if self._takes_tombstones else "value-null"))
             .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")
             .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
             .when(_is_one_of(header, self._ignored), IGNORED)
@@ -200,7 +217,7 @@ class Decoder:
         )
         names = {record: reader["name"] for record, reader in readers.items()}
         undecoded = ~any_of(F.col(name).isNotNull() for name in names.values())
-        if self._read_model.source.tombstones:
+        if self._takes_tombstones:
             undecoded &= F.col("value").isNotNull()
         problem = F.coalesce(
             "frame_cause",

@@ -10,12 +10,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from balance_service.errors import BalanceServiceError, FatalError, RetriableError, TaskMigratedError
-from balance_service.events.combine import PartitionRows
+from balance_service.events.combine import PartitionRows, PartitionUpdates
 from balance_service.events.commit_span import commit_traced
 from balance_service.events.gathering import Gathered, Gathering, end_of
+from balance_service.events.redrive import Redrive
 from balance_service.events.singles import read_singles
 from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
 from balance_service.events.spark.session import read_source
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
 
@@ -49,6 +51,9 @@ _IDLE_SECONDS = 0.25
 _LOOK_EVERY_SECONDS = 1.0
 _BACK_OFF_SECONDS = 1.0
 _REHEARSAL_SECONDS = 1.0
+_POSTPONED_SECONDS = 10.0
+# What has come since the query before goes first.
+_SETTLE_SECONDS = 3.0
 
 
 class _AnotherQueryError(BalanceServiceError):
@@ -68,7 +73,7 @@ class Feed:
         spark: SparkSession,
         settings: Settings,
         source: str,
-        read_model: ReadModel,
+        read_model: ReadModel | None,
         leg: Leg,
         decoder: Decoder,
         topics: Topics,
@@ -85,8 +90,16 @@ class Feed:
         self._spark = spark
         self._settings = settings
         self._source = source
-        self._combine = read_model.combine if leg.by is None else None
-        self._has_states = leg.by is None and read_model.has_states()
+        self._combine = read_model.combine if read_model is not None and leg.by is None else None
+        self._has_states = read_model is not None and leg.by is None and read_model.has_states()
+        self._redrive = Redrive(
+            spark=spark,
+            settings=settings,
+            topics=topics,
+            source=source,
+            decoder=decoder,
+            has_states=self._has_states,
+        )
         self._decoder = decoder
         self._topics = topics
         self._known_end = known_end
@@ -153,12 +166,14 @@ class Feed:
         gathering = self._gathering(partition)
         # Before a query is started, which costs: else one that cannot commit would be started again and again.
         self._catch_up(partition, interrupted)
+        part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
         with RowQuery(self._spark, partial(self._rows, partition, start), start) as query:
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             log.info("query started", task=str(task.task_id), position=start, reason=reason)
             looked = time.monotonic()
+            tried = looked + _SETTLE_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
-                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), self._part)
+                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), part_of)
                 # Not before: a query that fails as soon as it reads has started, too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()
@@ -172,6 +187,8 @@ class Feed:
                 elif began - looked > _LOOK_EVERY_SECONDS:
                     start = self._pass_over(start, task, interrupted)
                     looked = time.monotonic()
+                if began > tried:
+                    tried = time.monotonic() + self._try_again(task, interrupted)
 
     def _catch_up(self, partition: int, interrupted: threading.Event) -> bool:
         """Have the tables read to where they end now; whether that was not interrupted."""
@@ -199,8 +216,32 @@ class Feed:
             self._gatherings[partition] = Gathering(self._settings.max_records_per_batch, self._combine)
         return self._gatherings[partition]
 
-    def _part(self, table: pa.Table) -> Gathered:
-        """What some events come to."""
+    def _try_again(self, task: Task, interrupted: threading.Event) -> float:
+        """Have the dead letters tried again that are due; in how many seconds to look for others."""
+        due = task.due()
+        if not due.again and not due.forgotten:
+            return _LOOK_EVERY_SECONDS
+        partition = task.task_id.partition
+        try:
+            if not self._catch_up(partition, interrupted):
+                return 0.0
+            batch = self._redrive.batch(partition, task.position, due)
+        except (RetriableError, _WaitError) as error:
+            log.warning("dead letters are tried again later", task=str(task.task_id), error=str(error))
+            return _POSTPONED_SECONDS
+        reach("letters-read")
+        done = task.process(batch)
+        self._metrics.redriven(task.task_id, len(batch.retried), done)
+        log.info("dead letters tried again", task=str(task.task_id), letters=len(batch.retried), applied=done.healed)
+        return 0.0
+
+    def _part(self, left_out: pa.Array, table: pa.Table) -> Gathered:
+        """What some events come to, those at some offsets aside."""
+        end = end_of(table)
+        if len(left_out):
+            table = table.filter(pc.invert(pc.is_in(table["offset"], left_out)))
+            if not table.num_rows:
+                return Gathered(PartitionUpdates(), end)
         rows = PartitionRows(table)
         try:
             if (unresolved := rows.unresolved()) and self._decoder.resolve(sorted(unresolved)):
@@ -209,7 +250,7 @@ class Feed:
             raise _WaitError(str(error)) from error
         traces = () if self._tracer is UNTRACED else rows.traceparents()
         updates = rows.combined(self._combine) if self._has_states else rows.as_they_came()
-        return Gathered(updates, end_of(table), traces, rows)
+        return Gathered(updates, end, traces, rows)
 
     def _commit(self, gathered: Gathered, start: int, task: Task, gathering: Gathering) -> None:
         began, part = time.monotonic(), gathered.updates

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.bounded_reader import records_at
 from balance_service.kafka.messages import offset_of
 from balance_service.state.records import DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from confluent_kafka import Message
 
     from balance_service.events.combine import PartitionRows
     from balance_service.settings import Settings
@@ -31,11 +33,10 @@ def read_singles(
     offsets = found["offset"].to_pylist()
     if not offsets:
         return []
-    wanted, records = set(offsets), {}
-    with BoundedReader(settings, topic, {partition: min(offsets)}, {partition: max(offsets) + 1}) as reader:
-        while reader.unfinished:
-            for message in reader.read():
-                offset = offset_of(message)
-                if offset in wanted:
-                    records[offset] = DeadLetter(offset, message.timestamp()[1], message.key(), message.value(), "")
-    return rows.singly(found, records)
+    _, records = records_at(settings, topic, partition, sorted(offsets))
+    return rows.singly(found, {at: letter_of(message) for at, message in records.items()})
+
+
+def letter_of(message: Message) -> DeadLetter:
+    """A record that was read again, without a cause."""
+    return DeadLetter(offset_of(message), message.timestamp()[1], message.key(), message.value(), "")

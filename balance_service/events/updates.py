@@ -29,7 +29,7 @@ _TEXTS = ("string", "uuid")
 _FIRST_YEAR, _LAST_YEAR = 1, 9999
 
 
-def update_columns(read_model: ReadModel, leg: Leg) -> dict[str, Column]:
+def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
     """The columns by name that a leg hands over, of rows with a struct for each record that it reads.
 
     Of the last leg of a model with states, what each event changes. A leg without states passes on what rows have
@@ -37,6 +37,8 @@ def update_columns(read_model: ReadModel, leg: Leg) -> dict[str, Column]:
     """
     time = {"timestamp": F.unix_millis("timestamp")}
     as_it_is = {"value": F.col("value"), "headers": F.col("headers")}
+    if read_model is None:
+        return time | as_it_is
     if leg.by is not None:
         return time | as_it_is | (_events(leg) if leg.joins else {})
     if read_model.folds:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.watermarks import Watermarks
+from balance_service.http.dead_letters import DeadLetters, StageLetters
+from balance_service.http.letter_records import PAGE_SECONDS, LetterRecords
+from balance_service.http.letter_scan import LetterScan
 from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import ScanThreads, Scatter
 from balance_service.http.server.problems import unavailable
+from balance_service.kafka.bounded_reader import records_left_at
 from balance_service.read_models.json_view import exact_json
+from balance_service.read_models.keys import TEXT
 
 if TYPE_CHECKING:
     from balance_service.errors import StoreCorruptedError
@@ -32,11 +37,39 @@ class Answering:
         self._metrics = metrics
         self._settings = settings
         self._threads = ScanThreads()
+        # Those that read records wait for the broker.
+        self._record_threads = ScanThreads()
 
     def queries(self) -> ModelQueries:
         """What answers for every read model."""
         hosted = {name: self._of_hosted(model) for name, model in self._running.engine.models.items()}
         return ModelQueries(hosted, self._elsewhere, cache(self._of_peers))
+
+    def dead_letters(self) -> DeadLetters:
+        """What answers for the dead letters of every stage here."""
+        return DeadLetters({name: self._letters(stage) for name, stage in self._running.engine.stages.items()})
+
+    def _letters(self, stage: HostedStage) -> StageLetters:
+        routing = self._routing(stage.name, stage.source.partitions, stage.watermarks, stage.tasks)
+        scan = LetterScan(
+            stage=stage.name,
+            read_model=stage.owner,
+            key_type=TEXT if stage.folds is None else stage.folds.key_type,
+            letters=stage.letters,
+        )
+        records = LetterRecords(
+            records=partial(
+                records_left_at,
+                self._settings,
+                self._running.engine.topics,
+                stage.source.name,
+                seconds=PAGE_SECONDS,
+            ),
+            threads=self._record_threads,
+            timeout_seconds=self._settings.read_timeout_seconds,
+        )
+        scatter = self._scatter(routing, "/api", stage)
+        return StageLetters(scan=scan, scatter=scatter, records=records, decide=stage.decide)
 
     def _elsewhere(self) -> dict[str, int]:
         if not self._running.directory.is_read:
@@ -63,38 +96,42 @@ class Answering:
         tasks: ReadableTasks,
         model: HostedStage | _Nothing,
     ) -> ModelAnswers:
-        settings = self._settings
-        routing = Routing(
+        routing = self._routing(name, partitions, watermarks, tasks)
+        queries = Queries(
             read_model=name,
+            routing=routing,
+            proxy=self._proxy,
+            address=self._settings.application_server,
+            view=model.view,
+            on_damage=model.damaged,
+            timeout_seconds=self._settings.read_timeout_seconds,
+            metrics=self._metrics,
+        )
+        return ModelAnswers(queries, self._scatter(routing, f"{PATH}/{name}", model), description_of(name))
+
+    def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: ReadableTasks) -> Routing:
+        return Routing(
+            read_model=stage,
             partitions=partitions,
-            address=settings.application_server,
+            address=self._settings.application_server,
             tasks=tasks,
             membership=self._running.engine.membership,
             watermarks=watermarks,
             servers=self._running.directory.table,
         )
-        queries = Queries(
-            read_model=name,
+
+    def _scatter(self, routing: Routing, path: str, model: HostedStage | _Nothing) -> Scatter:
+        return Scatter(
             routing=routing,
             proxy=self._proxy,
-            address=settings.application_server,
-            view=model.view,
-            on_damage=model.damaged,
-            timeout_seconds=settings.read_timeout_seconds,
-            metrics=self._metrics,
-        )
-        scatter = Scatter(
-            routing=routing,
-            proxy=self._proxy,
-            address=settings.application_server,
-            path=f"{PATH}/{name}",
+            address=self._settings.application_server,
+            path=path,
             view=model.view,
             render=exact_json,
             on_damage=model.damaged,
-            timeout_seconds=settings.read_timeout_seconds,
+            timeout_seconds=self._settings.read_timeout_seconds,
             threads=self._threads,
         )
-        return ModelAnswers(queries, scatter, description_of(name))
 
 
 class _Nothing:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from balance_service import __version__
 from balance_service.process.clock import elapsed
+from balance_service.state.letters.letter import open_letters
 from balance_service.state.records import Role
 from balance_service.state.store.database import room_bytes
 from balance_service.state.store.options import block_cache_bytes
@@ -97,6 +98,11 @@ class EngineCollector(Collector):
         restored = _of_tasks("balance_restored_records", "Changelog records restored.")
         to_restore = _of_tasks("balance_records_to_restore", "Changelog offsets to restore at opening.")
         state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*_TASK, "state"))
+        letters = GaugeMetricFamily(
+            "balance_dead_letters_open",
+            "Dead letters that may still be applied, or wait for an operator.",
+            labels=(*_TASK, "cause", "status"),
+        )
         memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "What RocksDB holds in memory.", labels=("part",))
         memtables = table_readers = 0
         has_lease = self._engine.membership.lease.holds
@@ -113,12 +119,14 @@ class EngineCollector(Collector):
             restored.add_metric(of, task.restored)
             to_restore.add_metric(of, task.to_restore)
             state.add_metric((*of, task.state), 1)
+            for (cause, status), count in open_letters(task.letters).items():
+                letters.add_metric((*of, cause, status), count)
             memtables += task.sizes.memtable_bytes
             table_readers += task.sizes.table_reader_bytes
         memory.add_metric(("block_cache",), block_cache_bytes())
         memory.add_metric(("memtables",), memtables)
         memory.add_metric(("table_readers",), table_readers)
-        return [position, lag, epoch, answers, size, keys, restored, to_restore, state, memory]
+        return [position, lag, epoch, answers, size, keys, restored, to_restore, state, letters, memory]
 
     def _tables(self) -> Iterable[Metric]:
         labels = ("table", "partition")

@@ -113,6 +113,7 @@ class Engine:
             settings=settings, topics=self.topics, registry=self.registry, tables=self.tables, prepared=prepared
         )
         work_of = {stage.names.name: until_up(partial(works.of, stage)) for stage in stages}
+        decisions = {stage.names.name: until_up(partial(works.decisions, stage)) for stage in stages}
         # While a task's query ends, its successor's may begin.
         slots = 2 * sum(sources[stage.names.source].partitions for stage in stages)
         self.spark = start_spark(settings, slots=slots)
@@ -125,6 +126,7 @@ class Engine:
             stage.names.name: host(
                 stage,
                 work_of[stage.names.name],
+                decisions[stage.names.name],
                 sources[stage.names.source],
                 self.watermarks[stage.names.source],
                 self,
@@ -164,7 +166,7 @@ class Engine:
 
     def stages_of(self, read_model: str) -> Sequence[HostedStage]:
         """All stages of a read model."""
-        return [hosted for hosted in self.stages.values() if hosted.read_model.name == read_model]
+        return [hosted for hosted in self.stages.values() if hosted.owner == read_model]
 
     @property
     def problems(self) -> list[str]:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from balance_service.avro.schemas import subject_of
-from balance_service.errors import FatalError
+from balance_service.errors import (
+    FatalError,
+    NotAuthorizedError,
+    RetriableError,
+    StoreCorruptedError,
+    TaskMigratedError,
+)
 from balance_service.events.decode import Decoder
 from balance_service.events.feed import Feed
 from balance_service.observability.tracing import UNTRACED
@@ -17,7 +23,7 @@ from balance_service.state.source_check import SourceCheck
 from balance_service.state.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import SparkSession
@@ -25,13 +31,14 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.cluster.watermarks import Watermarks
-    from balance_service.errors import StoreCorruptedError
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
     from balance_service.read_models.flow import Leg
     from balance_service.read_models.read_model import ReadModel, State
     from balance_service.settings import Settings, Stage
+    from balance_service.state.letters.decisions import Decisions, Verdict
+    from balance_service.state.letters.letters import Letters
     from balance_service.state.store.directory import StateDirectory
     from balance_service.state.work import Work
 
@@ -53,7 +60,8 @@ class Shared(Protocol):
 class HostedStage:
     """A stage, and what works on it; `source` is the topic as it was when the instance started."""
 
-    read_model: ReadModel
+    read_model: ReadModel | None
+    """None for a stage of retries."""
     leg: Leg
     stage: Stage
     source: Topic
@@ -64,6 +72,7 @@ class HostedStage:
     feed: Feed
     tasks: Tasks
     source_check: SourceCheck
+    letters: Letters
     written_to: str
     """The topic whose producers have encoded what the source holds: records are passed on as they are."""
 
@@ -73,9 +82,19 @@ class HostedStage:
         return self.stage.name
 
     @property
+    def owner(self) -> str:
+        """The read model that it works for, by its name; its own, if it works for none."""
+        return self.name if self.read_model is None else self.read_model.name
+
+    @property
     def is_last(self) -> bool:
         """Whether it is the one that folds or emits, and has the read model's name."""
-        return self.leg.by is None
+        return self.read_model is not None and self.leg.by is None
+
+    @property
+    def folds(self) -> ReadModel | None:
+        """The read model of which it keeps the states; None if it keeps none."""
+        return self.read_model if self.state_codec is not None else None
 
     @property
     def problems(self) -> Sequence[str]:
@@ -90,13 +109,32 @@ class HostedStage:
 
     def view(self, frame: bytes) -> Any:
         """What a query answers of a framed state."""
-        return self.read_model.view(self.state(frame))
+        state = self.state(frame)
+        return state if self.folds is None else self.folds.view(state)
 
     def damaged(self, partition: int, error: StoreCorruptedError) -> None:
         """The store of a partition was found to be damaged while it was read: it is to be restored."""
         task = self.tasks.task(partition)
         if task is not None:
             self.tasks.failed(task, error)
+
+    def decide(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
+        """Carry out a decision about dead letters of a partition that is owned here. Takes a commit's time.
+
+        Returns:
+            Why it was not, by offset, for those about which it makes no sense.
+
+        Raises:
+            BalanceServiceError: it could not be, or nobody knows.
+        """
+        task = self.tasks.task(partition)
+        if task is None:
+            raise TaskMigratedError(f"partition {partition} is not here")
+        try:
+            return task.decide(offsets, verdict)
+        except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
+            self.tasks.failed(task, error)
+            raise
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Of the source's partitions of which a task answers."""
@@ -112,12 +150,16 @@ class HostedStage:
         Raises:
             RetriableError: the registry does not answer.
         """
+        if self.read_model is None:
+            return
         topic, schemas = self.written_to, self.leg.event_schemas.values()
         ours = [registry.register(subject_of(topic, schema), schema) for schema in schemas]
         self.decoder.resolve({*ours, *registry.schema_ids(topic)})
 
 
-def host(stage: StageOf, work: Work, source: Topic, watermarks: Watermarks, shared: Shared) -> HostedStage:
+def host(
+    stage: StageOf, work: Work, decisions: Decisions, source: Topic, watermarks: Watermarks, shared: Shared
+) -> HostedStage:
     """Put a stage together; nothing of it runs yet."""
     settings, topics, read_model, leg = shared.settings, shared.topics, stage.read_model, stage.leg
     decoder = Decoder(shared.spark, read_model, leg, shared.registry, with_traces=shared.tracer is not UNTRACED)
@@ -141,6 +183,7 @@ def host(stage: StageOf, work: Work, source: Topic, watermarks: Watermarks, shar
         topics=topics,
         source=source,
         work=work,
+        decisions=decisions,
         joined=joined,
         state_directory=shared.state_directory,
     )
@@ -155,6 +198,7 @@ def host(stage: StageOf, work: Work, source: Topic, watermarks: Watermarks, shar
         decoder=decoder,
         feed=feed,
         tasks=tasks,
-        source_check=SourceCheck(topics, source, tasks),
+        source_check=SourceCheck(topics, source, tasks, may_drop=stage.names.retries),
+        letters=work.letters,
         written_to=stage.written_to,
     )

@@ -137,7 +137,7 @@ class Instance:
         engine = Engine(
             settings, self._stages, self._metrics, patience, on_change=self._task_changed, tracer=self._tracer
         )
-        running = Running.of(engine, settings, patience, self._tracer)
+        running = Running.of(engine, settings, patience, self._front.trust, self._tracer)
         EngineCollector(engine, running.directory.table).register(self._metrics.registry)
         running.start()
         favour_short_work()
@@ -146,7 +146,9 @@ class Instance:
     def _open_for_queries(self, running: Running, proxy: Proxy) -> None:
         self._running = running
         settings = self._settings
-        models = self._handlers.models = Answering(running, proxy, self._metrics, settings).queries()
+        answering = Answering(running, proxy, self._metrics, settings)
+        models = self._handlers.models = answering.queries()
+        self._handlers.dead_letters = answering.dead_letters()
         self._handlers.queries = models.of(Balance.name).queries if Balance.name in running.engine.models else None
         self._handlers.commands = Commands(running.publisher, self._metrics)
         log.info("started", application_server=settings.application_server, models=list(running.engine.models))

@@ -19,7 +19,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.membership import consumer_config
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.sent_before import SentBefore
+from balance_service.hosting.kept_before import KeptBefore
 from balance_service.kafka.clients import by_remedy, common_config
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
@@ -69,13 +69,12 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     source = prepare_topics(topics, settings, [stage.names for stage in stages])[stage.source]
     _refuse_repartitioned(topics, stage, source)
     with _Alone(settings, topics, source) as alone:
-        sent = _sent_before(settings, topics, stage, source) if stage.outputs else None
+        kept = _kept_before(settings, topics, read_model, stage, source)
         topics.delete(stage.changelog)
         # Epochs begin anew with the changelog, and what killed instances last said there claims higher ones.
         topics.delete(settings.application_servers_topic)
         changelog = prepare_changelog(topics, stage, source)
-        if sent is not None:
-            sent.keep(changelog)
+        kept.keep(changelog)
         alone.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
@@ -87,10 +86,10 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         engine.stop()
 
 
-def _sent_before(settings: Settings, topics: Topics, stage: Stage, source: Topic) -> SentBefore:
+def _kept_before(settings: Settings, topics: Topics, read_model: ReadModel, stage: Stage, source: Topic) -> KeptBefore:
     registry = SchemaRegistry.from_settings(settings)
     try:
-        return SentBefore(settings, topics, registry, stage, source)
+        return KeptBefore(settings, topics, registry, stage, source, keeps_order=read_model.keeps_order)
     finally:
         registry.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.directory import Directory
+from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.commands.publisher import FundsAddedPublisher
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from balance_service.hosting.engine import Engine, Patience
     from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.http.peers.trust import PeerTrust
     from balance_service.settings import Settings
     from balance_service.state.records import TaskSnapshot
     from balance_service.state.tables.partition import TableSnapshot
@@ -39,8 +41,11 @@ class Running:
     publisher: FundsAddedPublisher
 
     @staticmethod
-    def of(engine: Engine, settings: Settings, patience: Patience, tracer: Tracer) -> Running:
+    def of(engine: Engine, settings: Settings, patience: Patience, trust: PeerTrust, tracer: Tracer) -> Running:
         """Put together what an engine needs around it; nothing of it runs yet.
+
+        Args:
+            trust: by which this run of the instance is known to its peers.
 
         Raises:
             ConfigurationError: broker or registry refuse what is asked of them.
@@ -60,7 +65,7 @@ class Running:
         )
         models, stages, table = engine.models.values(), engine.stages.values(), ServerTable()
         # A copy of a stage without states would hold its position alone, which an owner reads at once.
-        with_states = (hosted for hosted in models if hosted.read_model.has_states())
+        with_states = (hosted for hosted in models if hosted.folds is not None)
         choosers = [(hosted.tasks, _chooser(table, hosted, settings)) for hosted in with_states]
 
         def stand_by() -> None:
@@ -72,11 +77,14 @@ class Running:
             producer_config=producer_config(settings),
             topic=topic,
             address=settings.application_server,
+            incarnation=trust.incarnation,
             codec=codec,
+            signatures=RecordSignatures(trust.secret, topic),
             models=[PublishedModel(hosted.name, hosted.source.partitions) for hosted in models],
             tasks=lambda: [_published(task) for hosted in stages for task in hosted.tasks.snapshots()],
             table=table,
             on_round=stand_by,
+            on_refused=engine.metrics.directory_record_refused,
         )
         return Running(engine=engine, directory=directory, publisher=publisher)
 
@@ -102,7 +110,7 @@ class Running:
         ]
         # One that can answer should get queries; what is wrong with another is in the status.
         if all(of_models):
-            reasons += [reason for of_model in of_models for reason in of_model]
+            reasons += [reason for hosted in engine.stages.values() for reason in _unready(hosted)]
         if membership.partitions and not membership.lease.holds:
             reasons.append("the group has not confirmed this instance lately")
         return reasons
@@ -131,7 +139,7 @@ class Running:
             f"{hosted.name}_{partition}"
             for hosted in self.engine.stages.values()
             for partition in range(hosted.source.partitions)
-            if table.claim(hosted.name, partition) is None
+            if not table.claims(hosted.name, partition)
         ]
 
 
@@ -164,7 +172,7 @@ def _status(hosted: HostedStage, task: TaskSnapshot) -> Mapping[str, Any]:
     partition = task.task_id.partition
     return {
         "task": str(task.task_id),
-        "readModel": hosted.read_model.name,
+        "readModel": hosted.owner,
         "partition": partition,
         "role": task.role.value.lower(),
         "state": task.state,

@@ -11,14 +11,18 @@ from balance_service.avro.schemas import Schema, load_schema, subject_of
 from balance_service.avro.types import fields_of
 from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.errors import FatalError
+from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topic_policies import is_compacted
 from balance_service.kafka.topic_setup import largest_batch
 from balance_service.read_models.keys import KeyType
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
+from balance_service.state.letters.decisions import Decisions
+from balance_service.state.letters.letters import Letters
 from balance_service.state.outputs import Target, sender_of
 from balance_service.state.passing import Emitting, Rekeying
+from balance_service.state.retrying import Retrying
 from balance_service.state.tables.joined import JoinedTables
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.read_models.catalogue import StageOf
     from balance_service.read_models.outputs import Emit
+    from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings, Stage
     from balance_service.state.tables.tables import Tables
     from balance_service.state.work import Work
@@ -48,11 +53,19 @@ class Works:
         """What the tasks of a stage do."""
         names, read_model = stage.names, stage.read_model
         position_codec = self._codec(names.changelog, load_schema("Position"))
+        letters = Letters(
+            codec=self._codec(names.changelog, load_schema("Letter")),
+            every_ms=int(self.settings.retry_every_seconds * 1000),
+            keeps_order=not names.passes_on and read_model is not None and read_model.keeps_order,
+        )
+        if read_model is None:
+            (target,) = (self._target(topic, names) for topic in names.targets)
+            return Retrying(source=names.source, target=target, position_codec=position_codec, letters=letters)
         if names.passes_on:
             target = self._target(names.rekeyed, names)
             if stage.leg.makes is not None:
-                return self._joining(stage, stage.leg.makes, target, position_codec)
-            return Rekeying(source=names.source, target=target, position_codec=position_codec)
+                return self._joining(stage, stage.leg.makes, target, position_codec, letters)
+            return Rekeying(source=names.source, target=target, position_codec=position_codec, letters=letters)
         if not read_model.has_states():
             for topic, schema in read_model.sent_schemas():
                 self._codec(topic, schema)
@@ -62,10 +75,23 @@ class Works:
                 records=stage.leg.records,
                 outputs=[(emit, self._target(emit.topic, names), self._made(emit)) for emit in read_model.outputs],
                 position_codec=position_codec,
+                letters=letters,
             )
-        return self._folding(stage, position_codec)
+        return self._folding(read_model, names, position_codec, letters)
 
-    def _joining(self, stage: StageOf, makes: str, target: Target, position_codec: AvroCodec) -> Joining:
+    def decisions(self, stage: StageOf) -> Decisions:
+        """What is kept of operators' decisions about a stage's dead letters."""
+        topic = self.settings.dead_letter_decisions_topic
+        return Decisions(
+            topic=topic,
+            codec=self._codec(topic, load_schema("DeadLetterDecision")),
+            stage=stage.names.name,
+            source_topic_id=self.prepared[stage.names.source].topic_id,
+        )
+
+    def _joining(
+        self, stage: StageOf, makes: str, target: Target, position_codec: AvroCodec, letters: Letters
+    ) -> Joining:
         schema, by = load_schema(makes), str(stage.leg.by)
         key_type = KeyType.of(by, fields_of(schema)[by])
         if key_type is None:
@@ -84,10 +110,10 @@ class Works:
             key_type=key_type,
             target=target,
             position_codec=position_codec,
+            letters=letters,
         )
 
-    def _folding(self, stage: StageOf, position_codec: AvroCodec) -> Folding:
-        names, read_model = stage.names, stage.read_model
+    def _folding(self, read_model: ReadModel, names: Stage, position_codec: AvroCodec, letters: Letters) -> Folding:
         state_codec = self._codec(names.changelog, read_model.state_schema)
         partitions = self.prepared[names.source].partitions
         return Folding(
@@ -95,23 +121,24 @@ class Works:
             acceleration=read_model.acceleration(state_codec),
             state_codec=state_codec,
             position_codec=position_codec,
+            letters=letters,
             marker_codec=self._codec(names.changelog, load_schema("IdempotencyMarker")),
             partitions_of=partial(partitions_of, partitions=partitions),
             partitions_of_keys=partial(partitions_of_keys, partitions=partitions),
             idempotency_window_ms=int(self.settings.idempotency_window_seconds * 1000),
-            emission=self._emission(stage),
+            emission=self._emission(read_model, names),
         )
 
-    def _emission(self, stage: StageOf) -> Emission | None:
-        if not stage.read_model.outputs:
+    def _emission(self, read_model: ReadModel, names: Stage) -> Emission | None:
+        if not read_model.outputs:
             return None
-        (emit,) = stage.read_model.outputs
+        (emit,) = read_model.outputs
         return Emission(
-            read_model=stage.read_model,
+            read_model=read_model,
             emit=emit,
-            target=self._target(emit.topic, stage.names),
-            codec=self._made(emit) or self._codec(emit.topic, stage.read_model.state_schema),
-            source=stage.names.source,
+            target=self._target(emit.topic, names),
+            codec=self._made(emit) or self._codec(emit.topic, read_model.state_schema),
+            source=names.source,
         )
 
     def _made(self, emit: Emit) -> AvroCodec | None:
@@ -123,10 +150,12 @@ class Works:
     def _target(self, name: str, stage: Stage) -> Target:
         topic = self.prepared[name]
         sender = sender_of(stage.full_name, self.prepared[stage.source].topic_id)
+        # The producer's own bound, too: what it refuses once, it refuses for ever.
+        ours = int(str(producer_config(self.settings)["message.max.bytes"]))
         return Target(
             topic=name,
             partitions=topic.partitions,
-            largest_bytes=largest_batch(self.topics, topic),
+            largest_bytes=min(largest_batch(self.topics, topic), ours),
             is_compacted=is_compacted(self.topics.config(name)),
             sender=sender,
         )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from balance_service.http.given import Given
 from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
-from balance_service.http.parameters import LIMIT, Given
+from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
 from balance_service.read_models.json_view import exact_json
 

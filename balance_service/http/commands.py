@@ -9,7 +9,8 @@ from aiohttp import web
 
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.bodies import add_funds
-from balance_service.http.parameters import IDEMPOTENCY_KEY, Given
+from balance_service.http.given import Given
+from balance_service.http.parameters import IDEMPOTENCY_KEY
 from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.commands import Commands
+    from balance_service.http.dead_letters import DeadLetters
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
     from balance_service.http.queries import Queries
@@ -24,6 +25,7 @@ class Handlers:
         """Of the balance, if it is hosted here."""
         self.commands: Commands | None = None
         self.models: ModelQueries | None = None
+        self.dead_letters: DeadLetters | None = None
 
     async def get_balance(self, request: web.Request) -> web.Response:
         """See `Queries.get_balance`."""
@@ -36,6 +38,13 @@ class Handlers:
         if self.models is None:
             raise unavailable("this instance is starting")
         return self.models
+
+    @property
+    def letters(self) -> DeadLetters:
+        """What answers for dead letters. Raises Problem 503 while the instance is starting."""
+        if self.dead_letters is None:
+            raise unavailable("this instance is starting")
+        return self.dead_letters
 
     async def add_funds(self, request: web.Request) -> web.Response:
         """See `Commands.add_funds`."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from balance_service.errors import ConfigurationError, InvalidInputError
+from balance_service.http.given import Given
 from balance_service.http.parameters import (
     AFTER,
     BY,
@@ -21,7 +22,6 @@ from balance_service.http.parameters import (
     PARTITIONS,
     PREFIX,
     TO,
-    Given,
     key_query,
 )
 from balance_service.http.peers.proxy import FORWARDED_HEADER

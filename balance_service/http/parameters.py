@@ -1,19 +1,17 @@
-"""The parameters of requests: each is declared once, and read as it is declared."""
+"""The parameters of requests: each is declared once."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, unquote_to_bytes
+from functools import partial
+from typing import TYPE_CHECKING
 
 from balance_service.commands.add_funds import IDEMPOTENCY_KEY as KEY_PATTERN
 from balance_service.commands.add_funds import idempotency_key_of
-from balance_service.errors import InvalidInputError
 from balance_service.http.api.declarations import Parameter
 from balance_service.http.api.schemas import CUSTOMER_ID as CUSTOMER_ID_SCHEMA
 from balance_service.http.api.schemas import POSITION_PATTERN
+from balance_service.http.given import Given, formed, numbers, position_of
 from balance_service.read_models.keys import TEXT, checked_key
 
 if TYPE_CHECKING:
@@ -23,27 +21,6 @@ if TYPE_CHECKING:
 
     from balance_service.read_models.keys import KeyType
 
-T = TypeVar("T")
-_MAX_PARAMETERS = 16
-
-
-def _formed(name: str, pattern: str, form: str, read: Callable[[str], T], **declared: Any) -> Parameter[T]:
-    """A parameter of a form that a pattern tells, and a sentence: "<name> must be <form>"."""
-
-    def parse(text: str) -> T:
-        if not re.fullmatch(pattern, text):
-            raise InvalidInputError(f"{name} must be {form}")
-        return read(text)
-
-    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}
-    return Parameter(name=name, schema=schema, parse=parse, **declared)
-
-
-def _position(text: str) -> tuple[int, int]:
-    partition, _, offset = text.partition(":")
-    return int(partition), int(offset)
-
-
 CUSTOMER_ID = Parameter(
     name="customerId",
     description="The customer. Percent-encoded UTF-8, given exactly once.",
@@ -52,18 +29,18 @@ CUSTOMER_ID = Parameter(
     example="c1",
     is_required=True,
 )
-MIN_POSITION = _formed(
+MIN_POSITION = formed(
     "minPosition",
     POSITION_PATTERN,
     "partition:offset, such as 0:42",
-    _position,
+    position_of,
     description="Read your writes: answer only once the key's partition has been applied up to this position, as "
     "`partition:offset`. The `Balance-Position` of a command's answer fits. Waits up to the service's "
     "`BALANCE_READ_TIMEOUT` (5 s unless configured), then answers 503. A partition other than the key's is an error "
     "(400).",
     example="1:42",
 )
-MAX_LAG = _formed(
+MAX_LAG = formed(
     "maxLag",
     "[0-9]{1,18}",
     "a number of records, such as 100",
@@ -119,7 +96,7 @@ FROM = _bound("from", "The least key to be listed.")
 TO = _bound("to", "The greatest key to be listed.")
 PREFIX = _bound("prefix", "What every key that is listed begins with.")
 AFTER = _bound("after", "The key after which the list begins: `next` of the page before.")
-LIMIT = _formed(
+LIMIT = formed(
     "limit",
     "[1-9][0-9]{0,2}|1000",
     "a number from 1 to 1000",
@@ -135,7 +112,7 @@ BY = Parameter(
     example="amount",
     is_required=True,
 )
-PARTIAL = _formed(
+PARTIAL = formed(
     "partial",
     "true|false",
     "true or false",
@@ -143,65 +120,7 @@ PARTIAL = _formed(
     description="`true`: answer although some partitions cannot be read; `Balance-Missing` names them.",
     example="true",
 )
-PARTITIONS = _formed(
-    "partitions",
-    "[0-9]{1,5}(?:,[0-9]{1,5})*",
-    "numbers separated by commas, such as 0,3",
-    lambda text: [int(number) for number in text.split(",")],
-    description="Only between instances: the partitions that are asked about.",
-    example="0,3",
-    is_required=True,
-)
-
-
-class Given:
-    """The parameters that a request gives. Every reading raises InvalidInputError for what is not as declared."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-
-    def required(self, parameter: Parameter[T]) -> T:
-        """The value of a parameter that must be given."""
-        values = self._values(parameter)
-        if not values:
-            raise InvalidInputError(f"{parameter.name} is missing")
-        return _parsed(parameter, values)
-
-    def optional(self, parameter: Parameter[T]) -> T | None:
-        """The value of a parameter; None if it is not given."""
-        values = self._values(parameter)
-        return _parsed(parameter, values) if values else None
-
-    def _values(self, parameter: Parameter[T]) -> list[str]:
-        if parameter.place == "header":
-            return self._request.headers.getall(parameter.name, [])
-        if parameter.place == "path":
-            return [self._of_path(parameter.name)]
-        return [value for name, value in self._query if name == parameter.name]
-
-    def _of_path(self, name: str) -> str:
-        # aiohttp leaves what is no UTF-8 as it was escaped, so that two keys would be one.
-        resource = self._request.match_info.route.resource
-        place = "" if resource is None else resource.canonical
-        raw = self._request.rel_url.raw_path.split("/")[place.split("/").index(f"{{{name}}}")]
-        try:
-            return unquote_to_bytes(raw).decode()
-        except UnicodeDecodeError:
-            raise InvalidInputError(f"{name} is not UTF-8") from None
-
-    @cached_property
-    def _query(self) -> list[tuple[str, str]]:
-        try:
-            return parse_qsl(
-                self._request.rel_url.raw_query_string,
-                keep_blank_values=True,
-                errors="strict",
-                max_num_fields=_MAX_PARAMETERS,
-            )
-        except UnicodeDecodeError:
-            raise InvalidInputError("the query is not UTF-8") from None
-        except ValueError:
-            raise InvalidInputError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
+PARTITIONS = numbers("partitions", 5, "Only between instances: the partitions that are asked about.", example="0,3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +169,3 @@ def key_query(
         min_position=min_position,
         max_lag=max_lag,
     )
-
-
-def _parsed(parameter: Parameter[T], values: list[str]) -> T:
-    if len(values) > 1:
-        raise InvalidInputError(f"{parameter.name} is given more than once")
-    return parameter.parse(values[0])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Histogram
 
     from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import LocalAnswer, Routing
     from balance_service.observability.metrics import Metrics
 
@@ -177,37 +178,45 @@ class Queries:
                     return self._answer(partition, local, query)
             # A copy here may be recent enough by the second time.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
-            for address, seconds, is_last in self._candidates(partition, query, deadline, has_copy=has_copy):
+            for peer, seconds, is_last in self._candidates(partition, query, deadline, has_copy=has_copy):
+                address = peer.address
                 try:
-                    answer = await self.proxy.get(address, query.path, query.parameters, self.address, seconds)
+                    answer = await self.proxy.get(peer, query.path, query.parameters, self.address, seconds)
                 except RetriableError as error:
                     self.metrics.proxied(address, "failed")
+                    self.routing.doubt(partition, peer)
                     refusal = unavailable(str(error))
                     continue
                 if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
                     self.metrics.proxied(address, "failed")
+                    self.routing.doubt(partition, peer)
                     refusal = unavailable(f"what answers at {address} is not the instance that was asked")
                     continue
                 self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
+                if answer.status in _LOOKED_UP:
+                    if answer.headers.get("Balance-Role") == "active":
+                        self.routing.believe(partition, peer)
+                    return answer
+                self.routing.doubt(partition, peer)
                 if answer.status == _MISDIRECTED:
                     refusal = unavailable(f"{address} no longer owns partition {partition}")
-                elif is_last or answer.status != _UNAVAILABLE:
+                elif is_last:
                     return answer
         raise refusal
 
     def _candidates(
         self, partition: int, query: KeyQuery, deadline: float, *, has_copy: bool
-    ) -> Iterator[tuple[str, float, bool]]:
-        """The peers to ask in turn: address, seconds to wait, and whether it is the last one.
+    ) -> Iterator[tuple[Peer, float, bool]]:
+        """The peers to ask in turn, each with the seconds to wait, and whether it is the last one.
 
         Each gets half of the time left while there is another peer to ask, or a copy here to look at again.
         """
-        addresses = self.routing.candidates(partition, takes_standbys=query.takes_standbys)
-        for following, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+        peers = self.routing.candidates(partition, takes_standbys=query.takes_standbys)
+        for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            yield address, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
+            yield peer, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
 
     def _answer(self, partition: int, local: LocalAnswer, query: KeyQuery | None) -> Answer:
         """An answer from here; without a query, to the plain one for a customer."""

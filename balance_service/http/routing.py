@@ -5,10 +5,11 @@ Called on the event loop's thread only; what it asks answers from immutable snap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.http.peers.trust import Peer
 from balance_service.state.records import Role
 from balance_service.state.task_state import ANSWERING
 
@@ -81,6 +82,7 @@ class Routing:
     membership: Leased
     watermarks: Watermarks
     servers: ServerTable
+    _doubted: dict[int, set[Peer]] = field(default_factory=dict, init=False)
 
     def partition_of(self, key: bytes) -> int:
         """The key's partition."""
@@ -133,12 +135,31 @@ class Routing:
         task = self.tasks.task(partition)
         return task is not None and task.view is not None
 
-    def candidates(self, partition: int, *, takes_standbys: bool) -> list[str]:
-        """The addresses of peers that may answer for a partition, in the order in which to ask them.
+    def candidates(self, partition: int, *, takes_standbys: bool) -> list[Peer]:
+        """The peers that may answer for a partition, in the order in which to ask them.
 
-        The owner, as far as it is known; then, if they will do, its standbys, the one that is furthest first.
+        The owner, as far as it is known, is the one that claims the highest epoch. Others that claim the partition are
+        asked after it, and those last that were asked and did not answer as its owner; so a claim that is not true
+        stops nobody. Then, if they will do, the standbys, the one that is furthest first.
         """
-        owner = self.servers.owner(self.read_model, partition, _ANSWERING)
-        servers = [] if owner is None else [owner]
-        servers += self.servers.standbys(self.read_model, partition, _ANSWERING) if takes_standbys else []
-        return [server.address for server in servers if server.address != self.address]
+        peers = self._owners(partition)
+        if doubted := self._doubted.get(partition):
+            peers.sort(key=doubted.__contains__)
+        if takes_standbys:
+            standbys = self.servers.standbys(self.read_model, partition, _ANSWERING)
+            peers += [Peer(server.address, server.incarnation) for server in standbys]
+        return [peer for peer in peers if peer.address != self.address]
+
+    def believe(self, partition: int, peer: Peer) -> None:
+        """A peer has answered as the owner of a partition."""
+        if doubted := self._doubted.get(partition):
+            doubted.discard(peer)
+
+    def doubt(self, partition: int, peer: Peer) -> None:
+        """A peer was asked, and has not answered as the owner of a partition."""
+        doubted = self._doubted.get(partition, set()) | {peer}
+        self._doubted[partition] = doubted.intersection(self._owners(partition))
+
+    def _owners(self, partition: int) -> list[Peer]:
+        owners = self.servers.owners(self.read_model, partition, _ANSWERING)
+        return [Peer(server.address, server.incarnation) for server in owners]

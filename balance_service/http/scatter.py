@@ -11,7 +11,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import Copy, Routing
     from balance_service.http.scan import GoOn, Render, Scan, View
 
+_T = TypeVar("_T")
 _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
 _ATTEMPTS = 2
@@ -52,7 +54,7 @@ class ScanThreads:
         self._pool = ThreadPoolExecutor(_THREADS, "scan")
         self._waiting = 0
 
-    async def run(self, work: Callable[..., str], *arguments: object) -> str:
+    async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """What some work comes to. Raises Problem 503 at once if too much waits already."""
         if self._waiting >= _MOST_WAITING:
             raise unavailable("too many scans are in flight")
@@ -85,21 +87,30 @@ class Scatter:
         """Of the read model's source."""
         return self.routing.partitions
 
-    async def answer(self, kind: str, scan: Scan, *, max_lag: int | None = None, is_partial: bool = False) -> Answer:
+    async def answer(
+        self,
+        kind: str,
+        scan: Scan,
+        *,
+        max_lag: int | None = None,
+        is_partial: bool = False,
+        partitions: Iterable[int] | None = None,
+    ) -> Answer:
         """The answer to a client.
 
         Args:
             kind: the route's last part.
             max_lag: standbys will do that are at most so many records behind.
             is_partial: whether it may lack partitions.
+            partitions: those that the question is about; None for all.
 
         Raises:
             Problem: 503, some partition cannot be read.
         """
         deadline = time.monotonic() + self.timeout_seconds
-        missing = set(range(self.routing.partitions))
+        missing = set(range(self.routing.partitions) if partitions is None else partitions)
         parts: list[_Part] = []
-        failed: set[str] = set()
+        failed: set[Peer] = set()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(max(0.0, min(_REFRESH_SECONDS, deadline - time.monotonic())))
@@ -109,9 +120,9 @@ class Scatter:
             owners = self._owners(missing, max_lag, failed)
             found = await asyncio.gather(
                 self._here(scan, missing, max_lag, until),
-                *(self._there(address, kind, scan, of_it, max_lag, until) for address, of_it in owners.items()),
+                *(self._there(peer, kind, scan, of_it, max_lag, until) for peer, of_it in owners.items()),
             )
-            failed = {address for address, part in zip(owners, found[1:], strict=True) if part is None}
+            failed = {peer for peer, part in zip(owners, found[1:], strict=True) if part is None}
             for part in found:
                 # One that came to be read here and there counts once.
                 if part is not None and missing.issuperset(part.partitions):
@@ -186,35 +197,46 @@ class Scatter:
         lag = self.routing.lag_of(copy)
         return lag is not None and lag <= max_lag
 
-    def _owners(self, partitions: Iterable[int], max_lag: int | None, failed: Container[str]) -> dict[str, list[int]]:
+    def _owners(self, partitions: Iterable[int], max_lag: int | None, failed: Container[Peer]) -> dict[Peer, list[int]]:
         """Peers, each with the partitions that it is to be asked about: those that nobody here may answer.
 
         Args:
             failed: peers that are asked only where there is no other.
         """
-        owners: dict[str, list[int]] = {}
+        owners: dict[Peer, list[int]] = {}
         for partition in sorted(partitions):
             copy = self.routing.copy(partition)
             if copy is not None and self._may_answer(copy, max_lag):
                 continue
             candidates = self.routing.candidates(partition, takes_standbys=max_lag is not None)
             if candidates:
-                address = next((candidate for candidate in candidates if candidate not in failed), candidates[0])
-                owners.setdefault(address, []).append(partition)
+                peer = next((candidate for candidate in candidates if candidate not in failed), candidates[0])
+                owners.setdefault(peer, []).append(partition)
         return owners
 
     async def _there(
-        self, address: str, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
+        self, peer: Peer, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
     ) -> _Part | None:
         """What a peer has of some partitions; None if it does not answer, or for others."""
+        part = await self._asked(peer, kind, scan, partitions, max_lag, until)
+        for partition in partitions:
+            if part is None or partition not in part.partitions:
+                self.routing.doubt(partition, peer)
+            elif part.told["Balance-Role"].get(partition) == "active":
+                self.routing.believe(partition, peer)
+        return part
+
+    async def _asked(
+        self, peer: Peer, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
+    ) -> _Part | None:
         parameters = scan.parameters() | {"partitions": _listed(partitions)}
         parameters |= {} if max_lag is None else {"maxLag": str(max_lag)}
         path, left = f"{self.path}/{kind}", max(0.0, until - time.monotonic())
         try:
-            answer = await self.proxy.get(address, path, parameters, self.address, left)
+            answer = await self.proxy.get(peer, path, parameters, self.address, left)
         except RetriableError:
             return None
-        if answer.status != 200 or answer.headers.get("Balance-Application-Server") != address:
+        if answer.status != 200 or answer.headers.get("Balance-Application-Server") != peer.address:
             return None
         told = {name: _of_partitions(answer.headers.get(name, "")) for name in _OF_PARTITIONS}
         if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):

@@ -76,6 +76,11 @@ class Front:
         self._following: list[asyncio.Task[None]] = []
 
     @property
+    def trust(self) -> PeerTrust:
+        """How this instance and its peers know each other."""
+        return self._trust
+
+    @property
     def port(self) -> int:
         """Where it listens."""
         return int(self._listener.getsockname()[1])

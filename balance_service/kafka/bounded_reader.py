@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -9,10 +10,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import by_remedy, reader_config
-from balance_service.kafka.messages import place_of
+from balance_service.kafka.messages import offset_of, place_of, what_has_come
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -23,6 +24,8 @@ _BATCH = 10_000
 _WAIT_SECONDS = 0.1
 _SILENCE_SECONDS = 60.0
 _QUEUE_KBYTES = 32 << 10
+# To read on costs less than to fetch from elsewhere.
+_NEAR, _MOST_SPAN = 10_000, 50_000
 _GONE = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -71,7 +74,8 @@ class BoundedReader:
             RetriableError: nothing came for a minute, or the broker no longer has what was to be read.
         """
         try:
-            records = [m for m in self._consumer.consume(_BATCH, timeout=_WAIT_SECONDS) if self._is_new(m)]
+            messages = what_has_come(self._consumer, _BATCH, _WAIT_SECONDS)
+            records = [message for message in messages if self._is_new(message)]
         except KafkaException as error:
             raise by_remedy(error, f"reading {self._topic}", self._grants) from error
         if records or not self.unfinished:
@@ -111,8 +115,61 @@ class BoundedReader:
         return is_new
 
 
-def reader_of_all(settings: Settings, topics: Topics, topic: Topic) -> BoundedReader:
-    """A reader of everything that is committed now."""
-    partitions = range(topic.partitions)
+def reader_of_all(
+    settings: Settings, topics: Topics, topic: Topic, partitions: Collection[int] | None = None
+) -> BoundedReader:
+    """A reader of everything that is committed now, in some partitions; None for all."""
+    partitions = range(topic.partitions) if partitions is None else partitions
     starts = topics.offsets(topic.name, partitions, earliest=True)
     return BoundedReader(settings, topic.name, starts, topics.offsets(topic.name, partitions, committed=True))
+
+
+def records_at(
+    settings: Settings, topic: str, partition: int, offsets: Sequence[int], seconds: float = math.inf
+) -> tuple[list[int], dict[int, Message]]:
+    """The committed records at some offsets of a partition, which are in order.
+
+    Args:
+        seconds: the reading ends after these, once something was looked for: records far apart take long.
+
+    Returns:
+        The offsets that were looked for, of the first ones; and the records, of those that there are.
+
+    Raises:
+        RetriableError: as `BoundedReader.read`.
+    """
+    looked_for: list[int] = []
+    records: dict[int, Message] = {}
+    began = time.monotonic()
+    for near in _near_to_each_other(offsets):
+        if looked_for and time.monotonic() - began > seconds:
+            break
+        start, end, wanted = near[0], near[-1] + 1, set(near)
+        # A consumer that goes to another offset takes longer than another consumer.
+        with BoundedReader(settings, topic, {partition: start}, {partition: end}) as reader:
+            while reader.unfinished:
+                records |= {at: message for message in reader.read() if (at := offset_of(message)) in wanted}
+        looked_for += near
+    return looked_for, records
+
+
+def records_left_at(
+    settings: Settings, topics: Topics, topic: str, partition: int, offsets: Sequence[int], seconds: float
+) -> tuple[list[int], dict[int, Message]]:
+    """As `records_at`, of a topic that may have dropped some of them: these count as looked for."""
+    kept_from = topics.offsets(topic, [partition], earliest=True)[partition]
+    kept = [offset for offset in offsets if offset >= kept_from]
+    looked_for, records = records_at(settings, topic, partition, kept, seconds)
+    return [offset for offset in offsets if offset < kept_from] + looked_for, records
+
+
+def _near_to_each_other(offsets: Sequence[int]) -> Iterator[list[int]]:
+    """What is read in one go."""
+    near: list[int] = []
+    for offset in offsets:
+        if near and (offset - near[-1] > _NEAR or offset - near[0] > _MOST_SPAN):
+            yield near
+            near = []
+        near.append(offset)
+    if near:
+        yield near

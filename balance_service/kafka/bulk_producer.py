@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROOM_SECONDS = 0.1
 _FLUSH_SECONDS = 60.0
+_OF_THE_KEY = -1
 
 
 class BulkProducer:
@@ -35,7 +36,7 @@ class BulkProducer:
         except KafkaException as error:
             raise refused(error) from error
 
-    def send(self, key: bytes | None, value: bytes | None) -> None:
+    def send(self, key: bytes | None, value: bytes | None, partition: int = _OF_THE_KEY) -> None:
         """Hand one record over; waits while the queue is full.
 
         Raises:
@@ -44,7 +45,7 @@ class BulkProducer:
         if self._first_failure is not None:
             raise self._failure()
         try:
-            while not self._is_taken(key, value):
+            while not self._is_taken(key, value, partition):
                 self._producer.poll(_ROOM_SECONDS)
             self._producer.poll(0)
         except KafkaException as error:
@@ -65,9 +66,9 @@ class BulkProducer:
             raise self._failure(unsent)
         return self._sent
 
-    def _is_taken(self, key: bytes | None, value: bytes | None) -> bool:
+    def _is_taken(self, key: bytes | None, value: bytes | None, partition: int) -> bool:
         try:
-            self._producer.produce(self._topic, value, key, on_delivery=self._on_delivery)
+            self._producer.produce(self._topic, value, key, partition, on_delivery=self._on_delivery)
         except BufferError:
             return False
         return True

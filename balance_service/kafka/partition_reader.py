@@ -8,7 +8,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import BalanceServiceError, StoreCorruptedError
 from balance_service.kafka.clients import by_remedy
-from balance_service.kafka.messages import offset_of
+from balance_service.kafka.messages import offset_of, what_has_come
+from balance_service.process.failpoints import in_a_part
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -58,8 +59,7 @@ class PartitionReader:
         """
         self.met_end = False
         try:
-            # Asked for many, the consumer would wait for as many; so for one, and then for what came with it.
-            messages = self._consumer.consume(_READ, 0) or self._consumer.consume(1, _POLL_SECONDS)
+            messages = what_has_come(self._consumer, in_a_part(_READ), _POLL_SECONDS)
         except KafkaException as error:
             raise self._by_remedy(error) from error
         records = [message for message in messages if message.error() is None]

@@ -9,14 +9,16 @@ import structlog
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 log = structlog.get_logger(__name__)
 
 FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+_DAY_MS = 24 * 60 * 60 * 1000
 _COMPACTION_LAG = "min.compaction.lag.ms"
+_TOMBSTONES_KEPT = "delete.retention.ms"
 # So that a table that is read anew still has the versions of a day, which is the history that tables have by default.
-TABLE = {"cleanup.policy": "compact", _COMPACTION_LAG: str(24 * 60 * 60 * 1000)}
+TABLE = {"cleanup.policy": "compact", _COMPACTION_LAG: str(_DAY_MS)}
 DIRECTORY = {"cleanup.policy": "compact", "segment.ms": "60000", "min.cleanable.dirty.ratio": "0.1"}
 MAX_MESSAGE_BYTES = "max.message.bytes"
 BATCH_BYTES = 1 << 20
@@ -30,12 +32,12 @@ _TIMESTAMP_TYPE, _BEFORE, _AFTER = (
 CHANGELOG = {
     "cleanup.policy": "compact",
     _COMPACTION_LAG: str(60 * 60 * 1000),
+    _TOMBSTONES_KEPT: str(_DAY_MS),
     _TIMESTAMP_TYPE: "LogAppendTime",
 }
 _UNBOUNDED = str((1 << 63) - 1)
 # What is copied keeps its timestamp, however old or new it is.
 _TIMESTAMPS_AS_GIVEN = {_TIMESTAMP_TYPE: "CreateTime", _BEFORE: _UNBOUNDED, _AFTER: _UNBOUNDED}
-_DAY_MS = 24 * 60 * 60 * 1000
 _HEADROOM_BYTES = 64 << 10
 
 
@@ -55,6 +57,18 @@ def with_headers(source: Mapping[str, str]) -> dict[str, str]:
     # What the source has let in is not further in the future when it is sent on.
     bounds = {name: value for name, value in source.items() if name == _AFTER}
     return {**copy_of(source), **bounds, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADROOM_BYTES)}
+
+
+def retries(sources: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Of a topic that takes every record of sources of these configurations, with headers of our own."""
+    policies = [with_headers(source) for source in sources]
+    bounds = {MAX_MESSAGE_BYTES, _AFTER} & policies[0].keys()
+    return {**policies[0], **{name: str(max(int(policy[name]) for policy in policies)) for name in bounds}}
+
+
+def tombstones_kept_ms(config: Mapping[str, str]) -> int:
+    """For how long a compacted topic keeps a tombstone at least."""
+    return int(config[_TOMBSTONES_KEPT])
 
 
 def is_compacted(config: Mapping[str, str]) -> bool:
@@ -117,6 +131,16 @@ def check_changelog(name: str, config: Mapping[str, str]) -> None:
             "the changelog may be compacted while a standby reads it, which then may see half of a transaction; "
             f"set {' and '.join(wanted)}",
             topic=name,
+        )
+
+
+def check_decisions(name: str, config: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if a topic of this configuration may lose what operators have decided."""
+    if is_compacted(config) or any(int(config[key]) >= 0 for key in ("retention.ms", "retention.bytes")):
+        wanted = ", ".join(f"{key}={value}" for key, value in FOR_EVER.items())
+        raise ConfigurationError(
+            f"topic '{name}' may drop what operators have decided about dead letters, and a read model that is built "
+            f"anew would count what was discarded; set {wanted}"
         )
 
 

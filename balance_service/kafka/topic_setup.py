@@ -10,7 +10,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka import topic_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
@@ -33,9 +33,10 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
         ConfigurationError: a topic is missing and may not be created, or cannot keep our promises.
         RetriableError: the broker does not answer.
     """
-    prepared: dict[str, Topic] = {}
+    stages = [*stages]
+    prepared = _prepare_retries(topics, settings, [stage for stage in stages if stage.retries])
     configs: dict[str, Mapping[str, str]] = {}
-    for stage in stages:
+    for stage in (stage for stage in stages if not stage.retries):
         if stage.source not in configs:
             prepared[stage.source], configs[stage.source] = _prepare_source(topics, settings, stage.source)
         source, config = prepared[stage.source], configs[stage.source]
@@ -52,6 +53,8 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             )
             topic_policies.check_output(output, topics.config(output), stage.source, config)
     topics.ensure(settings.application_servers_topic, 1, topic_policies.DIRECTORY)
+    decisions = topics.ensure(settings.dead_letter_decisions_topic, 1, topic_policies.FOR_EVER)
+    topic_policies.check_decisions(decisions.name, topics.config(decisions.name))
     brokers = topics.brokers()
     if brokers >= _RECOMMENDED_REPLICAS > settings.replication_factor:
         log.warning(
@@ -134,6 +137,33 @@ def _prepare_source(topics: Topics, settings: Settings, name: str) -> tuple[Topi
     topic_policies.check_source(name, config, allow_finite_retention=settings.allow_finite_retention)
     topic_policies.warn_of_timestamps(name, config)
     return source, config
+
+
+def _prepare_retries(topics: Topics, settings: Settings, stages: Sequence[Stage]) -> dict[str, Topic]:
+    """Where other producers keep their dead letters, and the topic that those are sent to, by name."""
+    if not stages:
+        return {}
+    prepared = {stage.source: _found_of_others(topics, stage.source) for stage in stages}
+    configs = {name: topics.config(name) for name in prepared}
+    for stage in stages:
+        prepare_changelog(topics, stage, prepared[stage.source])
+        topic_policies.warn_of_timestamps(stage.source, configs[stage.source])
+    name, partitions = settings.retries_topic, max(source.partitions for source in prepared.values())
+    retries = topics.ensure(name, partitions, topic_policies.retries([*configs.values()]))
+    for source, config in configs.items():
+        topic_policies.check_output(name, topics.config(name), source, config)
+    return {**prepared, name: retries}
+
+
+def _found_of_others(topics: Topics, name: str) -> Topic:
+    """A topic that others write. Raises ConfigurationError: it does not exist."""
+    topic = topics.find_patiently(name)
+    if topic is None:
+        raise ConfigurationError(
+            f"BALANCE_RETRY_TOPICS: topic '{name}' does not exist, and is not created here, for it belongs to the "
+            "producer that keeps its dead letters there; correct the name, or create the topic as that producer does"
+        )
+    return topic
 
 
 def _prepare_tables(topics: Topics, settings: Settings, stage: Stage, source: Topic) -> dict[str, Topic]:

@@ -164,7 +164,7 @@ class Topics:
     def offsets(
         self, name: str, partitions: Iterable[int], *, earliest: bool = False, committed: bool = False
     ) -> dict[int, int]:
-        """Per partition the high watermark, read uncommitted.
+        """Per partition the high watermark.
 
         Args:
             earliest: the first offset still there instead.
@@ -174,15 +174,33 @@ class Topics:
             RetriableError: the broker does not answer.
         """
         spec = OffsetSpec.earliest() if earliest else OffsetSpec.latest()
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        ends = self._list_offsets(name, partitions, spec, committed=committed)
+        if min(ends.values(), default=0) < 0:
+            # librdkafka tells of a request that a broker's end cut off as a success without an offset.
+            raise RetriableError(f"Kafka's answer about the offsets of topic {name} was cut off")
+        return ends
+
+    def first_since(self, name: str, partition: int, timestamp_ms: int) -> int:
+        """The offset of the first record that is not older than this; the high watermark if there is none.
+
+        Raises:
+            RetriableError: the broker does not answer.
+        """
+        found = self._list_offsets(name, [partition], OffsetSpec.for_timestamp(timestamp_ms))[partition]
+        return found if found >= 0 else self.offsets(name, [partition])[partition]
+
+    def _list_offsets(
+        self, name: str, partitions: Iterable[int], spec: OffsetSpec, *, committed: bool = False
+    ) -> dict[int, int]:
         wanted = {TopicPartition(name, partition): spec for partition in partitions}
         if not wanted:
             return {}
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         try:
             futures = self._admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
             )
-            ends = {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
+            return {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
         except KafkaException as error:
             self._learn_leaders(name)
             raise self._by_remedy(
@@ -190,10 +208,6 @@ class Topics:
             ) from error
         except FutureTimeoutError as error:
             raise self._silent(f"the offsets of topic {name}") from error
-        if min(ends.values()) < 0:
-            # librdkafka tells of a request that a broker's end cut off as a success without an offset.
-            raise RetriableError(f"Kafka's answer about the offsets of topic {name} was cut off")
-        return ends
 
     def group_members(self) -> int:
         """How many members the application's consumer group has now."""

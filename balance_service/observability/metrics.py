@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from balance_service.cluster.record_signatures import REASONS
 from balance_service.state.commit import Committed
 
 if TYPE_CHECKING:
@@ -40,13 +41,22 @@ class Metrics:
         self._deleted = self._counter("balance_states_deleted", "States that a fold removed.", _TASK)
         self._sent = self._counter("balance_records_sent", "Records passed on or emitted to other topics.", _TASK)
         self._causes = self._counter("balance_dead_letters", "Dead letters, by cause.", (*_TASK, "cause"))
+        self._retried = self._counter("balance_dead_letters_retried", "Dead letters tried again.", _TASK)
+        self._healed = self._counter(
+            "balance_dead_letters_applied", "Dead letters of which the record was applied.", _TASK
+        )
         self._proxied = self._counter(
             "balance_proxied_requests", "Queries passed on to a peer, by what came of it.", ("peer", "outcome")
         )
         self._peers: set[str] = set()
+        self._directory_refused = self._counter(
+            "balance_directory_records_refused", "Records of the directory of instances that were ignored.", ("reason",)
+        )
+        # From nothing to one is no increase to Prometheus.
+        for reason in REASONS:
+            self._directory_refused.labels(reason)
         self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
         for kind in ("assigned", "revoked", "lost"):
-            # From nothing to one is no increase to Prometheus.
             self.rebalances.labels(kind)
         self.batch_seconds = Histogram(
             "balance_batch_duration_seconds",
@@ -87,15 +97,23 @@ class Metrics:
     def committed(self, task_id: TaskId, done: Committed) -> None:
         """Count what a commit did."""
         labels = (task_id.stage, str(task_id.partition))
-        self._read.labels(*labels).inc(done.applied + done.ignored + done.duplicates + done.dead_lettered)
-        self._applied.labels(*labels).inc(done.applied)
+        read = done.applied + done.ignored + done.duplicates + done.dead_lettered + done.scheduled
+        self._read.labels(*labels).inc(read)
         self._ignored.labels(*labels).inc(done.ignored)
-        self._duplicates.labels(*labels).inc(done.duplicates)
         self._dead.labels(*labels).inc(done.dead_lettered)
-        self._deleted.labels(*labels).inc(done.deleted)
-        self._sent.labels(*labels).inc(done.sent)
+        self._count_effects(labels, done)
         for cause, letters in done.causes.items():
             self._causes.labels(*labels, cause).inc(letters)
+        for counter in (self._retried, self._healed):
+            # From nothing to one is no increase to Prometheus.
+            counter.labels(*labels)
+
+    def redriven(self, task_id: TaskId, letters: int, done: Committed) -> None:
+        """Count dead letters that were tried again, and what applying their records did."""
+        labels = (task_id.stage, str(task_id.partition))
+        self._retried.labels(*labels).inc(letters)
+        self._healed.labels(*labels).inc(done.healed)
+        self._count_effects(labels, done)
 
     def query_started(self, task_id: TaskId, reason: str, seconds: float) -> None:
         """Count a Spark query that has begun to read, and how long that took."""
@@ -111,6 +129,10 @@ class Metrics:
                 peer = "other"
         self._proxied.labels(peer, outcome).inc()
 
+    def directory_record_refused(self, reason: str) -> None:
+        """Count a record of the directory that no instance has just written."""
+        self._directory_refused.labels(reason).inc()
+
     def totals(self) -> Committed:
         """What was done since the process started, over all tasks, in records."""
         counters = (self._applied, self._ignored, self._duplicates, self._dead)
@@ -120,6 +142,12 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def _count_effects(self, labels: tuple[str, str], done: Committed) -> None:
+        self._applied.labels(*labels).inc(done.applied)
+        self._duplicates.labels(*labels).inc(done.duplicates)
+        self._deleted.labels(*labels).inc(done.deleted)
+        self._sent.labels(*labels).inc(done.sent)
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, what, labels, registry=self.registry)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from balance_service import read_models
 from balance_service.errors import ConfigurationError
+from balance_service.read_models.flow import Leg
 from balance_service.read_models.joins import Global
 from balance_service.read_models.read_model import ReadModel, registered
 from balance_service.settings import Stage
 
 if TYPE_CHECKING:
-    from balance_service.read_models.flow import Leg
     from balance_service.settings import Settings
+
+_MOST_NAME = 249
 
 
 def read_model(name: str) -> ReadModel:
@@ -41,13 +43,19 @@ def hosted_models(settings: Settings) -> list[ReadModel]:
 
 @dataclass(frozen=True, slots=True)
 class StageOf:
-    """A stage of a read model, and what it does there."""
+    """A stage, and what it does."""
 
-    read_model: ReadModel
+    read_model: ReadModel | None
+    """None for one of retries."""
     leg: Leg
     names: Stage
     written_to: str
     """The topic for which the source's records were encoded: most are passed on as they are."""
+
+    @property
+    def owner(self) -> str:
+        """The read model that it works for, by its name; its own, if it works for none."""
+        return self.names.name if self.read_model is None else self.read_model.name
 
 
 def stages_of(model: ReadModel, settings: Settings) -> list[StageOf]:
@@ -75,17 +83,58 @@ def stages_of(model: ReadModel, settings: Settings) -> list[StageOf]:
     return stages
 
 
-def hosted_stages(settings: Settings) -> list[StageOf]:
-    """All stages that an instance hosts. Raises ConfigurationError as `hosted_models`, or if two have one name."""
-    stages = [stage for model in hosted_models(settings) for stage in stages_of(model, settings)]
-    by_name = {stage.names.name: stage.read_model.name for stage in stages}
-    for stage in stages:
-        if (other := by_name[stage.names.name]) != stage.read_model.name:
+def stages_of_retries(settings: Settings) -> list[StageOf]:
+    """The stages that send other producers' dead letters, a topic each. They have no read model.
+
+    Raises:
+        ConfigurationError: a topic is our own, or a name of ours does not fit.
+    """
+    of_models = [stage for name in names() for stage in stages_of(read_model(name), settings)]
+    ours = {stage.names.dead_letters: stage.owner for stage in of_models}
+    taken = {stage.names.name: stage.owner for stage in of_models}
+    stages: list[StageOf] = []
+    for topic in settings.retry_topics:
+        name = f"retries-{topic}"
+        stage = Stage(name, settings.application_id, topic, outputs=(settings.retries_topic,), retries=True)
+        if topic == settings.retries_topic:
             raise ConfigurationError(
-                f"BALANCE_MODELS: '{stage.read_model.name}' and '{other}' both have a stage '{stage.names.name}'; "
+                f"BALANCE_RETRY_TOPICS: '{topic}' is where retries are sent, so that each would be sent again and "
+                "again; name the topic in which their consumer keeps what it cannot process"
+            )
+        if topic in ours:
+            raise ConfigurationError(
+                f"BALANCE_RETRY_TOPICS: '{topic}' has dead letters of the read model '{ours[topic]}', which heal in "
+                "place; leave it out, and see `balance-service dead-letters`"
+            )
+        if name in taken:
+            raise ConfigurationError(
+                f"BALANCE_RETRY_TOPICS: the stage for '{topic}' would be '{name}', as one of the read model "
+                f"'{taken[name]}' is; rename the read model"
+            )
+        if len(stage.changelog) > _MOST_NAME:
+            raise ConfigurationError(
+                f"BALANCE_RETRY_TOPICS: '{topic}' is too long, for a topic's name may have {_MOST_NAME} characters and "
+                f"ours would be '{stage.changelog}'; shorten BALANCE_APPLICATION_ID"
+            )
+        stages.append(StageOf(None, Leg(name=name, topic=topic, is_first=True, records=()), stage, topic))
+    return stages
+
+
+def hosted_stages(settings: Settings) -> list[StageOf]:
+    """All stages that an instance hosts.
+
+    Raises:
+        ConfigurationError: as `hosted_models` and `stages_of_retries`, or two have one name.
+    """
+    stages = [stage for model in hosted_models(settings) for stage in stages_of(model, settings)]
+    by_name = {stage.names.name: stage.owner for stage in stages}
+    for stage in stages:
+        if (other := by_name[stage.names.name]) != stage.owner:
+            raise ConfigurationError(
+                f"BALANCE_MODELS: '{stage.owner}' and '{other}' both have a stage '{stage.names.name}'; "
                 "rename one of them"
             )
-    return stages
+    return stages + stages_of_retries(settings)
 
 
 def names() -> list[str]:

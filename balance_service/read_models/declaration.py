@@ -10,9 +10,10 @@ from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.read_models.flow import Leg, Stream, legs_of
-from balance_service.read_models.folds import Combination, Count, Greatest, StandardFold, Top
+from balance_service.read_models.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
 from balance_service.read_models.joins import Global, misfit
 from balance_service.read_models.keys import KeyType
+from balance_service.read_models.order import ANY, PER_KEY, Order
 from balance_service.read_models.outputs import EVENT, Emit
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Declared:
     folds: Mapping[str, StandardFold] = field(default_factory=dict)
     kinds: Mapping[str, Any] = field(default_factory=dict)
     combine: Mapping[str, Combination] | None = None
+    keeps_order: bool = False
 
 
 def refuse(model: type, why: str) -> NoReturn:
@@ -109,8 +111,9 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if taken := _TAKEN & {*folds, *events}:
         refuse(model, f"has a field or record called '{min(taken)}', a name that the engine needs")
     _check_outputs(model, outputs, own_emit=own_emit)
+    keeps_order = _keeps_order(model, legs, folds)
     if not folds:
-        return Declared(legs, outputs, key_type)
+        return Declared(legs, outputs, key_type, keeps_order=keeps_order)
     kind = "string" if not key_type.is_number else "long"
     if state.get(model.key) != kind:
         refuse(model, f"has states without its key: {model.state} has no {kind} '{model.key}'")
@@ -122,7 +125,21 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     exact = {name: how for name, how in combine.items() if how is not None}
     # What is sent names its event, so each is folded singly.
     combines = len(exact) == len(folds) and not outputs
-    return Declared(legs, outputs, key_type, folds, kinds, exact if combines else None)
+    return Declared(legs, outputs, key_type, folds, kinds, exact if combines else None, keeps_order)
+
+
+def _keeps_order(model: Any, legs: Sequence[Leg], folds: Mapping[str, StandardFold]) -> bool:
+    """Whether a model declares that order matters, or else whether its folds depend on it."""
+    is_rekeyed = len(legs) > 1
+    depends = not folds or any(isinstance(fold, Latest | Earliest) for fold in folds.values())
+    order: Order = getattr(model, "order", PER_KEY if depends and not is_rekeyed else ANY)
+    if order is PER_KEY and is_rekeyed:
+        refuse(
+            model,
+            "has `order = PER_KEY` and goes on by another key: what failed before that would come out of order; keep "
+            "the order by a source that has the state's key",
+        )
+    return order is PER_KEY
 
 
 def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> None:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from balance_service.read_models.catalogue import StageOf
     from balance_service.read_models.conditions import Same
     from balance_service.read_models.joins import Join
+    from balance_service.read_models.read_model import ReadModel
 
 
-def flowchart(stages: Sequence[StageOf]) -> str:
-    """The stages of one read model, in order, as text.
+def flowchart(model: ReadModel, stages: Sequence[StageOf]) -> str:
+    """The stages of a read model, in order, as text.
 
     Source: Mermaid, "Flowcharts - Basic Syntax".
     """
@@ -30,7 +31,7 @@ def flowchart(stages: Sequence[StageOf]) -> str:
         return nodes[shape]
 
     for stage in stages:
-        names, model = stage.names, stage.read_model
+        names = stage.names
         source, work = node(_TOPIC, names.source), node('["{}"]', names.name)
         lines.append(f"    {source} -->{_told(stage.leg.conditions)} {work}")
         tables = [(node(_TOPIC, join.table.topic), join) for join in stage.leg.joins]

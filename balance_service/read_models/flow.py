@@ -97,6 +97,7 @@ class Leg:
     """What it reads: a topic as the read model calls it; of every leg but the first, the name of the leg before."""
     is_first: bool
     records: tuple[str, ...]
+    """The types that it reads, by their simple names; none: of a stage of retries, which takes all as they are."""
     conditions: tuple[Same, ...] = ()
     by: str | None = None
     """The column whose value is the key of what it passes on; None: it is the last."""

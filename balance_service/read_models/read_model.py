@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.flow import Leg, Stream
     from balance_service.read_models.folds import Combination
     from balance_service.read_models.keys import KeyType
+    from balance_service.read_models.order import Order
     from balance_service.read_models.outputs import Emit, Sent
     from balance_service.read_models.routes import Collection, Routes
 
@@ -70,6 +71,11 @@ class ReadModel:
     """What it sends; a model without states may send to several topics."""
     queries: ClassVar[Routes | Collection | None] = None
     """Paths of its own, for queries of one key or of all."""
+    order: ClassVar[Order]
+    """Whether later events of a key wait for an earlier one that could not be applied yet.
+
+    By default PER_KEY for a fold of its own, `Latest` and `Earliest`, ANY for others, and across a re-key.
+    """
     fields: ClassVar[Mapping[str, str]]
     """The types of the view's fields, for people; only a model with a view of its own names them."""
 
@@ -78,6 +84,8 @@ class ReadModel:
 
     Declared only for fields that cannot be attributes: `folds = {"name": Latest("Event.name")}`.
     """
+    keeps_order: ClassVar[bool]
+    """Whether its order is PER_KEY, declared or by default."""
     legs: ClassVar[tuple[Leg, ...]]
     """The way of its events, a stage each; the last one folds or emits."""
     outputs: ClassVar[tuple[Emit, ...]]
@@ -110,6 +118,7 @@ class ReadModel:
         cls.event_schemas = cls.legs[-1].event_schemas
         cls.folds = declared.folds
         cls.combine = declared.combine
+        cls.keeps_order = declared.keeps_order
         cls._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
         cls._steps = [(field, fold.step(declared.kinds[field])) for field, fold in declared.folds.items()]
         if declared.key_type is None:

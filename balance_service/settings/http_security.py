@@ -54,7 +54,9 @@ class HttpSecuritySettings(BaseSettings):
         le=1_000_000,
         description="Requests that one client may make at once; a second's worth, at least 1, when unset.",
     )
-    token: SecretStr | None = Field(None, description="Bearer token that `get-balance` and `status` send.")
+    token: SecretStr | None = Field(
+        None, description="Bearer token that `get-balance`, `status` and `dead-letters` send."
+    )
 
     @property
     def speaks_tls(self) -> bool:

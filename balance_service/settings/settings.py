@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PREFIX = "BALANCE_"
 _OWN_TOPIC = "balance"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 # Stands for this machine's own name, so that containers of one definition can each advertise their own.
 _OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
@@ -111,11 +112,25 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="How long a repeated `Idempotency-Key` is recognised, in seconds of event time; the same on all "
         "instances.",
     )
+    retry_every_seconds: float = Field(
+        300,
+        ge=1,
+        le=86_400,
+        allow_inf_nan=False,
+        validation_alias=f"{PREFIX}RETRY_EVERY",
+        description="After how many seconds a dead letter that heals by itself is tried again; then after twice as "
+        "long each time, at most 72 times as long, and ten times in all.",
+    )
+    retry_topics: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated topics in which other producers keep their dead letters. Each record is sent to "
+        "`<application id>-retries` when it is due.",
+    )
     peer_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Secret that all instances share, by which they prove to each other that they are peers; needed "
-        "with tokens, JWTs or a rate limit.",
+        description="Secret that all instances share, by which they sign what they say in the directory, ask each "
+        "other and answer; needed with tokens, JWTs or a rate limit.",
     )
     peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Comma-separated hosts, `*.domains` and networks that may be peers; any when unset."
@@ -133,7 +148,9 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. Needs "
         "the extra `tracing`.",
     )
-    failpoints: str = Field("", description="For tests alone: where this process is to die or stall.")
+    failpoints: str = Field(
+        "", description="For tests alone: where this process is to die or stall, and how large parts are."
+    )
     log_level: str = Field(
         "INFO",
         pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
@@ -141,7 +158,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         "stderr.",
     )
 
-    @field_validator("models", "peer_allow_list", mode="before")
+    @field_validator("models", "peer_allow_list", "retry_topics", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
         return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
@@ -158,6 +175,16 @@ class Settings(KafkaSettings, HttpSecuritySettings):
                         f"has {entry!r}, which is no host name, *.domain, IP address or network; "
                         "list such, separated by commas, without ports"
                     ) from None
+        return value
+
+    @field_validator("retry_topics")
+    @classmethod
+    def _topics_each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _TOPIC.fullmatch(name):
+                raise ValueError(f"has {name!r}, which is no topic's name; list names, separated by commas")
+            if value.count(name) > 1:
+                raise ValueError(f"names '{name}' twice; name it once")
         return value
 
     @field_validator("spark_driver_memory")
@@ -190,6 +217,16 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     def application_servers_topic(self) -> str:
         """Name of the compacted topic that is the directory of instances."""
         return f"{self.application_id}-application-servers"
+
+    @property
+    def dead_letter_decisions_topic(self) -> str:
+        """Name of the topic that keeps what operators decide about dead letters."""
+        return f"{self.application_id}-dead-letter-decisions"
+
+    @property
+    def retries_topic(self) -> str:
+        """Name of the topic that the records of `retry_topics` are sent to."""
+        return f"{self.application_id}-retries"
 
     def topic_of(self, name: str) -> str:
         """A source as this application has it, by what a read model calls it; `balance` is what BALANCE_TOPIC names."""

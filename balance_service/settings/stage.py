@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The work of a read model on one topic, `source`; its tasks are `<name>_<partition>`."""
+    """The work on one topic, `source`, for a read model or for retries; its tasks are `<name>_<partition>`."""
 
     name: str
     application_id: str
@@ -22,6 +22,8 @@ class Stage:
     """The topics of the tables that it joins with, and that may have any."""
     next_table: str | None = None
     """The table by whose keys it passes records on, to a topic of as many partitions; None: there is none."""
+    retries: bool = False
+    """Whether it has no read model, and its source is where another producer keeps its dead letters."""
 
     @property
     def full_name(self) -> str:

@@ -23,11 +23,13 @@ from balance_service.process.failpoints import reach
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.changelog.writer import ChangelogWriter
-    from balance_service.state.records import Position, TaskBatch
+    from balance_service.state.letters.letter import Letter, Status
+    from balance_service.state.letters.letters import Changes
+    from balance_service.state.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.state.store.store import StateStore
     from balance_service.state.work import Work
 
@@ -46,45 +48,108 @@ class Committed:
     """States that the fold removed."""
     sent: int = 0
     """Records for other topics."""
+    healed: int = 0
+    """Dead letters of which the record is applied now."""
+    scheduled: int = 0
+    """Records of another producer's dead letters, to be sent on when they are due."""
 
 
 def commit(batch: TaskBatch, partition: int, work: Work, store: StateStore, writer: ChangelogWriter) -> Committed:
     """Steps 2 to 5.
 
+    Of a batch of dead letters, nothing, if one of them was closed since they were looked up.
+
     Raises:
         TaskMigratedError: the batch does not start at the store's position, or the task was fenced.
-        RetriableError: the outcome of step 3 is unknown, or step 4 failed, now or before: open the task again.
+        RetriableError: the outcome of step 3 is unknown, step 4 failed, now or before, or the store holds more than the
+            changelog does: open the task again.
         StoreFullError: the disk has no room; if only step 4 finds that, the changelog is ahead of the store.
-        StoreCorruptedError: the store gave back what was never written, or holds more than the changelog does.
+        StoreCorruptedError: the store gave back what was never written.
     """
     stands_at = store.position
     if stands_at is None or batch.start != stands_at.offset:
         raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
-    holds_up_to = store.changelog_offset
-    if store.reaches > holds_up_to:
-        # Some of it is folded in there, and would be once more.
-        raise RetriableError("the store holds part of a commit, which the changelog has in full")
-    store.require_room()
-    folded = work.outcome(batch, partition, store)
-    letters = sorted((*batch.dead_letters, *folded.dead_letters), key=lambda letter: letter.offset)
+    _require_whole(store)
+    known = work.letters.of_batch(store, batch)
+    if any(at not in known or not known[at].status.is_open for at in batch.retried):
+        return Committed(0, 0, 0, 0)
+    unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
+    folded = work.outcome(replace(batch, unsent=unsent), partition, store)
+    failed = sorted((*batch.dead_letters, *folded.dead_letters), key=lambda letter: letter.offset)
+    changes = work.letters.after(store, known, failed, batch.forgotten, folded.letters)
     moved = replace(
         stands_at,
         offset=batch.end,
         stream_time_ms=folded.stream_time_ms,
         keys=stands_at.keys + folded.created - folded.deleted,
+        letters=changes.counted,
     )
-    position = work.position_codec.encode(moved.record())
+
+    def records() -> Iterator[Record]:
+        return itertools.chain(folded.records(), changes.records)
+
     reach("folded")
-    changelog_offset = writer.commit(folded.records(), letters, position, holds_up_to, folded.outputs)
-    store.write(itertools.chain(folded.records(), [(POSITION_KEY, position)]), changelog_offset)
+    _write(moved, work.position_codec, store, writer, records, changes.fresh, folded.outputs)
     reach("stored")
-    applied = batch.applied - len(folded.dead_letters) - folded.duplicates
-    causes = Counter(letter.cause for letter in letters)
-    sent = len(folded.outputs)
-    return Committed(applied, batch.ignored, folded.duplicates, len(letters), causes, folded.deleted, sent)
+    return Committed(
+        applied=batch.applied - len(folded.dead_letters) - folded.duplicates - len(folded.letters),
+        ignored=batch.ignored,
+        duplicates=folded.duplicates,
+        dead_lettered=len(failed),
+        causes=Counter(letter.cause for letter in changes.fresh),
+        deleted=folded.deleted,
+        sent=len(folded.outputs),
+        healed=changes.applied,
+        scheduled=len(folded.letters),
+    )
 
 
-def write_position(position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter) -> None:
-    """Record a position alone, as a task does when it is opened. Raises as `commit` does."""
-    record = codec.encode(position.record())
-    store.write([(POSITION_KEY, record)], writer.commit([], [], record, store.changelog_offset))
+def decide(
+    decided: Iterable[Letter],
+    status: Status,
+    audit: Sequence[Output],
+    work: Work,
+    store: StateStore,
+    writer: ChangelogWriter,
+) -> None:
+    """Write what was decided about dead letters, with the records that say so. Raises as `commit` does."""
+    stands_at = store.position
+    if stands_at is None:
+        raise TaskMigratedError("the store has no position")
+    _require_whole(store)
+    changes = work.letters.decided(store, decided, status)
+    moved = replace(stands_at, letters=changes.counted)
+    _write(moved, work.position_codec, store, writer, lambda: iter(changes.records), (), audit)
+
+
+def write_position(
+    position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter, letters: Changes | None = None
+) -> None:
+    """Record a position as a task does when it is opened, with the letters that it begins with. Raises as `commit`."""
+    if letters is None or not letters.records:
+        _write(position, codec, store, writer, tuple)
+    else:
+        moved = replace(position, letters=letters.counted)
+        _write(moved, codec, store, writer, lambda: iter(letters.records))
+
+
+def _require_whole(store: StateStore) -> None:
+    if store.reaches > store.changelog_offset:
+        # Some of it is folded in there, and would be once more.
+        raise RetriableError("the store holds part of a commit, which the changelog has in full")
+    store.require_room()
+
+
+def _write(
+    position: Position,
+    codec: AvroCodec,
+    store: StateStore,
+    writer: ChangelogWriter,
+    records: Callable[[], Iterable[Record]],
+    dead_letters: Iterable[DeadLetter] = (),
+    outputs: Iterable[Output] = (),
+) -> None:
+    """Steps 3 to 5; `records` gives the same each time."""
+    frame = codec.encode(position.record())
+    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
+    store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)

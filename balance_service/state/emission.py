@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.outputs import Emit
     from balance_service.read_models.read_model import Event, ReadModel, State
     from balance_service.state.outputs import Target
-    from balance_service.state.records import KeyedUpdate, Output, Position
+    from balance_service.state.records import KeyedUpdate, Output, Position, TaskBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +33,19 @@ class Emission:
     source: str
     """The topic that it folds."""
 
-    def of_batch(self, partition: int, position: Position | None) -> BatchEmission:
+    def of_batch(self, batch: TaskBatch, partition: int, position: Position | None) -> BatchEmission:
         """The same for one batch of a task that stands at a position."""
-        return BatchEmission(self, partition, 0 if position is None else position.emitted_up_to)
+        return BatchEmission(self, batch, partition, 0 if position is None else position.emitted_up_to)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEmission:
-    """What one batch emits; nothing of events below an offset, for that was sent before a rebuild."""
+    """What one batch emits, but nothing of events of which it was sent before."""
 
     emission: Emission
+    batch: TaskBatch
     partition: int
-    sent_up_to: int
+    sent_before: int
 
     def of_event(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
         """What is sent of an event, with the state after it.
@@ -57,7 +58,7 @@ class BatchEmission:
         # Made in either case: whether an event is applied must not depend on what was sent before.
         is_plain = self.emission.emit.record is None or is_tombstone(event.update)
         made = self._made(event, state, None if is_plain else event_of(event.update))
-        return made if event.offset >= self.sent_up_to else ()
+        return made if self.batch.is_to_be_sent(event.offset, self.sent_before) else ()
 
     def of_last(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
         """What is sent of a key after all its events of a batch, of which this is the last.
@@ -65,7 +66,7 @@ class BatchEmission:
         Raises:
             OwnCodeFailedError: that cannot be sent.
         """
-        if self.emission.emit.each is not Each.LAST or event.offset < self.sent_up_to:
+        if self.emission.emit.each is not Each.LAST or not self.batch.is_to_be_sent(event.offset, self.sent_before):
             return ()
         try:
             return self._made(event, state, None)

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.state.idempotency import Retries
+from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.own_code import OwnCodeFailedError, call_own
 from balance_service.state.records import MISPLACED
 from balance_service.state.work import Folded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.addition import Addition
     from balance_service.read_models.read_model import ReadModel, State
     from balance_service.state.emission import BatchEmission, Emission
+    from balance_service.state.letters.letters import Letters
     from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Record, TaskBatch
     from balance_service.state.store.store import StateStore
 
@@ -41,6 +43,7 @@ class Folding:
     """What makes states of combined updates that the fold would make alike; None: the fold makes them all."""
     state_codec: AvroCodec
     position_codec: AvroCodec
+    letters: Letters
     marker_codec: AvroCodec
     partitions_of_keys: Callable[[Sequence[bytes]], Sequence[int]]
     partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
@@ -62,8 +65,9 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     Raises:
         TaskHaltedError: the read model's own code fails at an event.
     """
-    columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store)
-    emission = None if folding.emission is None else folding.emission.of_batch(partition, store.position)
+    held = _held(batch, folding, store)
+    columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store, held)
+    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, store.position)
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
@@ -80,7 +84,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     folded = Folded(retries.stream_time_ms, columns, created=created)
     after: dict[bytes, bytes | None] = {}
     for key in singly.keys() - strangers:
-        if not _fold_singly(folding, source, before[key], singly[key], retries, folded, after, emission):
+        if not _fold_singly(folding, source, before[key], singly[key], retries, folded, after, emission, held.get(key)):
             read_again.add(key)
     again = sorted(read_again | strangers)
     before |= _read(store, folding, read_again - before.keys())
@@ -88,7 +92,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         if key in strangers:
             folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
         else:
-            _fold_singly(folding, source, before[key], events, retries, folded, after, emission)
+            _fold_singly(folding, source, before[key], events, retries, folded, after, emission, held.get(key))
     for key, frame in after.items():
         if frame is not None:
             records.append((key, frame))
@@ -101,8 +105,24 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     return folded
 
 
+def _held(batch: TaskBatch, folding: Folding, store: StateStore) -> Mapping[bytes, int]:
+    """Where order matters: by key, the offset after which a batch's events have to wait for one that failed."""
+    if not folding.letters.keeps_order:
+        return {}
+    keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
+    held = folding.letters.held_from(store, keys, batch.retried)
+    for letter in batch.dead_letters:
+        if letter.key in keys and letter.key is not None and holds_key(letter.cause):
+            held[letter.key] = min(letter.offset, held.get(letter.key, letter.offset))
+    return held
+
+
 def _fold_combined(
-    updates: Iterable[CombinedUpdates], partition: int, folding: Folding, store: StateStore
+    updates: Iterable[CombinedUpdates],
+    partition: int,
+    folding: Folding,
+    store: StateStore,
+    held: Mapping[bytes, int],
 ) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes], int]:
     """The new states, in columns and others; the keys whose update cannot be applied; those that do not belong here.
 
@@ -118,12 +138,17 @@ def _fold_combined(
         keys = some.keys.to_pylist()
         frames = store.get_many(keys)
         after = _accelerated(folding, partition, frames, some)
+        if held:
+            after = [None if key in held else frame for key, frame in zip(keys, after, strict=True)]
         columns.append((some.keys, pa.array(after, pa.binary())))
         created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
         rest = [row for row, frame in enumerate(after) if frame is None]
         for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
             if before is None and folding.partitions_of_keys([update.key]) != [partition]:
                 strangers.add(update.key)
+                continue
+            if update.key in held:
+                inapplicable.add(update.key)
                 continue
             try:
                 state, _ = _step(folding, None if before is None else decode(before), update)
@@ -158,11 +183,13 @@ def _fold_singly(
     folded: Folded,
     after: dict[bytes, bytes | None],
     emission: BatchEmission | None,
+    held_from: int | None,
 ) -> bool:
     """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record.
 
     Args:
         after: gets the frame of its state; None if it has none any more.
+        held_from: events after this offset wait for the one there; None: none do.
 
     Raises:
         TaskHaltedError: the read model's own code failed at an event of `source`, a topic and its partition.
@@ -172,6 +199,8 @@ def _fold_singly(
     duplicates, last, frame = 0, None, None
     for event in events:
         try:
+            if held_from is not None and event.offset > held_from:
+                raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
             if retries.is_repeated(event):
                 duplicates += 1
                 continue

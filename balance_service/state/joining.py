@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.read_models.keys import KeyType
+    from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
     from balance_service.state.records import Output, TaskBatch
     from balance_service.state.store.store import StateStore
@@ -49,6 +50,7 @@ class Joining:
     key_type: KeyType
     target: Target
     position_codec: AvroCodec
+    letters: Letters
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
@@ -56,7 +58,7 @@ class Joining:
         # Many events of a batch name one row.
         rows: dict[bytes, Mapping[str, Any]] = {}
         for key, row in rows_of(batch.updates):
-            if row["offset"] < sent_before:
+            if not batch.is_to_be_sent(row["offset"], sent_before):
                 # What was made of it is kept, and its dead letter too: a second join might come to something else.
                 continue
             try:

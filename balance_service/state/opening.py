@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import StoreCorruptedError, TaskHaltedError
+from balance_service.errors import RetriableError, TaskHaltedError
+from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import transactional_config
 from balance_service.kafka.topic_setup import dead_letter_bytes
 from balance_service.state.changelog.dead_letters import Envelope
 from balance_service.state.changelog.writer import ChangelogWriter
+from balance_service.state.letters.letter import Letter, Status
 from balance_service.state.records import Position
-from balance_service.state.sent import sent_up_to
+from balance_service.state.sent import sent_of, sent_up_to
 from balance_service.state.store.database import Database
 from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
+    from balance_service.state.letters.decisions import Decisions
+    from balance_service.state.letters.letters import Changes
     from balance_service.state.records import TaskId
     from balance_service.state.store.directory import StateDirectory
     from balance_service.state.tables.joined import JoinedTables
@@ -38,6 +42,8 @@ class TaskContext:
     source: Topic
     work: Work
     state_directory: StateDirectory
+    decisions: Decisions
+    """What operators decide about the stage's dead letters."""
     joined: JoinedTables | None = None
     """The tables that the stage joins with; None if it joins with none."""
 
@@ -85,7 +91,8 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
     """The task's store: a copy of this changelog, or new.
 
     Raises:
-        TaskHaltedError: it is a copy of this changelog, but of another source.
+        TaskHaltedError: it is a copy of this changelog, but of another source; or of a lost one, and its source has
+            lost events too.
         RetriableError: it cannot be opened now.
         StoreCorruptedError: it is damaged.
     """
@@ -107,6 +114,7 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
             raise TaskHaltedError(_made_anew(context.source.name))
+        _check_can_be_folded_again(context, task_id.partition, changelog)
         log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
         Database.wipe(path)
         store = StateStore(path, context.work.position_codec)
@@ -114,11 +122,31 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
     return store
 
 
+def _check_can_be_folded_again(context: TaskContext, partition: int, changelog: Topic) -> None:
+    """Check that all that a store holds, which is a copy of another changelog, comes back once it is given up.
+
+    Where something stands in the changelog already, such as what a rebuild begins with, that is what counts.
+    """
+    start = context.topics.offsets(context.source.name, [partition], earliest=True)[partition]
+    if start == 0 or context.stage.retries:
+        return
+    with reader_of_all(context.settings, context.topics, changelog, [partition]) as reader:
+        while reader.unfinished:
+            if reader.read():
+                return
+    raise TaskHaltedError(
+        f"the changelog '{changelog.name}' was deleted or made anew, and the first {start} offsets of "
+        f"{context.source.name}-{partition} are gone, so that what is in the local store cannot be folded again; it is "
+        "left as it is; `balance-service rebuild` folds what the topic still has"
+    )
+
+
 def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:
     """The writer of a task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
     config = transactional_config(settings, stage.transactional_id(task_id.partition))
-    letter_bytes = dead_letter_bytes(topics, stage, source)
-    largest = min(letter_bytes, int(str(config["message.max.bytes"])))
+    largest = int(str(config["message.max.bytes"]))
+    if not stage.retries:
+        largest = min(dead_letter_bytes(topics, stage, source), largest)
     envelope = Envelope(task_id.stage, source.name, task_id.partition, settings.application_id, largest)
     return ChangelogWriter(config, task_id, stage.changelog, stage.dead_letters, envelope)
 
@@ -133,13 +161,13 @@ def starting_position(
 
     Raises:
         TaskHaltedError: the source is another, or no longer holds what comes next.
-        StoreCorruptedError: the position was read from another changelog.
+        RetriableError: the position was read from another changelog.
     """
     source = context.source
     start = context.topics.offsets(source.name, [partition], earliest=True)[partition]
     end = context.topics.offsets(source.name, [partition])[partition]
     if stored is None:
-        if start > 0 and not context.settings.allow_finite_retention:
+        if start > 0 and not (context.settings.allow_finite_retention or context.stage.retries):
             raise TaskHaltedError(
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
                 "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
@@ -150,13 +178,40 @@ def starting_position(
             source.topic_id,
             changelog_topic_id=changelog_topic_id,
             source=f"{source.name}:{partition}",
-            emitted_up_to=sent_up_to(context.settings, context.topics, context.stage, source, partition),
+            # Retries are not sent in the order of their source: see `starting_letters`.
+            emitted_up_to=0
+            if context.stage.retries
+            else sent_up_to(context.settings, context.topics, context.stage, source, partition),
         )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
+    if context.stage.retries and stored.offset < start:
+        log.warning("records were dropped before they came here", source=stored.source, first=stored.offset, end=start)
+        stored = replace(stored, offset=start)
     check_still_there(source.name, partition, stored.offset, start, end)
     check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
     return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
+
+
+def starting_letters(stored: Position | None, context: TaskContext, partition: int) -> Changes:
+    """What a task that has no position yet is to know of dead letters that were decided about before.
+
+    Of retries, which of them were sent, too.
+
+    Raises:
+        RetriableError: the broker does not answer.
+    """
+    letters, now_ms = context.work.letters, context.work.letters.now_ms()
+    if stored is not None:
+        return letters.carried(())
+    settings, topics, stage, source = context.settings, context.topics, context.stage, context.source
+    known = context.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
+    if stage.retries:
+        discarded = {at: letter for at, letter in known.items() if letter.status is Status.DISCARDED}
+        start = topics.offsets(source.name, [partition], earliest=True)[partition]
+        sent = {at for at in sent_of(settings, topics, stage, source, partition) if at >= start}
+        known = discarded | {at: Letter.sent_before(at, now_ms) for at in sent}
+    return letters.carried(known.values())
 
 
 def check_same_changelog(ours: str, topic_id: str | None) -> None:
@@ -167,10 +222,11 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
         topic_id: of the one there is, None if there is none; or what a position names, empty where it names none.
 
     Raises:
-        StoreCorruptedError: another topic has taken its name, and some of that may have been passed over.
+        RetriableError: another topic has taken its name, and some of that may have been passed over; `open_store` says
+            what becomes of the store.
     """
     if topic_id not in ("", ours):
-        raise StoreCorruptedError("the changelog was made anew: the store is restored from it")
+        raise RetriableError("the changelog was made anew")
 
 
 def _made_anew(source: str) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.read_models.outputs import Emit
+    from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
     from balance_service.state.records import CombinedUpdates, TaskBatch
     from balance_service.state.store.store import StateStore
@@ -39,6 +40,7 @@ class Rekeying:
     source: str
     target: Target
     position_codec: AvroCodec
+    letters: Letters
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`."""
@@ -65,7 +67,7 @@ class Rekeying:
                     [*passed_on(headers), (ORIGIN_HEADER, f"{prefix}{offset}".encode()), sender],
                 )
                 for offset, key, value, timestamp, headers in rows
-                if offset >= sent_before
+                if batch.is_to_be_sent(offset, sent_before)
             ]
         return folded
 
@@ -81,6 +83,7 @@ class Emitting:
     outputs: Sequence[tuple[Emit, Target, AvroCodec | None]]
     """Each with the codec of what is made; None where the event's record is sent as it is."""
     position_codec: AvroCodec
+    letters: Letters
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`."""
@@ -93,7 +96,7 @@ class Emitting:
             except PoisonRecordError as error:
                 folded.dead_letters.append(DeadLetter(row["offset"], row["timestamp"], key, row["value"], error.cause))
             else:
-                folded.outputs += sent if row["offset"] >= sent_before else ()
+                folded.outputs += sent if batch.is_to_be_sent(row["offset"], sent_before) else ()
         return folded
 
     def _sent(self, key: bytes | None, row: Mapping[str, Any], partition: int) -> list[Output]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from balance_service.state.letters.letter import Letter
+
 RESERVED_PREFIX = b"\xff"
 """First byte of keys that are no state's: it occurs in no UTF-8."""
 
@@ -55,7 +57,8 @@ class Position:
     that is empty in what was written before it was recorded. `stream_time_ms` is the greatest timestamp of an event
     with an idempotency key below `offset`, -1 if there is none: what makes such keys expire. `source` is the topic and
     its partition, such as `balance:0`; `keys` is how many keys have a state. What events below `emitted_up_to` come to
-    was sent before the stage began anew, and is not sent again.
+    was sent before the stage began anew, and is not sent again, those aside whose dead letters are open. `letters` is
+    how many dead letters there are, by cause and status.
     """
 
     offset: int
@@ -66,6 +69,7 @@ class Position:
     source: str = ""
     keys: int = 0
     emitted_up_to: int = 0
+    letters: Mapping[str, int] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """The Avro record `Position`."""
@@ -78,6 +82,7 @@ class Position:
             "changelogTopicId": self.changelog_topic_id,
             "keys": self.keys,
             "emittedUpTo": self.emitted_up_to,
+            "letters": dict(self.letters),
         }
 
     @staticmethod
@@ -102,6 +107,7 @@ class Position:
             source,
             record["keys"],
             record["emittedUpTo"],
+            record["letters"],
         )
 
 
@@ -121,7 +127,8 @@ class KeyedUpdate(NamedTuple):
 
     `record` is the event's own; None where several are combined, or it was not kept. `idempotency_key` is what its
     producer named it by, so that of several with the same name one counts; such an event always has its record.
-    `offset` and `timestamp_ms` are the record's where the read model emits, else -1.
+    `offset` is the record's, -1 where several are combined; so is `timestamp_ms`, but -1 where the read model emits
+    nothing.
     """
 
     key: bytes
@@ -173,6 +180,10 @@ class TaskBatch:
     `updates` are combined, one of each key in all slices together; `events` are those of other keys, singly, in offset
     order. `singles` reads the events of some keys again, as `events` with their records; it is asked only where an
     update without its record cannot be applied.
+
+    Where `retried` names any, the batch is of the records of these dead letters, tried again, and `start` and `end` are
+    the position. `forgotten` are closed letters of which nothing is kept any more. `unsent` are the records that were
+    never applied before, though they lie below the position.
     """
 
     start: int
@@ -183,6 +194,13 @@ class TaskBatch:
     ignored: int = 0
     dead_letters: Sequence[DeadLetter] = ()
     singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, default=lambda _keys: ())
+    retried: frozenset[int] = frozenset()
+    forgotten: Sequence[Letter] = ()
+    unsent: frozenset[int] = frozenset()
+
+    def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
+        """Whether what comes of a record goes out; not if it has before, with all below `sent_before`."""
+        return offset >= sent_before or offset in self.unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +234,5 @@ class TaskSnapshot:
     sizes: StoreSizes
     answers: bool
     """Whether queries are answered from it, as its role allows; an owner's lease aside."""
+    letters: Mapping[str, int] = field(default_factory=dict)
+    """How many dead letters there are, by cause and status."""

@@ -1,4 +1,4 @@
-"""Up to where a partition's events were sent on, as the topics say that they were sent to.
+"""Which of a partition's records were sent on, as the topics say that they were sent to.
 
 A task asks where its changelog does not tell: at the first start, and if that topic was lost. So a stage that begins
 anew sends nothing twice.
@@ -12,12 +12,22 @@ from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.state.outputs import ORIGIN_HEADER, SENDER_HEADER, origin_prefix, sender_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
 
 
 def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> int:
     """The offset after the last record of a partition of a stage's source of which something was sent; 0 if none was.
+
+    Raises as `sent_of`.
+    """
+    return max(sent_of(settings, topics, stage, source, partition), default=-1) + 1
+
+
+def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> Iterator[int]:
+    """The offset of the record, for each that was sent of a partition of a stage's source; in no order.
 
     Of this source: what was sent of another topic that had its name before does not count.
 
@@ -28,7 +38,6 @@ def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, 
     """
     origins = origin_prefix(stage.source, partition).encode()
     sender = sender_of(stage.full_name, source.topic_id).encode()
-    last = -1
     for name in stage.targets:
         topic = topics.find(name)
         if topic is None:
@@ -41,15 +50,13 @@ def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, 
                 for message in reader.read():
                     headers: list[Any] = list(message.headers() or ())
                     if (SENDER_HEADER, sender) in headers:
-                        last = max(
-                            [last, *(_offset(value, origins) for name, value in headers if name == ORIGIN_HEADER)]
-                        )
-    return last + 1
+                        named = (_offset(value, origins) for name, value in headers if name == ORIGIN_HEADER)
+                        yield from (offset for offset in named if offset is not None)
 
 
-def _offset(origin: object, origins: bytes) -> int:
-    """The offset that an origin names; -1 if it is none of these."""
+def _offset(origin: object, origins: bytes) -> int | None:
+    """The offset that an origin names; None if it is none of these."""
     if not isinstance(origin, bytes) or not origin.startswith(origins):
-        return -1
+        return None
     offset = origin[len(origins) :]
-    return int(offset) if offset.isdigit() else -1
+    return int(offset) if offset.isdigit() else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import BalanceServiceError, TaskHaltedError
+from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
 from balance_service.state.opening import check_same_log
 from balance_service.state.records import Role
 
@@ -23,7 +23,11 @@ log = structlog.get_logger(__name__)
 class SourceCheck:
     """Looks at the source of some tasks. For one thread; any may read `problem`."""
 
-    def __init__(self, topics: Topics, source: Topic, tasks: Tasks) -> None:
+    def __init__(self, topics: Topics, source: Topic, tasks: Tasks, *, may_drop: bool = False) -> None:
+        """Args:
+        may_drop: whether the tasks go on where the source has dropped what they have not read.
+        """
+        self._may_drop = may_drop
         self._topics = topics
         self._source = source
         self._tasks = tasks
@@ -58,4 +62,7 @@ class SourceCheck:
         positions = {partition: task.position for partition, task in tasks.items()}
         end = self._topics.offsets(name, tasks) if exists else {}
         for partition, task in tasks.items():
+            if self._may_drop and -1 < positions[partition] < needed[partition]:
+                self._tasks.failed(task, RetriableError(f"{name}-{partition} begins at {needed[partition]} now"))
+                continue
             task.check_log(topic, needed[partition], positions[partition], end.get(partition, 0))

@@ -12,38 +12,33 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import FatalError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
-from balance_service.kafka.clients import reader_config
-from balance_service.kafka.topic_setup import prepare_changelog
+from balance_service.errors import FatalError, TaskHaltedError, TaskMigratedError
 from balance_service.process.failpoints import reach
-from balance_service.state.changelog.completeness import Wholeness
-from balance_service.state.changelog.reader import ChangelogReader
-from balance_service.state.changelog.restoration import Restoration
-from balance_service.state.commit import Committed, commit, write_position
+from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.opening import (
-    check_same_changelog,
     check_same_log,
     check_still_there,
-    open_store,
     open_writer,
+    starting_letters,
     starting_position,
 )
 from balance_service.state.records import Role, StoreSizes, TaskSnapshot
+from balance_service.state.replica import Replica
 from balance_service.state.task_state import ANSWERING, TRANSITIONS, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from balance_service.kafka.topics import Topic
     from balance_service.state.changelog.writer import ChangelogWriter
+    from balance_service.state.letters.decisions import Verdict
+    from balance_service.state.letters.letters import Due
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskBatch, TaskId
     from balance_service.state.store.batch import StoreBatch
     from balance_service.state.store.store import StateStore, StoreView
 
 log = structlog.get_logger(__name__)
-
-_END_WITHIN_MS = 10
 
 
 class Task:
@@ -72,15 +67,11 @@ class Task:
         self._role = role
         self._reason = reason
         self._closing = threading.Event()
-        self._store: StateStore | None = None
         self._writer: ChangelogWriter | None = None
-        self._reader: ChangelogReader | None = None
-        self._changelog_topic_id = ""
         self._epoch = 0
-        self._wholeness = Wholeness(self._changelog_end)
         self._shown: StoreView | None = None
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self.restoration = Restoration(self._log)
+        self._replica = Replica(task_id, context, self._apply, self._log)
 
     @property
     def state(self) -> TaskState:
@@ -100,7 +91,8 @@ class Task:
     @property
     def position(self) -> int:
         """Next source offset to apply; -1 while there is no store to ask."""
-        stands_at = None if self._store is None else self._store.position
+        store = self._replica.store
+        stands_at = None if store is None else store.position
         return -1 if stands_at is None else stands_at.offset
 
     @property
@@ -110,7 +102,7 @@ class Task:
 
     def snapshot(self) -> TaskSnapshot:
         """What the task says of itself."""
-        store, state, restoration = self._store, self._state, self.restoration
+        store, state, restoration = self._replica.store, self._state, self._replica.restoration
         return TaskSnapshot(
             self.task_id,
             self._role,
@@ -123,6 +115,7 @@ class Task:
             restoration.seconds_left if state is TaskState.RESTORING else None,
             store.sizes if store is not None and state in ANSWERING else StoreSizes(),
             self.view is not None,
+            {} if store is None or store.position is None else store.position.letters,
         )
 
     def open(self) -> None:
@@ -140,22 +133,14 @@ class Task:
     def tail(self) -> None:
         """As a standby, apply what the owner has committed since, or wait briefly for it. Raises as `open`."""
         with self._held():
-            _, reader = self._opened()
-            if reader.tail():
-                self._wholeness.met_end()
-            # The end is met once; an idle changelog is stood at for long.
-            self._wholeness.passed(reader.whole_up_to)
-            self._wholeness.look()
-            if self._state is TaskState.RESTORING and reader.is_whole and self._wholeness.holds:
+            self._replica.tail()
+            if self._state is TaskState.RESTORING and self._replica.is_complete:
                 self._to(TaskState.TAILING)
 
     def promote(self) -> None:
         """As a standby, become the owner, from where it is. Raises as `open`."""
         with self._held():
-            topics, source = self._context.topics, self._context.source
-            check_same_log(source, topics.find_patiently(source.name))
-            changelog = topics.find_patiently(self._context.stage.changelog)
-            check_same_changelog(self._changelog_topic_id, None if changelog is None else changelog.topic_id)
+            self._replica.check_same_logs()
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
@@ -168,11 +153,44 @@ class Task:
             StoreCorruptedError: wipe the store, open another.
         """
         with self._held():
-            if self._state is not TaskState.RUNNING or self._store is None or self._writer is None:
-                raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
-            done = commit(batch, self.task_id.partition, self._context.work, self._store, self._writer)
-            self._shown = self._store.view
+            store, writer = self._running()
+            done = commit(batch, self.task_id.partition, self._context.work, store, writer)
+            self._shown = store.view
             return done
+
+    def due(self) -> Due:
+        """The dead letters whose time has come. Raises TaskMigratedError: closed."""
+        with self._held():
+            store, _ = self._running()
+            return self._context.work.letters.due(store)
+
+    def left_out(self) -> list[int]:
+        """Offsets from the position on that are not applied as they come. Raises TaskMigratedError: closed."""
+        with self._held():
+            store, _ = self._running()
+            return self._context.work.letters.left_out_from(store, self.position)
+
+    def decide(self, offsets: Iterable[int], verdict: Verdict) -> dict[int, str]:
+        """Carry out an operator's decision about dead letters.
+
+        Returns:
+            Why it was not, by offset, for those about which it makes no sense.
+
+        Raises:
+            BalanceServiceError: as `process`; what was decided may have been written.
+        """
+        letters, decisions = self._context.work.letters, self._context.decisions
+        with self._held():
+            store, writer = self._running(or_waiting=True)
+            known = letters.at(store, offsets)
+            refused = {at: why for at in offsets if (why := verdict.refusal(known.get(at))) is not None}
+            decided = [letter for at, letter in known.items() if at not in refused]
+            if decided:
+                now_ms, partition = letters.now_ms(), self.task_id.partition
+                audit = [decisions.output(partition, letter, verdict, now_ms) for letter in decided]
+                decide(decided, verdict.decision.status, audit, self._context.work, store, writer)
+                self._shown = store.view
+            return refused
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
         """Halt if the source is no longer the log this task was folding.
@@ -249,104 +267,78 @@ class Task:
         if self._state is TaskState.CLOSED:
             return
         self._to(TaskState.CLOSED)
-        for owned in (self._writer, self._reader, self._store):
-            if owned is not None:
-                owned.close()
+        if self._writer is not None:
+            self._writer.close()
+        self._replica.close()
 
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
-        context, partition = self._context, self.task_id.partition
-        topics, source = context.topics, context.source
-        changelog = prepare_changelog(topics, context.stage, source)
-        check_same_log(source, topics.find_patiently(source.name), changelog)
-        self._changelog_topic_id = changelog.topic_id
-        # (a) A store that is no copy of this changelog is worth nothing.
-        self._store = open_store(self.task_id, context, changelog)
-        config = reader_config(context.settings)
-        if self._role is Role.ACTIVE:
-            # The broker holds back for so long that it has no more, which nobody can answer without.
-            config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
-        # Asked for here: a consumer that shall begin at the beginning finds out where that is half a second later.
-        start = self._store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
-        self._reader = ChangelogReader(config, changelog.name, partition, start, self._apply)
+        # (a) What is in the store is a copy of the changelog.
+        self._replica.open(is_owned=self._role is Role.ACTIVE)
         if self._role is Role.ACTIVE:
             self._own()
         else:
-            self._wholeness.look()
-            self._catch_up(fenced=False)
-            self._wholeness.passed(self._reader.whole_up_to)
+            self._catch_up(is_fenced=False)
             self._to(TaskState.TAILING)
             self._reason = ""
-            self._log.info("task tailing", position=self.position, restored=self.restoration.restored)
+            self._log.info("task tailing", position=self.position, restored=self._replica.restoration.restored)
 
     def _own(self) -> None:
         context, task_id = self._context, self.task_id
-        store, reader = self._opened()
+        store = self._store()
         # (b) From here on no predecessor can commit.
         self._writer = open_writer(task_id, context.settings, context.stage, context.topics, context.source)
         self._writer.fence(self._closing.is_set)
         reach("fenced")
         # (c) So the changelog's end, taken now, is the end.
-        self._catch_up(fenced=True)
+        self._catch_up(is_fenced=True)
         reach("restored")
         # (d) One higher than any holder before.
-        position = starting_position(
-            store.position, context, task_id.partition, self._changelog_topic_id, self._least_epoch
-        )
+        changelog_topic_id = self._replica.changelog_topic_id
+        position = starting_position(store.position, context, task_id.partition, changelog_topic_id, self._least_epoch)
+        letters = starting_letters(store.position, context, task_id.partition)
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, context.work.position_codec, store, self._writer)
+        write_position(position, context.work.position_codec, store, self._writer, letters)
         reach("position-written")
-        reader.close()
-        self._reader = None
+        self._replica.stop_reading()
         self._epoch = position.epoch
         self._to(TaskState.RUNNING)
         # Not before what is shown has the new epoch.
         self._role = Role.ACTIVE
         self._reason = ""
         self._log.info(
-            "task running", epoch=position.epoch, position=position.offset, restored=self.restoration.restored
+            "task running", epoch=position.epoch, position=position.offset, restored=self._replica.restoration.restored
         )
 
-    def _catch_up(self, *, fenced: bool) -> None:
-        """Replay the changelog up to its present end; not fenced, up to the transaction that a writer may have open.
-
-        A writer that was cut off leaves one open until its successor fences it, which may be who waits here.
-        """
-        store, reader = self._opened()
-        start, end = store.changelog_offset, self._changelog_end(committed=not fenced)
-        if store.reaches > end:
-            raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
-        self.restoration.begin(start, end)
-        reader.replay(end, self._closing.is_set, answers=self._state is TaskState.TAILING, fenced=fenced)
+    def _catch_up(self, *, is_fenced: bool) -> None:
+        answers = self._state is TaskState.TAILING
+        self._replica.catch_up(self._closing.is_set, is_fenced=is_fenced, answers=answers)
 
     def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
-        store, _ = self._opened()
-        if is_whole:
-            self._wholeness.passed(changelog_offset)
-        if self._state is TaskState.TAILING and not (is_whole and self._wholeness.holds):
+        will_be_complete = self._replica.passed(changelog_offset, is_whole=is_whole)
+        if self._state is TaskState.TAILING and not will_be_complete:
             self._to(TaskState.RESTORING)
-        store.require_room()
-        records = len(batch)
-        store.apply(batch, changelog_offset)
-        if is_whole and store.position is not None:
-            check_same_changelog(self._changelog_topic_id, store.position.changelog_topic_id)
+        self._replica.apply(batch, changelog_offset, is_whole=is_whole)
         if self._state is TaskState.TAILING:
-            self._shown = store.view
-        self.restoration.advance(records, changelog_offset)
+            self._shown = self._store().view
 
-    def _changelog_end(self, *, committed: bool = True) -> int:
-        changelog, partition = self._context.stage.changelog, self.task_id.partition
-        return self._context.topics.offsets(changelog, [partition], committed=committed)[partition]
+    def _store(self) -> StateStore:
+        if self._replica.store is None:
+            raise FatalError(f"task {self.task_id} is {self._state.value} without a store")
+        return self._replica.store
 
-    def _opened(self) -> tuple[StateStore, ChangelogReader]:
-        if self._store is None or self._reader is None:
-            raise FatalError(f"task {self.task_id} is {self._state.value} without store or reader")
-        return self._store, self._reader
+    def _running(self, *, or_waiting: bool = False) -> tuple[StateStore, ChangelogWriter]:
+        """What an owner writes to. Raises TaskMigratedError: the task is none now."""
+        is_running = self._state is TaskState.RUNNING or (or_waiting and self._state is TaskState.WAITING)
+        if not is_running or self._writer is None:
+            raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
+        return self._store(), self._writer
 
     def _to(self, state: TaskState) -> None:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
         self._state = state
         # One reference, so that nobody who asks meanwhile sees what may not be shown.
-        self._shown = self._store.view if self._store is not None and state in ANSWERING else None
+        store = self._replica.store
+        self._shown = store.view if store is not None and state in ANSWERING else None

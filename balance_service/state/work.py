@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.state.letters.letter import Letter
+    from balance_service.state.letters.letters import Letters
     from balance_service.state.records import DeadLetter, Output, Record, TaskBatch
     from balance_service.state.store.store import StateStore
 
@@ -22,6 +24,7 @@ class Folded:
     `columns` are keys and states, row for row, some at a time and null where `others` has the state, if anything: as
     Python's objects, those of a large batch would take a multiple of their bytes. A deleted state is among `others`, as
     a key without a value. `outputs` is what is sent to other topics, in the order of the events that it comes of.
+    `letters` are of records that are to be taken up later: they are no dead letters.
     """
 
     stream_time_ms: int
@@ -29,6 +32,7 @@ class Folded:
     others: list[Record] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)
     duplicates: int = 0
     created: int = 0
     deleted: int = 0
@@ -50,6 +54,10 @@ class Work(Protocol):
     @property
     def position_codec(self) -> AvroCodec:
         """Of the position records in the stage's changelog."""
+
+    @property
+    def letters(self) -> Letters:
+        """How its dead letters are kept."""
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """What a batch comes to; apart from how often the last state of a key is sent, wherever batches are cut."""

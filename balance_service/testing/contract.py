@@ -119,7 +119,7 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
         if not came:
             continue
         leg = read_model.legs[-1]
-        rows = PartitionRows(rows_of(read_model, leg, came, 0))
+        rows = PartitionRows(rows_of(read_model, leg, dict(enumerate(came))))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
         letters = {offset: letter_of(read_model, leg, event, offset) for offset, event in enumerate(came)}
         for update in rows.singly(rows.updates, letters):

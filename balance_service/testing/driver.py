@@ -11,6 +11,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import TaskMigratedError
 from balance_service.read_models.json_view import exact_json
+from balance_service.state.letters.letter import Status
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import Given, driven_legs, key_of
 from balance_service.testing.stage import DrivenStage
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from balance_service.read_models.read_model import ReadModel
     from balance_service.state.commit import Committed
+    from balance_service.state.letters.letter import Letter
     from balance_service.state.records import Output
 
 _A_DAY_MS = 24 * 60 * 60 * 1000
@@ -142,9 +144,49 @@ class Driver:
             stage.restart()
         return self
 
+    def rebuild(self) -> Self:
+        """Fold again what the last stage reads, from its start, as a rebuild of the read model does."""
+        self._last.rebuild()
+        return self
+
     def commit(self, events: Sequence[Given]) -> Committed:
         """Take some events in one batch, and what each stage passes on in another; returns what the last one did."""
-        done = self._stages[0].commit(events)
+        return self._passed_on(self._stages[0].commit(events))
+
+    def mend(self, cause: str) -> Self:
+        """What could not be read for a cause can be from now on, such as once its schema is registered."""
+        for stage in self._stages:
+            stage.mend(cause)
+        return self
+
+    def advance(self, *, minutes: float) -> Self:
+        """Let time pass: dead letters that are due are tried again, until none is."""
+        for stage in self._stages:
+            stage.now_ms += int(minutes * 60_000)
+            while (batch := stage.due()) is not None:
+                self._passed_on(stage.deliver(batch))
+        return self
+
+    def letters(self) -> list[Letter]:
+        """Every dead letter that the last stage keeps, in the order of the records."""
+        return self._last.letters()
+
+    def letter_counts(self) -> Mapping[str, int]:
+        """How many dead letters the last stage keeps, by cause and status, as its commits have counted them."""
+        position = self._last.store.position
+        return {} if position is None else position.letters
+
+    def redrive(self, *offsets: int) -> Self:
+        """Have dead letters of the last stage tried again at once, as an operator does."""
+        self._last.decide(offsets, Status.SCHEDULED)
+        return self.advance(minutes=0)
+
+    def discard(self, *offsets: int) -> Self:
+        """Have dead letters of the last stage never applied."""
+        self._last.decide(offsets, Status.DISCARDED)
+        return self.advance(minutes=0)
+
+    def _passed_on(self, done: Committed) -> Committed:
         for before, after in pairwise(self._stages):
             # What is passed on is the record as it is, under another key.
             passed = before.writer.sent[len(after.events) :]

@@ -21,7 +21,7 @@ from balance_service.read_models.read_model import words_of
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from balance_service.read_models.flow import Leg
     from balance_service.read_models.folds import StandardFold
@@ -69,6 +69,8 @@ class Given:
     record_key: bytes | None = None
     idempotency_key: bytes | None = None
     timestamp_ms: int = 0
+    unreadable: str | None = None
+    """The cause for which the service cannot read it yet."""
     body: bytes | None = field(init=False, repr=False, compare=False, default=None)
     """Encoded under the shipped schema; None for a tombstone."""
 
@@ -96,6 +98,7 @@ def event(
     record_key: str | None = None,
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
+    unreadable: str | None = None,
 ) -> Given:
     """An event of a record type, known by its simple name.
 
@@ -103,12 +106,13 @@ def event(
         fields: those that matter; the others have their default, or the zero of their type.
         record_key: where it is not to be the event's key column.
         timestamp_ms: of the record in the topic.
+        unreadable: the cause for which the service cannot read it, such as `schema-id-unknown`, until that is mended.
 
     Raises:
         ValueError: the record's schema does not allow it.
     """
     key, name = (None if text is None else text.encode() for text in (record_key, idempotency_key))
-    return Given(record, fields, key, name, timestamp_ms)
+    return Given(record, fields, key, name, timestamp_ms, unreadable)
 
 
 def tombstone(record_key: str, *, timestamp_ms: int = 0) -> Given:
@@ -122,10 +126,10 @@ def driven_legs(read_model: ReadModel) -> tuple[Leg, ...]:
     return read_model.legs[max(joining, default=0) :]
 
 
-def rows_of(read_model: ReadModel, leg: Leg, events: Sequence[Given], start: int) -> pa.Table:
-    """What the decoder's plan yields of some events that a leg reads, the first one at offset `start`."""
+def rows_of(read_model: ReadModel, leg: Leg, events: Mapping[int, Given]) -> pa.Table:
+    """What the decoder's plan yields of some events that a leg reads, by their offsets."""
     types = _column_types(read_model, leg)
-    rows = [_row(read_model, leg, given, offset) for offset, given in enumerate(events, start)]
+    rows = [_row(read_model, leg, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
@@ -159,7 +163,10 @@ def _row(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> dict[str
     if given.record not in leg.records and given.record:
         raise ValueError(f"{given.record} is no record of {read_model.name}'s source")
     record_key = key = key_of(read_model, leg, given)
-    if leg.by is not None:
+    cause: str | None
+    if given.unreadable is not None:
+        cause = given.unreadable
+    elif leg.by is not None:
         key, cause = passed_on(leg, given)
     elif not all(condition.holds(given.fields) for condition in leg.conditions):
         cause = IGNORED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.events.combine import PartitionRows
-from balance_service.state.commit import Committed, commit, write_position
+from balance_service.events.redrive import redriven
+from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
+from balance_service.state.letters.letters import Letters
 from balance_service.state.outputs import Target
 from balance_service.state.passing import Emitting, Rekeying
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
@@ -22,17 +25,19 @@ from balance_service.testing.fakes import FakeWriter
 from balance_service.testing.rows import letter_of, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.read_models.flow import Leg
     from balance_service.read_models.outputs import Emit
     from balance_service.read_models.read_model import ReadModel
+    from balance_service.state.letters.letter import Letter, Status
     from balance_service.state.records import KeyedUpdate, Output
     from balance_service.state.work import Work
     from balance_service.testing.fakes import FakeRegistry
     from balance_service.testing.rows import Given
 
 _EVERY_KEY = 1_000_000
+_EVERY_MS = 300_000
 _LARGEST_BYTES = 1 << 20
 
 
@@ -60,6 +65,8 @@ class DrivenStage:
         self._registry = registry
         self._folder = folder
         self._few_rows = few_rows
+        self._has_states = leg.by is None and read_model.has_states()
+        self.now_ms = 0
         self._work = self._work_of(leg, is_accelerated=is_accelerated, window_ms=idempotency_window_ms)
         self.writer = FakeWriter()
         self.store = self._new_store()
@@ -72,12 +79,16 @@ class DrivenStage:
         """Do it to some events in one batch; returns what that did."""
         start, end = len(self.events), len(self.events) + len(events)
         self.events += events
+        batch = self._batch(start, end, dict(enumerate(events, start)))
+        self.last = batch if events else self.last
+        return self.deliver(batch)
+
+    def _batch(self, start: int, end: int, events: Mapping[int, Given]) -> TaskBatch:
         if not events:
-            return self.deliver(TaskBatch(start, end))
-        rows = PartitionRows(rows_of(self._read_model, self._leg, events, start))
-        has_states = isinstance(self._work, Folding)
-        part = rows.combined(self._read_model.combine, **self._few_rows) if has_states else rows.as_they_came()
-        self.last = TaskBatch(
+            return TaskBatch(start, end)
+        rows = PartitionRows(rows_of(self._read_model, self._leg, events))
+        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.as_they_came()
+        return TaskBatch(
             start=start,
             end=end,
             updates=part.updates,
@@ -87,7 +98,45 @@ class DrivenStage:
             dead_letters=part.dead_letters,
             singles=partial(self._singles, rows),
         )
-        return self.deliver(self.last)
+
+    def due(self) -> TaskBatch | None:
+        """The dead letters that are to be tried again now, or forgotten; None if there are none."""
+        due = self._work.letters.due(self.store)
+        if not due.again and not due.forgotten:
+            return None
+        events = {letter.offset: self.events[letter.offset] for letter in due.again}
+        rows = PartitionRows(rows_of(self._read_model, self._leg, events)) if events else None
+        letters = {at: letter_of(self._read_model, self._leg, given, at) for at, given in events.items()}
+        return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
+
+    def decide(self, offsets: Sequence[int], status: Status) -> None:
+        """Discard dead letters, or have them tried again, as an operator does."""
+        letters = self._work.letters.at(self.store, offsets).values()
+        decide(letters, status, (), self._work, self.store, self.writer)
+
+    def letters(self) -> list[Letter]:
+        """Every dead letter that is kept, in the order of the records."""
+        return [*self._work.letters.between(self.store, 0)]
+
+    def rebuild(self) -> None:
+        """Fold everything from the start once more, as a rebuild does: it keeps what was sent and the letters."""
+        before = self.store.position
+        if before is None:
+            raise AssertionError("the store has no position")
+        carried = self._work.letters.carried(self.letters())
+        self.store.close()
+        self.store = self._new_store()
+        self.writer.commits, self.writer.end = [], 0
+        sent_before = max(before.offset, before.emitted_up_to)
+        stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before)
+        write_position(stands_at, self._work.position_codec, self.store, self.writer, carried)
+        left_out = set(self._work.letters.left_out_from(self.store, 0))
+        events = {at: given for at, given in enumerate(self.events) if at not in left_out}
+        self.deliver(self._batch(0, len(self.events), events))
+
+    def mend(self, cause: str) -> None:
+        """Have every event read from now on that could not be read for a cause."""
+        self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]
 
     def deliver(self, batch: TaskBatch) -> Committed:
         """Commit a batch."""
@@ -129,8 +178,15 @@ class DrivenStage:
 
     def _work_of(self, leg: Leg, *, is_accelerated: bool, window_ms: int) -> Work:
         read_model, position_codec = self._read_model, self._codec("positions", load_schema("Position"))
+        letters = Letters(
+            codec=self._codec("letters", load_schema("Letter")),
+            every_ms=_EVERY_MS,
+            keeps_order=leg.by is None and read_model.keeps_order,
+            now_ms=lambda: self.now_ms,
+        )
         if leg.by is not None:
-            return Rekeying(source=leg.topic, target=target_of(leg.name, leg), position_codec=position_codec)
+            target = target_of(leg.name, leg)
+            return Rekeying(source=leg.topic, target=target, position_codec=position_codec, letters=letters)
         if not read_model.has_states():
             outputs = [(emit, target_of(emit.topic, leg), self._made(emit)) for emit in read_model.outputs]
             return Emitting(
@@ -139,6 +195,7 @@ class DrivenStage:
                 records=leg.records,
                 outputs=outputs,
                 position_codec=position_codec,
+                letters=letters,
             )
         state_codec = self._codec("states", read_model.state_schema)
         emissions = [
@@ -156,6 +213,7 @@ class DrivenStage:
             acceleration=read_model.acceleration(state_codec) if is_accelerated else None,
             state_codec=state_codec,
             position_codec=position_codec,
+            letters=letters,
             marker_codec=self._codec("markers", load_schema("IdempotencyMarker")),
             partitions_of=partial(partitions_of, partitions=1),
             partitions_of_keys=partial(partitions_of_keys, partitions=1),

@@ -12,7 +12,7 @@ from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import by_remedy, reader_config, refused
-from balance_service.kafka.messages import place_of
+from balance_service.kafka.messages import place_of, what_has_come
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.json_view import exact_json
 
@@ -54,7 +54,7 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
         try:
             consumer.assign([TopicPartition(topic, partition, start) for partition, start in starts.items()])
             while not stopping.is_set():
-                for message in consumer.consume(_BATCH, timeout=_WAIT_SECONDS):
+                for message in what_has_come(consumer, _BATCH, _WAIT_SECONDS):
                     if _is_record(message):
                         yield line_of(message, frames)
         except KafkaException as error:

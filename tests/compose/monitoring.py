@@ -33,6 +33,7 @@ _HAPPENED = (
     "balance_records_to_restore",
     "balance_rebalances_total",
     "balance_dead_letters_total",
+    "balance_dead_letters_open",
     "balance_proxied_requests_total",
     "balance_events_applied_total",
 )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.support.service import application, new_instance, running, warm_up
+from tests.e2e.letters import Unread
+from tests.support.service import application, new_instance, running, wait_until_spread, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,22 @@ def warm_instance(stack: LocalStack) -> Iterator[LocalInstance]:
 def service(warm_instance: LocalInstance) -> str:
     """Its address."""
     return warm_instance.url
+
+
+@pytest.fixture(scope="module")
+def pair(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalInstance, LocalInstance]]:
+    """Two instances of what the module's `settings` say; each owns a partition."""
+    first, second = new_instance(stack, settings), new_instance(stack, settings)
+    with running(first, second):
+        wait_until_spread((first, second))
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def unread(stack: LocalStack, settings: dict[str, str], pair: object) -> Iterator[Unread]:
+    """Writes to the topic of the module's `settings` what cannot be read."""
+    with Unread(stack, settings) as writer:
+        yield writer
 
 
 @pytest.fixture

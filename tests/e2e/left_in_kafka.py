@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import struct
-import urllib.request
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.support.recount import recount
+from tests.support.schemas import schema_of
 from tests.support.service import PARTITIONS
 from tests.support.topics import read_topic
 
@@ -63,8 +62,7 @@ def in_changelog(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, De
             continue
         (schema_id,) = struct.unpack(">I", record.value()[1:5])
         if schema_id not in schemas:
-            with urllib.request.urlopen(f"{stack.schema_registry_url}/schemas/ids/{schema_id}") as answer:
-                schemas[schema_id] = fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
+            schemas[schema_id] = fastavro.parse_schema(schema_of(stack.schema_registry_url, schema_id))
         state: Any = fastavro.schemaless_reader(BytesIO(record.value()[5:]), schemas[schema_id], None)
         assert state["customerId"].encode() == record.key()
         balances[state["customerId"]] = state["amount"]

@@ -42,6 +42,7 @@ def test_topics_are_created_once_with_the_policies_that_the_service_needs(stack:
         f"{topic}-dead-letters": 3,
         f"{application_id}-balance-changelog": 3,
         f"{application_id}-application-servers": 1,
+        f"{application_id}-dead-letter-decisions": 1,
     }
 
 

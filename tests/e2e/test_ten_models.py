@@ -1,4 +1,4 @@
-"""Ten read models, each on four partitions, on three instances: right everywhere, after kills too.
+"""Ten read models, each on four partitions, on three instances: right everywhere, after a kill too.
 
 The models are generated, each a file as one would be written, into a copy of the package.
 """
@@ -118,21 +118,23 @@ def _told(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]])
     return "\n".join((*_wrong(instances, amounts), *gone))
 
 
-@pytest.mark.timeout(900)
-def test_every_key_of_every_model_is_answered_right_by_every_instance_after_kills(
+@pytest.mark.timeout(600)
+def test_every_key_of_every_model_is_answered_right_by_every_instance_after_a_kill(
     instances: Sequence[LocalInstance],
 ) -> None:
     amounts: dict[str, list[Decimal]] = defaultdict(list)
-    for round_ in range(3):
-        for number, customer in enumerate(_CUSTOMERS):
-            amount = Decimal(1 + (number * 7 + round_ * 13) % 50) + Decimal("0.10")
-            _added(instances, customer, amount)
-            amounts[customer].append(amount)
-        killed = instances[round_]
-        killed.kill()
-        _await_right([instance for instance in instances if instance is not killed], amounts)
-        killed.launch()
-        killed.wait_ready()
+    for number, customer in enumerate(_CUSTOMERS):
+        amount = Decimal(1 + number * 7 % 50) + Decimal("0.10")
+        _added(instances, customer, amount)
+        amounts[customer].append(amount)
+    killed, *others = instances
+    killed.kill()
+    _await_right(others, amounts)
+    killed.launch()
+    killed.wait_ready()
+    for number, customer in enumerate(_CUSTOMERS):
+        _added(instances, customer, amount := Decimal(1 + number * 13 % 50))
+        amounts[customer].append(amount)
 
     _await_right(instances, amounts)
     for number in range(_MODELS):

@@ -21,10 +21,9 @@ from tests.support.service import (
     ask,
     ask_again,
     customers_of,
-    new_instance,
+    one_of_two,
     owned,
     process_of,
-    running,
     status,
     terminate,
     wait_until_spread,
@@ -49,13 +48,8 @@ _MOVING_SILENT_SECONDS = 15.0
 @pytest.fixture(scope="module")
 def instances(stack: LocalStack) -> Iterator[Pair]:
     """The first is up, and no test stops it; the second is as the test before left it."""
-    settings = application()
-    first, second = new_instance(stack, settings), new_instance(stack, settings)
-    with running(first):
-        try:
-            yield first, second
-        finally:
-            second.stop()
+    with one_of_two(stack, application()) as instances:
+        yield instances
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from balance_service.errors import RetriableError
+from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.catalogue import hosted_stages, read_model, stages_of
 from balance_service.settings import Settings, load_settings
@@ -20,13 +20,14 @@ from balance_service.state.task_state import TaskState
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from decimal import Decimal
     from pathlib import Path
 
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Stage
+    from balance_service.state.store.store import StoreView
     from balance_service.tools.local.stack import LocalStack
 
 SESSION_TIMEOUT_MS = 6_000
@@ -55,6 +56,12 @@ def running_engine(settings: Settings) -> Iterator[Engine]:
         engine.stop()
 
 
+def make_anew(engine: Engine, settings: Settings) -> None:
+    """The changelog is deleted, and another takes its name, while its owner is at work."""
+    engine.topics.delete(balance_stage(settings).changelog)
+    prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
+
+
 @contextmanager
 def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
     """A standby of the engine's partition, opened, as another instance would keep it; nobody makes it tail yet."""
@@ -66,6 +73,56 @@ def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[T
             yield task
         finally:
             task.close(5)
+
+
+@contextmanager
+def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
+    """A standby of the engine's partition that tails."""
+    with opened_standby(engine, path, partition) as task:
+        tailing = threading.Thread(target=_tail, args=(task,))
+        tailing.start()
+        yield task
+        task.close(5)
+        tailing.join()
+
+
+def _tail(task: Task) -> None:
+    with suppress(TaskMigratedError):
+        while task.role is Role.STANDBY:
+            task.tail()
+
+
+@contextmanager
+def looked_at(engine: Engine, customers: Sequence[str], view_of: Callable[[], StoreView | None]) -> Iterator[set[int]]:
+    """Looks at a view all the time, which must be of one commit: where each event adds 1.00, balances are the position.
+
+    Yields:
+        The positions at which it was seen so far.
+    """
+    torn: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    stopping = threading.Event()
+    decode = hosted(engine).state
+
+    def look() -> None:
+        while not stopping.is_set():
+            view = view_of()
+            if view is None or view.position is None:
+                continue
+            frames = [view.get(customer.encode()) for customer in customers]
+            total = sum(int(decode(frame)["amount"]) for frame in frames if frame is not None)
+            seen.add(view.position.offset)
+            if total != view.position.offset:
+                torn.append((total, view.position.offset))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        stopping.set()
+        looking.join()
+    assert torn == [], torn[:5]
 
 
 def patience() -> Patience:

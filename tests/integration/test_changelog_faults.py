@@ -10,7 +10,6 @@ import pytest
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
-from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Position, TaskId
 from balance_service.state.store.batch import StoreBatch
@@ -20,6 +19,7 @@ from tests.integration.engines import (
     balance_stage,
     catch_up,
     hosted,
+    make_anew,
     opened_standby,
     running_engine,
     settings_for,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.hosting.engine import Engine
-    from balance_service.settings import Settings
     from balance_service.state.task import Task
     from balance_service.tools.local.stack import LocalStack
 
@@ -44,12 +43,6 @@ def give_one_each(engine: Engine, writer: Writer) -> None:
     for customer in CUSTOMERS:
         writer.add(customer, "1.00")
     catch_up(engine)
-
-
-def make_anew(engine: Engine, settings: Settings) -> None:
-    """The changelog is deleted, and another takes its name, while its owner is at work."""
-    engine.topics.delete(balance_stage(settings).changelog)
-    prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
 
 
 def end_of(engine: Engine, topic: str) -> int:
@@ -123,11 +116,11 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
                 catch_up(engine)
 
             # By the offset, where librdkafka has met the new topic's end while it was short; else by its id.
-            with pytest.raises(StoreCorruptedError, match="changelog"):
+            with pytest.raises((StoreCorruptedError, RetriableError), match="changelog"):
                 tail(standby)
 
 
-@pytest.mark.parametrize("slept_seconds", [0, 3_600])
+@pytest.mark.parametrize("slept_seconds", [0, 1_800])
 def test_a_standby_gives_up_at_a_position_of_another_changelog(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, slept_seconds: int
 ) -> None:
@@ -135,12 +128,12 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
     with running_engine(settings) as engine:
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
-            standby._wholeness._as_of -= slept_seconds
+            standby._replica._wholeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
             batch.put(POSITION_KEY, hosted(engine).tasks._context.work.position_codec.encode(stranger.record()))
 
-            with pytest.raises(StoreCorruptedError, match="made anew"):
+            with pytest.raises(RetriableError, match="made anew"):
                 standby._apply(batch, 100, is_whole=True)
 
 
@@ -153,7 +146,7 @@ def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
         with opened_standby(engine, tmp_path / "standby") as standby:
             make_anew(engine, settings)
 
-            with pytest.raises(StoreCorruptedError, match="made anew"):
+            with pytest.raises(RetriableError, match="made anew"):
                 standby.promote()
 
 

@@ -136,7 +136,7 @@ def test_spark_makes_the_rows_that_the_driver_makes(spark: SparkSession, read_mo
 
     rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
 
-    expected = PartitionRows(rows_of(read_model, leg, events, 0))
+    expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
     found = [(single.key, single.update) for single in rows.singly(rows.updates)]
     assert repr(found) == repr([(single.key, single.update) for single in expected.singly(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
@@ -148,7 +148,7 @@ def test_a_tombstone_is_an_update_where_it_is_declared(spark: SparkSession) -> N
 
     rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
 
-    expected = PartitionRows(rows_of(Symbols(), Symbols.legs[-1], events, 0))
+    expected = PartitionRows(rows_of(Symbols(), Symbols.legs[-1], dict(enumerate(events))))
     assert repr(rows.singly(rows.updates)) == repr(expected.singly(expected.updates))
     assert causes(rows) == []
     schema = load_schema("FundsAdded")
@@ -191,7 +191,7 @@ def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, sour
         events = [event("PosInvoice", fields, record_key=None) for fields in sold]
         rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], leg)
 
-        expected = PartitionRows(rows_of(read_model, leg, events, 0))
+        expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
         assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
         assert rows.updates["offset"].to_pylist() == expected.updates["offset"].to_pylist()
         assert causes(rows) == causes(expected)
@@ -211,7 +211,7 @@ def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: S
 
     rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], leg)
 
-    expected = PartitionRows(rows_of(read_model, leg, events, 0))
+    expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     # The greatest would begin with the byte of what is no state.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2

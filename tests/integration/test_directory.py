@@ -11,6 +11,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory
+from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.topics import Topics
@@ -39,7 +40,9 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
         producer_config=producer_config(settings),
         topic=topic,
         address=address,
+        incarnation="i",
         codec=codec,
+        signatures=RecordSignatures(None, topic),
         models=[PublishedModel("balance", 2)],
         tasks=lambda: [task],
         table=ServerTable(),

@@ -15,16 +15,19 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory
 from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import ServerTable
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
+from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.changelog.dead_letters import Envelope
 from balance_service.state.changelog.reader import ChangelogReader
 from balance_service.state.changelog.writer import ChangelogWriter
-from balance_service.state.records import POSITION_KEY, DeadLetter, TaskId
+from balance_service.state.outputs import OF_THE_KEY
+from balance_service.state.records import POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.tools.topic_copy.comparison import compare
 from balance_service.tools.topic_copy.copy import copy_topic
 from tests.integration.engines import balance_stage, prepare
@@ -32,7 +35,7 @@ from tests.integration.grants import Grant, listed
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from balance_service.cluster.membership import Partitions
     from balance_service.tools.local.stack import LocalStack
@@ -95,7 +98,7 @@ def read_changelog(settings: Settings) -> None:
         reader.close()
 
 
-def commit(settings: Settings, dead_letters: int = 0) -> None:
+def commit(settings: Settings, dead_letters: int = 0, outputs: Sequence[Output] = ()) -> None:
     writer = ChangelogWriter(
         transactional_config(settings, f"{settings.application_id}-balance-0"),
         TaskId("balance", 0),
@@ -106,9 +109,24 @@ def commit(settings: Settings, dead_letters: int = 0) -> None:
     try:
         writer.fence()
         letters = [DeadLetter(0, 0, b"k", b"v", "key-null")] * dead_letters
-        writer.commit([(POSITION_KEY, b"p")], letters, b"p", 0)
+        writer.commit([(POSITION_KEY, b"p")], letters, b"p", 0, outputs)
     finally:
         writer.close()
+
+
+def decide(settings: Settings) -> None:
+    decision = Output(0, settings.dead_letter_decisions_topic, OF_THE_KEY, b"balance/0:0", b"d", 0, [])
+    commit(settings, outputs=[decision])
+
+
+def read_decisions(settings: Settings) -> None:
+    decide(settings)
+    topics = Topics(settings)
+    topic = topics.find(settings.dead_letter_decisions_topic)
+    assert topic is not None
+    with reader_of_all(settings, topics, topic) as reader:
+        while reader.unfinished:
+            reader.read()
 
 
 def add_funds(settings: Settings) -> None:
@@ -130,7 +148,9 @@ def follow_and_publish(settings: Settings) -> str:
         producer_config=producer_config(settings),
         topic=topic,
         address="h:1",
+        incarnation="i",
         codec=codec,
+        signatures=RecordSignatures(None, topic),
         models=[],
         tasks=list,
         table=ServerTable(),
@@ -185,6 +205,9 @@ _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
     (f"{_APPLICATION}-application-servers", "Read"): follow_and_publish,
     (f"{_APPLICATION}-application-servers", "Write"): follow_and_publish,
     (f"{_APPLICATION}-application-servers", "Delete"): delete_directory,
+    (f"{_APPLICATION}-dead-letter-decisions", "Read"): read_decisions,
+    (f"{_APPLICATION}-dead-letter-decisions", "Write"): decide,
+    (f"{_APPLICATION}-dead-letter-decisions", "DescribeConfigs"): prepare_all,
     (_APPLICATION, "Read"): take_part,
     (f"{_APPLICATION}-<stage>-", "Write"): commit,
 }

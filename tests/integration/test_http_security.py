@@ -118,7 +118,7 @@ def test_a_query_reaches_the_owner_through_a_peer_over_mutual_tls_with_the_peers
 
     async def run() -> tuple[int, str, bool, int]:
         async with running(owner, secured) as far, running(asked, secured) as near:
-            asked.hear_of_owner(owner.address)
+            asked.hear_of_owner(owner.address, incarnation=far.trust.incarnation)
             status, text, headers = await get(question(near), authority.certificate, certificate, token())
             without_token, *_ = await get(question(near), authority.certificate, certificate)
             return status, text, headers["Balance-Application-Server"] == f"{HOST}:{far.port}", without_token

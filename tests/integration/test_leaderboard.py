@@ -14,7 +14,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.read_models.keys import KeyType
-from balance_service.state.tables.partition import TablePartition
+from balance_service.state.tables.rows import TableRows
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.rows import Rows
 from tests.support.waiting import eventually
@@ -212,14 +212,14 @@ def test_what_is_restored_and_read_anew_is_what_was(settings: Settings, games: G
 def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else(
     settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, may_read, player = TablePartition._rows, threading.Event(), next(_ids)
+    reads, may_read, player = TableRows.of, threading.Event(), next(_ids)
 
-    def read_once_allowed(partition: TablePartition, message: Message) -> list[tuple[bytes, Version]]:
+    def read_once_allowed(rows: TableRows, message: Message) -> tuple[bytes, Version] | None:
         if message.key() == str(player).encode():
             may_read.wait(SECONDS)
-        return reads(partition, message)
+        return reads(rows, message)
 
-    monkeypatch.setattr(TablePartition, "_rows", read_once_allowed)
+    monkeypatch.setattr(TableRows, "of", read_once_allowed)
     with running_engine(settings) as engine:
         game = games.game("Slow")
         games.player(player, "Slow")

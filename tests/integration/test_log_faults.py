@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.hosting.rebuild import rebuild
-from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.read_models.balance import Balance
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
@@ -24,6 +23,7 @@ from tests.integration.engines import (
     counted,
     hosted,
     is_running,
+    make_anew,
     prepare,
     problems,
     running_engine,
@@ -125,6 +125,35 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
         assert balance(engine, IN_0) == Decimal("32.00")
 
 
+@pytest.mark.parametrize("while_running", [True, False])
+def test_a_changelog_that_is_lost_together_with_its_first_events_halts_until_a_rebuild(
+    stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path, while_running: bool
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", allow_finite_retention=True)
+    changelog = balance_stage(settings).changelog
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        writer.add(IN_0, "2.00")
+        catch_up(engine)
+        delete_below(admin, settings.topic, 0, 1)
+        if while_running:
+            make_anew(engine, settings)
+            writer.add(IN_0, "4.00")
+            assert "first 1 offsets" in reason_of_halt(engine, 0)
+        else:
+            engine.topics.delete(changelog)
+
+    # The store is still there, and so is what it knows.
+    with running_engine(settings) as engine:
+        reason = reason_of_halt(engine, 0)
+    assert all(part in reason for part in (changelog, "first 1 offsets", "balance-service rebuild"))
+
+    rebuild(settings, Balance(), lambda _at, _of: None)
+    with running_engine(settings) as engine:
+        catch_up(engine)
+        assert balance(engine, IN_0) == Decimal("6.00" if while_running else "2.00")
+
+
 def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
@@ -148,8 +177,7 @@ def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
         writer.add(IN_0, "1.00")
         catch_up(engine)
         let_go(engine)
-        engine.topics.delete(balance_stage(settings).changelog)
-        prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
+        make_anew(engine, settings)
         hosted(engine).tasks.stand_by([0])
         eventually(lambda: hosted(engine).tasks.answering().keys() == {0}, "the standby is open")
         hosted(engine).source_check.look()

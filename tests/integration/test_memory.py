@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from balance_service.tools.local.stack import LocalStack
 
 PARTITIONS = 2
-FEW, MANY = 10, 50
+FEW, MANY = 10, 30
 COMMITS_PER_ROUND = 6
 # Plans that are on their way out, or that Python's garbage collector has yet to come by.
 PLANS_ON_THEIR_WAY = 3 * PARTITIONS

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.errors import TaskMigratedError
-from balance_service.state.changelog.completeness import Wholeness
+from balance_service.state.completeness import Wholeness
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Role, TaskId
 from balance_service.state.task_state import TaskState
@@ -20,9 +19,11 @@ from tests.integration.engines import (
     catch_up,
     hosted,
     is_running,
+    looked_at,
     opened_standby,
     running_engine,
     settings_for,
+    standing_by,
 )
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
@@ -31,23 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.hosting.engine import Engine
     from balance_service.state.task import Task
     from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
-
-
-@contextmanager
-def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
-    """A standby of the engine's partition that tails."""
-    with opened_standby(engine, path, partition) as task:
-        tailing = threading.Thread(target=_tail, args=(task,))
-        tailing.start()
-        yield task
-        task.close(5)
-        tailing.join()
+# So many events are written at once, which take several commits.
+LOT, LOTS = 400, 10
 
 
 @contextmanager
@@ -61,15 +52,9 @@ def followed(stack: LocalStack, names: dict[str, str], path: Path) -> Iterator[t
             yield writer, standby
 
 
-def _tail(task: Task) -> None:
-    with suppress(TaskMigratedError):
-        while task.role is Role.STANDBY:
-            task.tail()
-
-
 def contents(task: Task) -> dict[bytes, bytes]:
     """All states of a task's store, and its position."""
-    store = task._store
+    store = task._replica.store
     assert store is not None
     keys = [*store.keys(b"", b"\xff", 100_000), POSITION_KEY]
     return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}
@@ -109,45 +94,26 @@ def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
 
 def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1, max_records_per_batch=2 * len(CUSTOMERS))
-    decode = None
-    torn: list[tuple[int, int]] = []
-    stopping = threading.Event()
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        decode = hosted(engine).state
         frames = {customer: writer.frame(customer, "1.00") for customer in CUSTOMERS}
         eventually(lambda: is_running(engine), "the task runs")
-        with standing_by(engine, tmp_path / "standby") as standby:
-
-            def look() -> None:
-                while not stopping.is_set():
-                    view = standby.view
-                    if view is None or view.position is None:
-                        continue
-                    found = [view.get(customer.encode()) for customer in CUSTOMERS]
-                    total = sum(int(decode(frame)["amount"]) for frame in found if frame is not None)
-                    if total != view.position.offset:
-                        torn.append((total, view.position.offset))
-
-            looking = threading.Thread(target=look)
-            looking.start()
-            for _ in range(100):
-                for customer in CUSTOMERS:
+        with (
+            standing_by(engine, tmp_path / "standby") as standby,
+            looked_at(engine, CUSTOMERS, lambda: standby.view) as seen,
+        ):
+            for lot in range(1, LOTS + 1):
+                for customer in CUSTOMERS * (LOT // len(CUSTOMERS)):
                     writer.send(customer, frames[customer])
                 writer.producer.flush(10)
-            catch_up(engine)
-            eventually(lambda: standby.position == 100 * len(CUSTOMERS), "the standby has caught up")
-            stopping.set()
-            looking.join()
-
-    assert torn == []
+                eventually(partial(seen.issuperset, {lot * LOT}), "the standby was looked at, and has caught up")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes ten minutes takes four seconds."""
-    monkeypatch.setattr("balance_service.state.changelog.completeness._WHOLE_FOR_SECONDS", 4.0)
-    monkeypatch.setattr("balance_service.state.changelog.completeness._LOOK_AFTER_SECONDS", 0.5)
-    monkeypatch.setattr("balance_service.state.changelog.completeness._LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("balance_service.state.completeness.WHOLE_FOR_SECONDS", 4.0)
+    monkeypatch.setattr("balance_service.state.completeness._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.state.completeness._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -111,7 +111,7 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
 
 def wait_until_compacted(task: Task) -> None:
     """Waits until RocksDB has done what it does to a store just opened: its tables stay the same then."""
-    store = task._store
+    store = task._replica.store
     assert store is not None
     doing = ("compaction-pending", "num-running-compactions", "mem-table-flush-pending", "num-running-flushes")
     eventually(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from balance_service.kafka.topics import Topics
 from balance_service.state.tables.partition import TableContext, TablePartition
 from tests.integration.engines import settings_for
 from tests.integration.rows import Rows
+from tests.support.cleaner import clean_eagerly
+from tests.support.topics import read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class Players:
     """A topic of players with one partition, and what follows it into a folder."""
 
     def __init__(self, stack: LocalStack, names: dict[str, str], path: Path) -> None:
+        self.stack = stack
         self.settings = settings_for(stack, names, path)
         self.topics = Topics(self.settings)
         self.registry = SchemaRegistry.from_settings(self.settings)
@@ -138,6 +142,27 @@ def test_a_store_goes_on_from_where_it_was_and_a_lost_one_is_read_anew(players: 
     with players.followed() as restored:
         players.read(restored)
         assert [players.name_of(restored, "1", NOON + n) for n in (0, 1)] == ["first", "second"]
+
+
+def test_a_store_that_was_away_while_a_tombstone_came_and_went_is_read_anew(players: Players) -> None:
+    with players.followed() as partition:
+        players.put("1", "deleted later")
+        players.read(partition)
+    clean_eagerly(players.settings.bootstrap_servers, players.name)
+    players.put("1", None, NOON + 1)
+
+    later = itertools.count(NOON, 1_000)
+
+    def is_gone() -> bool:
+        # By the records' own time a segment is old enough to be closed.
+        players.put("2", "goes on", next(later))
+        return all(message.key() != b"1" for message in read_topic(players.stack, players.name))
+
+    eventually(is_gone, "the tombstone is cleaned away")
+    with players.followed() as partition:
+        players.read(partition)
+        eventually(lambda: players.name_of(partition, "2") == "goes on", "the table is read")
+        assert players.name_of(partition, "1", NOON + 1) is None
 
 
 def test_a_store_that_is_read_anew_is_not_asked_before_it_is_where_it_was(players: Players) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.state.letters.letters import Letters
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Clock", "FakeRegistry", "FakeWriter", "Nobody", "balance_codec", "position_codec"]
+__all__ = ["Clock", "FakeRegistry", "FakeWriter", "Nobody", "balance_codec", "letters", "position_codec"]
 
 
 class Nobody:
@@ -48,3 +49,10 @@ def position_codec(registry: FakeRegistry | None = None) -> AvroCodec:
 def balance_codec(registry: FakeRegistry | None = None) -> AvroCodec:
     """The codec of balances."""
     return AvroCodec(registry or FakeRegistry(), "states", load_schema("BalanceState"))
+
+
+def letters(registry: FakeRegistry | None = None, *, every_ms: int = 300_000, **more: Any) -> Letters:
+    """How a stage keeps its dead letters."""
+    return Letters(
+        codec=AvroCodec(registry or FakeRegistry(), "letters", load_schema("Letter")), every_ms=every_ms, **more
+    )

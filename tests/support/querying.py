@@ -17,7 +17,9 @@ from balance_service.cluster.membership import Lease
 from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.watermarks import Watermarks
-from balance_service.http.peers.proxy import Proxy
+from balance_service.http.answer import Answer as Received
+from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
+from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.queries import PATH, Queries
 from balance_service.http.routing import Routing
 from balance_service.http.server.problems import problems
@@ -95,13 +97,13 @@ class Instance:
     def move_to(self, position: int) -> None:
         self.store.write([(POSITION_KEY, POSITIONS.encode(Position(position, EPOCH, "t").record()))], 1)
 
-    def hear_of_owner(self, address: str, epoch: int = 1) -> None:
-        self._hear(address, "ACTIVE", "RUNNING", epoch)
+    def hear_of_owner(self, address: str, epoch: int = 1, incarnation: str = "i") -> None:
+        self._hear(address, "ACTIVE", "RUNNING", epoch, incarnation)
 
     def hear_of_standby(self, address: str, state: str = "TAILING") -> None:
         self._hear(address, "STANDBY", state, 0)
 
-    def _hear(self, address: str, role: str, state: str, epoch: int) -> None:
+    def _hear(self, address: str, role: str, state: str, epoch: int, incarnation: str = "i") -> None:
         task = {
             "readModel": "balance",
             "partition": PARTITION,
@@ -111,7 +113,7 @@ class Instance:
             "position": 1,
         }
         models = [{"name": "balance", "partitions": PARTITIONS}]
-        record = {"address": address, "incarnation": "i", "models": models, "tasks": [task]}
+        record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 
     def task(self, partition: int) -> OneTask | None:
@@ -217,6 +219,23 @@ def ask_with_peers(
 
     instance.owns = owns
     return asyncio.run(run())
+
+
+def proving(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], secret: str
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The same of a peer with a secret."""
+    trust = PeerTrust(secret)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = await answer(request)
+        assert isinstance(response, web.Response)
+        assert isinstance(response.body, bytes)
+        given = Received(response.status, response.body, response.content_type, response.headers)
+        response.headers[PROOF_HEADER] = trust.proof_of(given, request.headers[FORWARDED_HEADER]) or ""
+        return response
+
+    return handle
 
 
 def answering(

@@ -5,17 +5,16 @@ It decodes Avro itself, strictly, as the specification says: libraries differ in
 
 from __future__ import annotations
 
-import json
 import struct
 import unicodedata
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from decimal import Decimal, localcontext
 from functools import cache
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tests.support.schemas import schema_of
 
 
 def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, Decimal]:
@@ -42,7 +41,7 @@ def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, 
     with localcontext() as context:
         context.prec = 100
         while open_ends:
-            for message in consumer.consume(10_000, timeout=1.0):
+            for message in consumer.consume(10_000, timeout=0.1):
                 error = message.error()
                 if error is not None:
                     assert error.code() == KafkaError._PARTITION_EOF, error
@@ -180,10 +179,4 @@ class _Reader:
 
 @cache
 def _schema(registry_url: str, schema_id: int) -> Any:
-    try:
-        with urllib.request.urlopen(f"{registry_url}/schemas/ids/{schema_id}") as answer:
-            return json.loads(json.load(answer)["schema"])
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-        return None
+    return schema_of(registry_url, schema_id)

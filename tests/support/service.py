@@ -78,6 +78,17 @@ def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
             instance.stop()
 
 
+@contextmanager
+def one_of_two(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalInstance, LocalInstance]]:
+    """Two instances, the first of them up; either may be stopped and launched meanwhile."""
+    first, second = new_instance(stack, settings), new_instance(stack, settings)
+    with running(first):
+        try:
+            yield first, second
+        finally:
+            second.stop()
+
+
 def process_of(instance: LocalInstance) -> psutil.Process:
     """The service's own process, below its guard."""
     for process in psutil.Process().children(recursive=True):

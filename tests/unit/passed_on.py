@@ -51,8 +51,9 @@ def exchange(
             if peer is None:
                 return await server.exchange(*segments, answers=answers), len(server.later)
             async with TestServer(peer.app()) as owner:
-                instance.hear_of_owner(f"127.0.0.1:{owner.port}", epoch=2 - is_plain)
+                instance.hear_of_owner(f"127.0.0.1:{owner.port}")
                 found = await server.exchange(*segments, answers=answers)
+                instance.servers.hear(f"127.0.0.1:{owner.port}", None, live=True)
                 its_own = f"Balance-Application-Server: 127.0.0.1:{owner.port}".encode()
                 return [a.replace(its_own, b"Balance-Application-Server: owner:1") for a in found], len(server.later)
 

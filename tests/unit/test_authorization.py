@@ -24,7 +24,7 @@ from balance_service.http.api.routes import ROUTES
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.fakes import Nobody
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "a secret of all instances"
+TRUST = PeerTrust(SECRET)
+HERE = Peer("here:1", TRUST.incarnation)
 QUESTION = f"{queries.PATH}?customerId=c1"
 READER, WRITER, OPERATOR = "reader-token", "writer-token", "operator-token"
 
@@ -102,7 +104,7 @@ async def serving(
     jwks = write_jwks(folder / "jwks.json")
     authenticator = Reloaded([file], lambda: Authenticator(load_tokens(file), load_jwts(jwks, ISSUER, AUDIENCE)))
     access = Access(authenticator if authorises else None, rate_limit)
-    app = make_app(Answering(Operations(Nobody())), trust=PeerTrust(SECRET), access=access)
+    app = make_app(Answering(Operations(Nobody())), trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
         yield client
 
@@ -187,12 +189,12 @@ def test_a_refusal_says_what_is_wrong_and_what_is_needed(tmp_path: Path) -> None
 
 def test_a_query_that_a_peer_proves_is_let_in_and_nothing_else_that_is_marked(tmp_path: Path) -> None:
     def mark(path: str, secret: str = SECRET) -> dict[str, str]:
-        return {FORWARDED_HEADER: PeerTrust(secret).mark("peer:1", path)}
+        return {FORWARDED_HEADER: PeerTrust(secret).mark("peer:1", HERE, path)}
 
-    marks = mark(QUESTION), mark(QUESTION, SECRET + "x"), mark("/x")
+    marks = mark(f"GET {QUESTION}"), mark(f"GET {QUESTION}", SECRET + "x"), mark("GET /x")
     assert statuses(tmp_path, "GET", QUESTION, *marks) == [200, 403, 403]
-    assert statuses(tmp_path, "GET", "/api/status", mark("/api/status")) == [401]
-    assert statuses(tmp_path, "POST", commands.PATH, mark(commands.PATH)) == [401]
+    assert statuses(tmp_path, "GET", "/api/status", mark("GET /api/status")) == [401]
+    assert statuses(tmp_path, "POST", commands.PATH, mark(f"POST {commands.PATH}")) == [401]
 
 
 def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
@@ -219,8 +221,9 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back_and_others_are_s
                     found.append(answer.status)
             pause = answer.headers["Retry-After"]
             others = []
-            marked = {FORWARDED_HEADER: PeerTrust(SECRET).mark("peer:1", QUESTION)}
-            for headers in (bearer(WRITER), {}, bearer("junk"), {}, *[marked] * 4):
+            asker = PeerTrust(SECRET)
+            marked = [{FORWARDED_HEADER: asker.mark("peer:1", HERE, f"GET {QUESTION}")} for _ in range(4)]
+            for headers in (bearer(WRITER), {}, bearer("junk"), {}, *marked):
                 async with client.get(QUESTION, headers=headers) as answer:
                     others.append(answer.status)
             for _ in range(3):

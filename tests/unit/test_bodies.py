@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.bodies import add_funds
+from balance_service.http.bodies import add_funds, decision
+from balance_service.state.letters.decisions import MOST_REASON
 
 AMOUNT_RULE = "amount must be a number or a decimal string"
 
@@ -170,6 +171,21 @@ def test_a_name_given_twice_is_refused_for_it_says_two_things(body: bytes) -> No
 )
 def test_a_body_that_is_no_command_is_refused_with_the_reason(body: bytes, detail: str) -> None:
     assert refused(body).startswith(detail)
+
+
+@pytest.mark.parametrize("reason", ["x", "a test event", "schön, 好", "x" * MOST_REASON])
+def test_a_decision_keeps_its_reason_as_it_was_given(reason: str) -> None:
+    ids, kept = decision(json.dumps({"ids": ["balance/1:42", "balance/1:42"], "reason": reason}).encode())
+
+    assert ([str(one) for one in ids], kept) == (["balance/1:42"], reason)
+
+
+@pytest.mark.parametrize(
+    "reason", [None, "", " ", " x", "x\n", "\0", "\ud800", "x\udfff", 1, ["x"], "x" * (MOST_REASON + 1)]
+)
+def test_a_decision_without_a_reason_that_can_be_read_is_refused(reason: Any) -> None:
+    with pytest.raises(InvalidInputError, match="reason must be a text of 1 to 200 characters that begins with no"):
+        decision(json.dumps({"ids": ["balance/1:42"], "reason": reason}).encode())
 
 
 def test_a_command_may_carry_what_is_unknown_here() -> None:

@@ -92,6 +92,7 @@ class Engine:
             feed=feed,
             tasks=tasks,
             source_check=source_check,
+            letters=nobody,
             written_to=source,
         )
 

@@ -78,6 +78,14 @@ def test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_i
     assert updates == [(b"b", Decimal(2)), (b"a", Decimal(2)), (b"a", Decimal(-3))]
 
 
+def test_what_many_keys_come_to_is_taken_some_at_a_time() -> None:
+    keys = pa.array([b"%06d" % n for n in range(45_000)])
+    updates = PartitionUpdates(pa.table({"key": keys, "amount": pa.array(range(45_000))})).updates
+
+    assert [len(some.keys) for some in updates] == [20_000, 20_000, 5_000]
+    assert pa.concat_arrays([some.keys for some in updates]) == keys
+
+
 def test_a_sum_may_be_wider_than_its_amounts() -> None:
     largest = Decimal("9999999999999999.99")
 
@@ -211,8 +219,8 @@ def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> N
     records = {offset: DeadLetter(offset, 9, b"r", b"v%d" % offset, "") for offset in range(9)}
 
     assert rows.singly(rows.updates_of([b"a", b"c"]), records) == [
-        KeyedUpdate(b"a", {"amount": Decimal(1)}, records[4]),
-        KeyedUpdate(b"a", {"amount": Decimal(2)}, records[5]),
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, records[4], offset=4),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, records[5], offset=5),
     ]
 
 
@@ -222,7 +230,7 @@ def test_an_event_that_is_read_again_keeps_its_idempotency_key() -> None:
     read_again = DeadLetter(4, 9, b"a", b"whole frame", "")
 
     assert rows.singly(rows.updates, {4: read_again}) == [
-        KeyedUpdate(b"a", {"amount": Decimal(1)}, read_again, b"i"),
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, read_again, b"i", 4),
     ]
 
 
@@ -248,8 +256,8 @@ def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key
 
     assert every(part) == [
         KeyedUpdate(b"b", {"amount": Decimal(10)}),
-        KeyedUpdate(b"a", {"amount": Decimal(1)}),
-        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(2, 9, b"a", b"frame", ""), b"i"),
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, offset=0),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(2, 9, b"a", b"frame", ""), b"i", 2),
     ]
     assert part.applied == 4
 

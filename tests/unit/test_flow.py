@@ -73,7 +73,7 @@ def test_the_key_of_a_re_keyed_model_is_the_column_that_it_goes_on_by() -> None:
 def test_the_flow_is_drawn_from_the_declaration() -> None:
     settings = load_settings(application_id="app")
 
-    assert flowchart(stages_of(Rewards(), settings)).splitlines() == [
+    assert flowchart(Rewards(), stages_of(Rewards(), settings)).splitlines() == [
         "flowchart LR",
         '    n0[("pos")]',
         '    n1["rewards-by-customerCardNo"]',
@@ -87,7 +87,9 @@ def test_the_flow_is_drawn_from_the_declaration() -> None:
         '    n5[("notifications")]',
         '    n3 -->|"Notification"| n5',
     ]
-    assert '-->|"deliveryType = HOME-DELIVERY, in any case"|' in flowchart(stages_of(Purchases(), settings))
+    assert '-->|"deliveryType = HOME-DELIVERY, in any case"|' in flowchart(
+        Purchases(), stages_of(Purchases(), settings)
+    )
 
 
 def define(**changed: Any) -> type[ReadModel]:

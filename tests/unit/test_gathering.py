@@ -140,6 +140,15 @@ def test_gathering_stops_where_nothing_comes() -> None:
     assert partition.time.now < 1000.1
 
 
+@pytest.mark.parametrize(("known_end", "gathered"), [(10_000, 10), (10_100, 20)], ids=["near", "far"])
+def test_far_from_the_end_a_pause_is_sparks_and_waited_for(known_end: int, gathered: int) -> None:
+    partition = Partition()
+    partition.arrivals.add(10)
+    partition.arrivals.add(10, after=0.4)
+
+    assert len(partition.gather(known_end)) == gathered
+
+
 def test_what_could_not_be_committed_is_tried_again_part_by_part_until_the_end_that_is_known_is_reached() -> None:
     partition = Partition(most_rows=320_000)
     for _ in range(20):

@@ -21,7 +21,7 @@ from balance_service.state.fold import Folding
 from balance_service.state.idempotency import REUSED
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.state.store.store import StateStore
-from tests.support.fakes import FakeRegistry, FakeWriter
+from tests.support.fakes import FakeRegistry, FakeWriter, letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +37,7 @@ FOLDING = Folding(
     acceleration=None,
     state_codec=STATES,
     position_codec=POSITIONS,
+    letters=letters(REGISTRY),
     marker_codec=MARKERS,
     partitions_of_keys=partial(partitions_of_keys, partitions=1),
     partitions_of=partial(partitions_of, partitions=1),
@@ -216,6 +217,24 @@ def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one(partition: Partit
     done = partition.fold(Event("1.00", b"a", 6_950))
 
     assert (done.applied, done.duplicates, partition.balance()) == (0, 1, Decimal("3.00"))
+
+
+def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one_though_that_is_removed_much_later(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balance_service.state.idempotency._REMOVED_AT_LEAST", 1)
+    partition.fold(*(Event("1.00", b"%d" % n, 5_000) for n in range(20)), Event("1.00", b"a", 5_001))
+    partition.fold(Event("1.00", b"a", 6_500))
+    # Three of what has expired are gone, each with two records, so that no commit takes long.
+    assert len(partition.markers) == 2 * 21 + 1 - 2 * 3
+    for _ in range(20):
+        partition.fold(Event("1.00", None))
+    # Left are what a was made anew by, in two records.
+    assert len(partition.markers) == 2
+
+    done = partition.fold(Event("1.00", b"a", 6_600))
+
+    assert (done.applied, done.duplicates) == (0, 1)
 
 
 EVENTS = st.lists(

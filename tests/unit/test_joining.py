@@ -23,6 +23,7 @@ from balance_service.state.records import CombinedUpdates, TaskBatch
 from balance_service.state.tables.joined import JoinedTables
 from balance_service.state.tables.store import TableStore, Version
 from balance_service.testing.fakes import FakeRegistry
+from tests.support.fakes import letters
 from tests.support.models import ship
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Played:
             key_type=KeyType("product_id", is_number=True),
             target=Target("joined", 1, 1 << 20, False, "app-joining"),
             position_codec=self.codec,
+            letters=letters(registry),
         )
         self._offset = 0
 

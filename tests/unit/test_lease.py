@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.cluster.membership import Lease, Membership, consumer_config
+from balance_service.process.clock import elapsed
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
@@ -74,6 +75,37 @@ def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkey
         assert not member.lease.holds
     finally:
         member._consumer.close()
+
+
+@pytest.mark.parametrize("how", ["lost", "stopped"])
+def test_a_member_that_is_none_any_more_holds_no_lease(how: str) -> None:
+    member = Membership(
+        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
+        topics=["topic"],
+        session_timeout_ms=SESSION_MS,
+        listener=Unheeding(),
+        positions=dict,
+    )
+    member.start()
+    member.lease.renew(elapsed())
+    assert member.lease.holds
+    if how == "lost":
+        member._on_lost(Consuming(), [TopicPartition("topic", 0)])
+        held = member.lease.holds
+        member.stop()
+    else:
+        member.stop()
+        held = member.lease.holds
+    assert not held
+
+
+class Consuming(Consumer):
+    """A consumer of which it does not matter what it gives up."""
+
+    def __init__(self) -> None:
+        super().__init__({"bootstrap.servers": "127.0.0.1:1", "group.id": "group", "log_level": 0})
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None: ...
 
 
 class Unheeding:

@@ -24,9 +24,10 @@ from balance_service.http.api.declarations import Component, Parameter
 from balance_service.http.api.openapi import document
 from balance_service.http.api.route import Route, Routes, Tag
 from balance_service.http.api.routes import ROUTES
+from balance_service.http.given import Given
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.parameters import CUSTOMER_ID, IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION, Given
+from balance_service.http.parameters import CUSTOMER_ID, IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION
 from balance_service.http.server.app import make_app, make_health_app
 from tests.support.fakes import Nobody
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import StoreCorruptedError
 from balance_service.http import queries
-from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.peers.answers import AnswerReader
+from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Limits
 from balance_service.observability.metrics import Metrics
 from balance_service.state.records import Role
@@ -36,6 +37,8 @@ from tests.unit.plain_queries import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from balance_service.http.peers.answers import Received
 
 
 @pytest.fixture
@@ -201,16 +204,50 @@ def test_what_is_within_another_request_is_no_query(instance: Instance, before: 
     assert at_once == 0
 
 
-def test_a_query_passed_on_is_answered_at_once_if_its_proof_is_right(instance: Instance) -> None:
-    trust = PeerTrust(SECRET, now=lambda: 1e9)
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_query_passed_on_is_answered_once_with_a_proof_if_its_own_is_right(
+    instance: Instance, *, is_plain: bool
+) -> None:
+    trust = PeerTrust(SECRET)
 
-    def passed_on(mark: str) -> tuple[bytes, int]:
-        (answer,), at_once = both_ways(instance, question(headers=f"Balance-Forwarded: {mark}\r\n"), trust=trust)
-        return answer.split(b"\r\n")[0], at_once
+    def mark(target: str = TARGET) -> str:
+        return trust.mark("peer:1", Peer("x:1", trust.incarnation), f"GET {target}")
 
-    assert passed_on(trust.mark("peer:1", TARGET)) == (b"HTTP/1.1 200 OK", 1)
-    assert passed_on(trust.mark("peer:1", TARGET + "0")) == (b"HTTP/1.1 403 Forbidden", 0)
-    assert passed_on("peer:1") == (b"HTTP/1.1 403 Forbidden", 0)
+    async def run(*marks: str) -> tuple[list[int], list[bool], int]:
+        statuses, proven = [], []
+        async with serving(instance, None, trust, is_plain=is_plain) as server:
+            for one in marks:
+                (sent,) = await server.exchange(question(headers=f"Balance-Forwarded: {one}\r\n"))
+                received = AnswerReader().feed(sent)
+                assert received is not None
+                statuses.append(received.answer.status)
+                proven.append(trust.is_proven(received.answer, one, received.proof))
+            return statuses, proven, len(server.at_once)
+
+    used = mark()
+
+    assert asyncio.run(run(used, used, mark(TARGET + "0"), "peer:1", mark())) == (
+        [200, 403, 403, 403, 200],
+        [True, False, False, False, True],
+        2 if is_plain else 0,
+    )
+
+
+def test_a_query_that_is_left_to_aiohttp_has_its_mark_used_once_and_its_answer_proven(instance: Instance) -> None:
+    trust = PeerTrust(SECRET)
+    instance.owns = False
+    mark = trust.mark("peer:1", Peer("x:1", trust.incarnation), f"GET {TARGET}")
+
+    async def run() -> Received | None:
+        async with serving(instance, None, trust) as server:
+            (sent,) = await server.exchange(question(headers=f"Balance-Forwarded: {mark}\r\n"))
+            return AnswerReader().feed(sent)
+
+    received = asyncio.run(run())
+
+    assert received is not None
+    assert received.answer.status == 421
+    assert trust.is_proven(received.answer, mark, received.proof)
 
 
 def test_one_for_another_instance_is_misdirected(instance: Instance) -> None:

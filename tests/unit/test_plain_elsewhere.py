@@ -20,9 +20,9 @@ from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
 from tests.support.fakes import Nobody
-from tests.support.querying import PARTITION, Instance, Peer, answering
+from tests.support.querying import PARTITION, Instance, Peer, answering, proving
 from tests.unit.passed_on import ACTIVE, both_ways, exchange
-from tests.unit.plain_queries import CUSTOMER, LIVE, TARGET, Server, question
+from tests.unit.plain_queries import CUSTOMER, LIVE, SECRET, TARGET, Server, question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,9 +157,7 @@ def test_a_standby_and_one_whose_lease_has_run_out_ask_the_owner(instance: Insta
     assert later == 1
 
 
-@pytest.mark.parametrize(
-    "variables", [{}, {"rate_limit": 0.001, "rate_limit_burst": 1, "peer_secret": "of all of us, kept"}]
-)
+@pytest.mark.parametrize("variables", [{}, {"rate_limit": 0.001, "rate_limit_burst": 1, "peer_secret": SECRET}])
 def test_clients_that_are_counted_are_counted_for_queries_passed_on_too(
     instance: Instance, variables: dict[str, Any]
 ) -> None:
@@ -167,7 +165,7 @@ def test_clients_that_are_counted_are_counted_for_queries_passed_on_too(
         handlers = Handlers(Operations(Nobody()))
         front = Front(Settings(http_port=0, **variables), handlers)
         handlers.queries = instance.queries(await front.open())
-        async with TestServer(Peer(answering(headers=ACTIVE)).app()) as owner:
+        async with TestServer(Peer(proving(answering(headers=ACTIVE), SECRET)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
             answers = await Server(front.port).exchange(question(), question(), answers=2)
         await front.close()

@@ -6,13 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from balance_service.http.peers.answers import MAX_BODY_BYTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import Peer as Asked
+from balance_service.http.queries import PATH
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,
+    OTHER_PARTITION,
     PARTITION,
     TIMEOUT_SECONDS,
     Instance,
@@ -23,6 +27,7 @@ from tests.support.querying import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
@@ -238,3 +243,82 @@ def test_a_compressed_answer_is_refused_not_unpacked(instance: Instance) -> None
     bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
 
     assert ask_with_peers(instance, bomb).status == 503
+
+
+# --- claims that are not true
+
+
+def silent(_request: web.Request) -> Awaitable[web.StreamResponse]:
+    return asyncio.sleep(60, web.json_response({}))
+
+
+NOT_AN_OWNER = {
+    "says that it does not own the partition": answering(421, "{}"),
+    "is unavailable": answering(503, "{}", {"Retry-After": "7"}),
+    "fails": answering(500, "{}"),
+    "finds fault with the query": answering(400, "{}"),
+    "is somebody else": answering(headers={"Balance-Application-Server": "other:1"}),
+    "is a standby": answering(headers={"Balance-Role": "standby"}),
+    "asks for a token": answering(401, "{}"),
+    "does not answer": silent,
+}
+
+
+@pytest.mark.parametrize("forged", NOT_AN_OWNER.values(), ids=NOT_AN_OWNER)
+def test_a_claim_that_is_not_confirmed_costs_one_query_a_second_peer_and_the_others_nothing(
+    instance: Instance, forged: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> None:
+    liar, owner = Peer(forged), Peer(answering())
+    instance.owns = False
+
+    async def run() -> list[tuple[int, str]]:
+        async with (
+            instance.app() as app,
+            TestServer(liar.app()) as lying,
+            TestServer(owner.app()) as owning,
+            TestServer(app) as asked,
+            ClientSession() as client,
+        ):
+            instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
+            instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
+            found = []
+            for _ in range(5):
+                async with client.get(asked.make_url(PATH).with_query(customerId=CUSTOMER)) as response:
+                    found.append((response.status, await response.text()))
+            return found
+
+    assert asyncio.run(run()) == [(200, '{"amount": 12.34}')] * 5
+    assert (len(liar.asked), len(owner.asked)) == (1, 5)
+
+
+def test_an_owner_that_failed_once_is_the_first_to_be_asked_again_once_it_has_answered(instance: Instance) -> None:
+    routing = instance.routing
+    instance.hear_of_owner("old:1", epoch=3)
+    instance.hear_of_owner("new:1", epoch=4)
+
+    def order() -> list[str]:
+        return [peer.address for peer in routing.candidates(PARTITION, takes_standbys=False)]
+
+    assert order() == ["new:1", "old:1"]
+    routing.doubt(PARTITION, Asked("new:1", "i"))
+    assert order() == ["old:1", "new:1"]
+    routing.doubt(PARTITION, Asked("old:1", "i"))
+    assert order() == ["new:1", "old:1"]
+    routing.believe(PARTITION, Asked("old:1", "i"))
+    assert order() == ["old:1", "new:1"]
+    routing.believe(PARTITION, Asked("new:1", "i"))
+    assert order() == ["new:1", "old:1"]
+    routing.doubt(PARTITION, Asked("new:1", "i"))
+    instance.hear_of_owner("new:1", epoch=5, incarnation="another run")
+    assert order() == ["new:1", "old:1"]
+
+
+def test_doubts_are_about_claims_that_there_are_and_about_one_partition(instance: Instance) -> None:
+    routing = instance.routing
+    instance.hear_of_owner("a:1", epoch=3)
+    for n in range(100):
+        routing.doubt(PARTITION, Asked(f"stranger-{n}:1", "i"))
+
+    routing.doubt(OTHER_PARTITION, Asked("a:1", "i"))
+
+    assert routing._doubted == {PARTITION: set(), OTHER_PARTITION: set()}

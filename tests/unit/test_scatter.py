@@ -7,6 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.scan import Count
@@ -16,7 +18,11 @@ from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.querying import EPOCH, PARTITION, POSITIONS, Instance
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+
+MODEL = "/api/models/balance"
 
 
 @pytest.fixture
@@ -24,21 +30,25 @@ def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "store")
 
 
+def scatter_of(instance: Instance) -> Scatter:
+    return Scatter(
+        routing=instance.routing,
+        proxy=Proxy(),
+        address=instance.address,
+        path=MODEL,
+        view=lambda _: {},
+        render=json.dumps,
+        on_damage=lambda *_: None,
+        timeout_seconds=instance.timeout_seconds,
+        threads=ScanThreads(),
+    )
+
+
 def owned_by(instance: Instance) -> int:
     """How many keys it says that it owns."""
 
     async def ask() -> int:
-        scatter = Scatter(
-            routing=instance.routing,
-            proxy=Proxy(),
-            address=instance.address,
-            path="/api/models/balance",
-            view=lambda _: {},
-            render=json.dumps,
-            on_damage=lambda *_: None,
-            timeout_seconds=1.0,
-            threads=ScanThreads(),
-        )
+        scatter = scatter_of(instance)
         count = json.loads((await scatter.answer_owned(Count())).body)["count"]
         await scatter.proxy.close()
         return int(count)
@@ -70,3 +80,46 @@ def test_what_is_owned_and_cannot_be_read_is_not_counted_as_none(
         owned_by(instance)
 
     assert refused.value.status == 503
+
+
+@pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition"])
+def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_others_nothing(
+    instance: Instance, lie: str
+) -> None:
+    asked: list[str] = []
+
+    def told(request: web.Request, partition: int, count: int) -> web.Response:
+        said = {"Position": 9, "Epoch": 3, "Role": "active"}
+        headers = {f"Balance-{name}": f"{partition}:{value}" for name, value in said.items()}
+        return web.json_response({"count": count}, headers={"Balance-Application-Server": request.host, **headers})
+
+    async def owner(request: web.Request) -> web.Response:
+        asked.append("owner")
+        return told(request, PARTITION, 3)
+
+    async def liar(request: web.Request) -> web.Response:
+        asked.append("liar")
+        if lie == "hangs":
+            await asyncio.sleep(60)
+        if lie == "of another partition":
+            return told(request, PARTITION + 1, 666)
+        return web.json_response({"count": 666}, status=421 if lie == "refuses" else 200)
+
+    def app(handler: Callable[[web.Request], Awaitable[web.Response]]) -> web.Application:
+        made = web.Application()
+        made.router.add_get(f"{MODEL}/count", handler)
+        return made
+
+    async def run() -> list[int]:
+        instance.owns, scatter = False, scatter_of(instance)
+        async with TestServer(app(liar)) as lying, TestServer(app(owner)) as owning:
+            instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
+            instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
+            try:
+                answers = [await scatter.answer("count", Count(), partitions=[PARTITION]) for _ in range(3)]
+            finally:
+                await scatter.proxy.close()
+        return [json.loads(answer.body)["count"] for answer in answers]
+
+    assert asyncio.run(run()) == [3, 3, 3]
+    assert asked == ["liar", "owner", "owner", "owner"]

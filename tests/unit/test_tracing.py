@@ -19,6 +19,7 @@ from balance_service.events.commit_span import commit_traced
 from balance_service.http.answer import PROBLEM_JSON
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import Peer
 from balance_service.http.queries import PATH
 from balance_service.http.server.spans import traced
 from balance_service.observability.otlp_tracing import otlp_tracer
@@ -179,7 +180,7 @@ def test_a_trace_goes_with_a_query_to_the_peer(tracing: Tracing, collector: Coll
         async with TestServer(peer) as server, ClientSession() as client:
             await client.get(server.make_url("/health/live"))
             with open_span(tracing.tracer, "asked", SpanKind.SERVER, {}, parent=caller()):
-                await proxy.get(f"{server.host}:{server.port}", PATH, {"customerId": "zoe"}, "here:1", 30)
+                await proxy.get(Peer(f"{server.host}:{server.port}", "i"), PATH, {"customerId": "zoe"}, "here:1", 30)
         await proxy.close()
 
     asyncio.run(run())

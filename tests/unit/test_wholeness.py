@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from balance_service.errors import RetriableError
-from balance_service.state.changelog.completeness import Wholeness
+from balance_service.state.completeness import Wholeness
 from tests.support.fakes import Clock
 
 
@@ -87,6 +87,19 @@ def test_being_past_it_says_something_about_when_it_was_asked_for_only(
     assert [holds_past(9, 0), holds_past(10, 599), holds_past(11, 1)] == [False, True, False]
 
 
+def test_an_end_that_was_asked_for_says_nothing_once_the_end_was_met_later(
+    wholeness: Wholeness, clock: Clock, changelog: Changelog
+) -> None:
+    changelog.end = 10
+    wholeness.look()
+    clock.now += 60
+    wholeness.met_end()
+    wholeness.passed(10)
+
+    clock.now += 599
+    assert wholeness.holds
+
+
 def test_a_broker_that_does_not_answer_is_asked_again_half_a_minute_later(
     wholeness: Wholeness, clock: Clock, changelog: Changelog
 ) -> None:
@@ -100,3 +113,16 @@ def test_a_broker_that_does_not_answer_is_asked_again_half_a_minute_later(
     wholeness.look()
     wholeness.passed(5)
     assert wholeness.holds
+
+
+def test_who_was_away_for_an_hour_may_have_missed_tombstones(
+    wholeness: Wholeness, clock: Clock, changelog: Changelog
+) -> None:
+    clock.now += 4_000
+    assert not wholeness.was_away, "it has never been at the end, and reads all from the start"
+
+    wholeness.met_end()
+    clock.now += 3_600
+    assert not wholeness.was_away
+    clock.now += 1
+    assert wholeness.was_away

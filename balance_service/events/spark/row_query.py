@@ -79,7 +79,7 @@ class RowQuery:
             self._cleanup.close()
             if isinstance(error, Exception) and not isinstance(error, BalanceServiceError):
                 # Spark and py4j raise many things.
-                raise QueryEndedError(_in_short(error)) from error
+                raise QueryEndedError(in_short(error)) from error
             raise
         return self
 
@@ -131,7 +131,7 @@ class RowQuery:
         try:
             self._query.stop()
         except Exception as error:
-            log.warning("a query could not be stopped", error=_in_short(error))
+            log.warning("a query could not be stopped", error=in_short(error))
 
     def _accept(self, listener: socket.socket) -> socket.socket:
         deadline = time.monotonic() + _CONNECT_SECONDS
@@ -151,7 +151,7 @@ class RowQuery:
             failure = error
         if failure is None or _SECOND_BATCH in str(failure):
             return BatchEndedError("Spark's batch has come to its end")
-        return QueryEndedError(_in_short(failure))
+        return QueryEndedError(in_short(failure))
 
 
 def _is_readable(waiting: socket.socket, timeout_seconds: float) -> bool:
@@ -161,7 +161,8 @@ def _is_readable(waiting: socket.socket, timeout_seconds: float) -> bool:
     return bool(poll.poll(timeout_seconds * 1000))
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
+    """What Spark or py4j says of an error, without the frames."""
     forbidden = _FORBIDDEN.search(str(error))
     if forbidden is not None:
         return f"the brokers do not allow Spark to read: {forbidden[0]}; grant this user Read there (docs/security.md)"

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _BEARER = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")  # RFC 6750, section 2.1
 _IPV6_SITE_BITS = 64
+CLIENT = web.RequestKey("client", str)
+"""Who asks, as far as that is known: a client's name, or where it asks from."""
 
 
 class Authenticator:
@@ -119,14 +121,14 @@ def guarded(access: Access, routes: Routes, *, peers_are_proven: bool) -> Middle
         elif not route.is_open:
             is_proven = peers_are_proven and route.is_forwarded and FORWARDED_HEADER in request.headers
             if not is_proven:
-                _admit(access, request, route.scopes)
+                request[CLIENT] = _admit(access, request, route.scopes)
         return await handler(request)
 
     return guard
 
 
-def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> None:
-    """Raises Problem: 400, 401, 403, 429."""
+def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> str:
+    """The name of the client. Raises Problem: 400, 401, 403, 429."""
     client = None
     try:
         if access.authenticator is not None:
@@ -137,6 +139,7 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> No
             access.rate_limit.take(_whereabouts(request) if client is None else client.name)
     if client is not None and needed.isdisjoint(client.scopes):
         raise insufficient_scope(needed)
+    return _whereabouts(request) if client is None else client.name
 
 
 def _whereabouts(request: web.Request) -> str:

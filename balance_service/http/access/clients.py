@@ -17,6 +17,9 @@ class Scope(StrEnum):
     READ = "balance:read"
     ADD = "balance:add"
     OPERATIONS = "balance:operations"
+    """To look at the service."""
+    OPERATE = "balance:operate"
+    """To see dead letters, which are events as they are, and to decide about them."""
 
 
 @dataclass(frozen=True, slots=True)

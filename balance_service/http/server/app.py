@@ -12,13 +12,14 @@ from aiohttp import web
 
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.http.access.authorization import Access, guarded
+from balance_service.http.answer import Answer
 from balance_service.http.api.openapi import DOCUMENT, document
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.server.connections import Connection, Connections, watched
 from balance_service.http.server.limits import MAX_BODY_BYTES, Limits, UnderWay, limited, without_expectations
-from balance_service.http.server.problems import problems
+from balance_service.http.server.problems import Problem, problems
 from balance_service.http.server.spans import traced
 from balance_service.observability.tracing import UNTRACED
 
@@ -62,8 +63,8 @@ def make_app(
     app = web.Application(
         middlewares=[
             *spans,
-            problems,
             _proven(trust),
+            problems,
             *guards,
             limited(limits, under_way or UnderWay(limits), routes),
         ],
@@ -182,15 +183,26 @@ async def serve(
 
 
 def _proven(trust: PeerTrust) -> Middleware:
-    """The middleware that takes forwarded requests from peers only."""
+    """The middleware that takes forwarded requests from peers only, and proves what is answered to them."""
 
     @web.middleware
-    async def check(
+    async def prove(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         mark = request.headers.get(FORWARDED_HEADER)
-        if mark is not None:
-            trust.check(mark, request.raw_path)
-        return await handler(request)
+        if mark is None:
+            return await handler(request)
+        try:
+            trust.check(mark, f"{request.method} {request.raw_path}")
+        except Problem as problem:
+            # Without a proof: whoever could have one for marks of its own choice could answer in our name.
+            return problem.answer().response()
+        response = await handler(request)
+        if isinstance(response, web.Response) and isinstance(response.body, bytes):
+            answer = Answer(response.status, response.body, response.content_type, response.headers)
+            proof = trust.proof_of(answer, mark)
+            if proof is not None:
+                response.headers[PROOF_HEADER] = proof
+        return response
 
-    return check
+    return prove

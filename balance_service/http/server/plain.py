@@ -17,6 +17,7 @@ from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
 from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import PROOF_HEADER
 from balance_service.http.queries import PATH
 from balance_service.http.server.limits import headers_fit
 from balance_service.http.server.problems import Problem, unexpected
@@ -62,12 +63,22 @@ class PlainQueries:
         if queries is None or key is None:
             return None
         mark = request.headers.get(FORWARDED_HEADER)
-        if mark is not None and not self._is_proven(mark, request.path):
-            return None
+        if mark is not None:
+            return self._answer_to_peer(queries, key, mark, request.path)
         answer = queries.at_once(key)
-        if answer is not None:
-            return self._raw(answer)
-        return self._answer(queries, key) if mark is None else None
+        return self._answer(queries, key) if answer is None else self._raw(answer)
+
+    def _answer_to_peer(self, queries: Queries, key: bytes, mark: str, target: str) -> bytes | None:
+        try:
+            judged = self._trust.judge(mark, f"{hdrs.METH_GET} {target}")
+            answer = queries.at_once(key)
+            if answer is None:
+                return None
+            # Only now: aiohttp's handlers use it otherwise.
+            self._trust.use(judged)
+        except Problem:
+            return None
+        return self._raw(answer, self._trust.proof_of(answer, mark))
 
     async def _answer(self, queries: Queries, key: bytes) -> bytes:
         try:
@@ -78,19 +89,13 @@ class PlainQueries:
             answer = unexpected(PATH).answer()
         return self._raw(answer)
 
-    def _is_proven(self, mark: str, target: str) -> bool:
-        try:
-            self._trust.check(mark, target)
-        except Problem:
-            return False
-        return True
-
-    def _raw(self, answer: Answer) -> bytes:
+    def _raw(self, answer: Answer, proof: str | None = None) -> bytes:
         now = int(time.time())
         if now != self._second:
             self._second = now
             self._date_and_server = f"Date: {formatdate(now, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n".encode()
-        return answer.raw(self._date_and_server)
+        more = self._date_and_server
+        return answer.raw(more if proof is None else more + f"{PROOF_HEADER}: {proof}\r\n".encode())
 
 
 def customer_of(request: RawRequestMessage) -> bytes | None:

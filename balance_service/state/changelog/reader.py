@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.partition_reader import PartitionReader
+from balance_service.process.failpoints import in_a_part
 from balance_service.state.records import POSITION_KEY
 from balance_service.state.store.batch import StoreBatch
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _PART = 20_000
 # A compacted changelog may hold millions of states before its first position record, and a transaction may be large.
-_WHOLE = 200_000
+_PARTS_AT_MOST = 10
 _SILENCE_SECONDS = 30.0
 
 
@@ -116,7 +117,8 @@ class ChangelogReader:
         """One read; whether anything came."""
         messages = self._log.read()
         # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
-        if len(self._batch) >= (_WHOLE if answers else _PART) and messages:
+        most = in_a_part(_PART) * (_PARTS_AT_MOST if answers else 1)
+        if len(self._batch) >= most and messages:
             self._hand_over()
         put, delete = self._batch.put, self._batch.delete
         for message in messages:

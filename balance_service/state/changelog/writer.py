@@ -13,7 +13,6 @@ from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,
     RetriableError,
-    StoreCorruptedError,
     TaskMigratedError,
 )
 from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
@@ -64,6 +63,7 @@ class ChangelogWriter:
         self._partition = task_id.partition
         self._changelog = changelog
         self._dead_letters = dead_letters
+        self._written_to = {changelog, dead_letters}
 
     def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """End what a predecessor left pending and fence it for ever.
@@ -104,10 +104,10 @@ class ChangelogWriter:
             The changelog offset after the position record.
 
         Raises:
-            StoreCorruptedError: the changelog ends below that, so it was made anew, or lost its end; not committed.
             TaskMigratedError: fenced; certainly not committed.
             NotAuthorizedError: the brokers do not allow it; not committed.
-            RetriableError: not committed, or nobody knows; the changelog will say.
+            RetriableError: not committed, as where the changelog ends below that, for it was made anew or has lost its
+                end; or nobody knows, and the changelog will say.
         """
         try:
             return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to, outputs)
@@ -154,6 +154,7 @@ class ChangelogWriter:
             self._produce(producer, self._changelog, self._partition, state, state_key)
             count += 1
         for output in outputs:
+            self._written_to.add(output.topic)
             self._produce(
                 producer,
                 output.topic,
@@ -178,7 +179,7 @@ class ChangelogWriter:
         # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
         # would be believed, and all that the changelog had before be lost.
         if (began := delivery.position_offset - count) < holds_up_to:
-            raise StoreCorruptedError(
+            raise RetriableError(
                 f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
                 f"{holds_up_to}: it was made anew, or has lost its end"
             )
@@ -227,8 +228,7 @@ class ChangelogWriter:
         """Raise that we were fenced, or what is not allowed, if that is why nothing was delivered."""
         error = transaction_error(failed)
         if error is not None:
-            grants = f"Write on topic '{self._changelog}' and on topic '{self._dead_letters}'"
-            cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", grants)
+            cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", self._topic_grants())
             if not isinstance(cause, RetriableError):
                 raise cause
 
@@ -238,7 +238,14 @@ class ChangelogWriter:
         return self._producer
 
     def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
-        return by_remedy(error, doing, f"Write on transactional id '{self._transactional_id}'")
+        of_topic = error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        grants = self._topic_grants() if of_topic else f"Write on transactional id '{self._transactional_id}'"
+        return by_remedy(error, doing, grants)
+
+    def _topic_grants(self) -> str:
+        """Write on whatever is written to: the brokers do not say which topic it is that they do not allow."""
+        topics = [f"topic '{name}'" for name in sorted(self._written_to)]
+        return f"Write on {' and on '.join(topics)}"
 
 
 class _Delivery:

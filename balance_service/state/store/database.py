@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import structlog
-from rocksdict import AccessType, DbClosedError, Rdict
+from rocksdict import AccessType, DbClosedError, Rdict, ReadOptions
 
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError, StoreFullError
 from balance_service.state.records import StoreSizes
@@ -126,8 +126,11 @@ class Database:
 
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """At most `limit` of the keys from `start` on and below `stop`, in their order."""
+        # Without the bound, RocksDB looks beyond it for a key that there is, past all that were deleted.
+        within = ReadOptions()
+        within.set_iterate_upper_bound(stop)
         try:
-            return list(_keys_from(self._db.iter(), start, stop, limit))
+            return list(_keys_from(self._db.iter(within), start, stop, limit))
         except Exception as error:
             raise _translated(error) from error
 

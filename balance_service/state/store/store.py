@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import ConfigurationError
+from balance_service.process.failpoints import in_a_part, reach
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.state.store.batch import StoreBatch
 from balance_service.state.store.database import Database, Snapshot
@@ -63,6 +64,8 @@ class StateStore:
         self._position_codec = position_codec
         self._db = Database(path)
         self._view: StoreView | None = None
+        self.due_from = b""
+        """A key: none of a dead letter that is due lies below it. RocksDB would look at each that was deleted there."""
         try:
             self._view = self._take_view()
         except Exception:
@@ -140,11 +143,12 @@ class StateStore:
         Many go to the disk in parts, the end with the last: a crash in between leaves a store that has more than it
         says, of which the changelog has all. Whatever opens it reads that first.
         """
-        batch, rest = StoreBatch(), iter(records)
-        while part := list(itertools.islice(rest, _PART)):
+        batch, rest, most = StoreBatch(), iter(records), in_a_part(_PART)
+        while part := list(itertools.islice(rest, most)):
             if len(batch):
                 batch.put(_REACHES_KEY, changelog_offset.to_bytes(8, "big"))
                 self._db.write(batch)
+                reach("part-stored")
                 batch = StoreBatch()
             batch.extend(part)
         self.apply(batch, changelog_offset)

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.errors import BalanceServiceError, PoisonRecordError, RetriableError, StoreCorruptedError
+from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.partition_reader import PartitionReader
-from balance_service.state.records import MISPLACED, RESERVED_PREFIX, StoreSizes
+from balance_service.process.clock import now_ms
+from balance_service.state import tombstones
+from balance_service.state.completeness import WHOLE_FOR_SECONDS, Wholeness
+from balance_service.state.records import StoreSizes
 from balance_service.state.store.database import Database
-from balance_service.state.tables.store import TableStore, Version
+from balance_service.state.tables.rows import TableRows
+from balance_service.state.tables.store import TableStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.kafka.topics import Topic, Topics
@@ -42,8 +43,6 @@ _SWEEP_EVERY_SECONDS = 1.0
 _SWEPT_AT_ONCE = 1_000
 # Whoever waits looks so often whether it is still wanted.
 _LISTEN_SECONDS = 0.1
-# A topic of rubbish must not fill the log.
-_MOST_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +76,6 @@ class TableSnapshot:
     sizes: StoreSizes
 
 
-@dataclass(slots=True)
-class _Counts:
-    skipped: Counter[str] = field(default_factory=Counter)
-    late: int = 0
-
-
 class TablePartition:
     """A partition of a table on this instance, from `start` to `stop`."""
 
@@ -98,13 +91,11 @@ class TablePartition:
         self._is_whole = False
         self._reason = ""
         self._damage = ""
-        self._counts = _Counts()
-        # Of the events that were joined.
-        self._joined_up_to_ms = -(1 << 63)
         self._stopping = threading.Event()
         self.name = f"{context.topic.name}_{partition}"
         """Of the partition, as tasks are called."""
         self._log = log.bind(table=self.name)
+        self._rows = TableRows(context.codec, lambda key: context.partition_of(key) == partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -155,7 +146,7 @@ class TablePartition:
 
     def joined(self, timestamp_ms: int) -> None:
         """An event of this time was joined: what comes with an earlier one is late."""
-        self._joined_up_to_ms = max(self._joined_up_to_ms, timestamp_ms)
+        self._rows.joined_up_to_ms = max(self._rows.joined_up_to_ms, timestamp_ms)
 
     def damaged(self, error: StoreCorruptedError) -> None:
         """The store was found to be damaged while it was read: it is wiped, and read anew; returns at once."""
@@ -170,8 +161,8 @@ class TablePartition:
             self._reached,
             self._is_whole,
             self._reason,
-            dict(self._counts.skipped),
-            self._counts.late,
+            dict(self._rows.skipped),
+            self._rows.late,
             StoreSizes() if store is None else store.sizes,
         )
 
@@ -206,7 +197,9 @@ class TablePartition:
         self._is_whole = False
         with closing(self._open(topic_id)) as store:
             start = store.offset
-            if start is None:
+            if start is not None:
+                tombstones.check_by_time(context.topics, context.topic, self._partition, store.seen_to_ms)
+            else:
                 start = context.topics.offsets(name, [self._partition], earliest=True)[self._partition]
             config = reader_config(context.settings)
             with closing(PartitionReader(config, "table", name, self._partition, start)) as reader:
@@ -219,18 +212,25 @@ class TablePartition:
 
     def _tail(self, reader: PartitionReader, store: TableStore, topic_id: str) -> None:
         looked = swept = time.monotonic()
+        wholeness = Wholeness(self._end)
         while not self._stopping.is_set():
             if self._damage:
                 damage, self._damage = self._damage, ""
                 raise StoreCorruptedError(damage)
             if messages := reader.read():
+                if wholeness.was_away:
+                    raise RetriableError("the topic was not read for an hour, in which tombstones may have gone")
                 store.apply(
-                    [(key, version) for message in messages for key, version in self._rows(message)],
+                    [row for message in messages if (row := self._rows.of(message)) is not None],
                     offset_of(messages[-1]) + 1,
                 )
-            if reader.met_end and not self._is_whole:
-                self._is_whole = True
-                self._log.info("table read to its end", position=reader.stands_at)
+            if reader.met_end:
+                wholeness.met_end()
+                if not self._is_whole:
+                    self._is_whole = True
+                    self._log.info("table read to its end", position=reader.stands_at)
+            wholeness.passed(reader.stands_at)
+            wholeness.look()
             self._reason = ""
             self._reach(reader.stands_at)
             now = time.monotonic()
@@ -241,6 +241,8 @@ class TablePartition:
                 looked = now
                 if self._present_topic_id() != topic_id:
                     raise StoreCorruptedError("the topic was made anew: the table is read from its start")
+                _note_seen(store, wholeness)
+        _note_seen(store, wholeness)
 
     def _present_topic_id(self) -> str:
         """Of the topic as it is now. Raises RetriableError if it is gone, or has another partition count."""
@@ -267,29 +269,17 @@ class TablePartition:
         store.topic_id = topic_id
         return store
 
-    def _rows(self, message: Message) -> list[tuple[bytes, Version]]:
-        """The record's row; none if it is no row, which is counted."""
-        key, frame = message.key(), message.value()
-        try:
-            if key is None:
-                raise PoisonRecordError("key-null", "a record has no key")
-            if key.startswith(RESERVED_PREFIX):
-                raise PoisonRecordError("key-reserved", "a record's key begins with 0xFF")
-            if self._context.partition_of(key) != self._partition:
-                raise PoisonRecordError(MISPLACED, "a record's key belongs to another partition, by murmur2")
-            if frame is not None:
-                self._context.codec.decode_foreign(frame)
-        except PoisonRecordError as error:
-            self._counts.skipped[error.cause] += 1
-            if self._counts.skipped.total() <= _MOST_TOLD:
-                self._log.warning("not a row", offset=message.offset(), cause=error.cause, problem=str(error))
-            return []
-        timestamp_ms = message.timestamp()[1]
-        self._counts.late += timestamp_ms < self._joined_up_to_ms
-        return [(key, Version(timestamp_ms, offset_of(message), frame))]
+    def _end(self) -> int:
+        topic, partition = self._context.topic.name, self._partition
+        return self._context.topics.offsets(topic, [partition], committed=True)[partition]
 
     def _reach(self, offset: int) -> None:
         with self._moved:
             if offset != self._reached:
                 self._reached = offset
                 self._moved.notify_all()
+
+
+def _note_seen(store: TableStore, wholeness: Wholeness) -> None:
+    if wholeness.holds:
+        store.seen_to_ms = now_ms() - int(1_000 * WHOLE_FOR_SECONDS)

@@ -28,6 +28,7 @@ _FORMAT = b"1"
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _OFFSET_KEY = RESERVED_PREFIX + b"table-offset"
 _STREAM_TIME_KEY = RESERVED_PREFIX + b"stream-time"
+_SEEN_TO_KEY = RESERVED_PREFIX + b"seen-to"
 _OLDER = RESERVED_PREFIX + b"version"
 _OLDER_END = RESERVED_PREFIX + b"versioo"
 
@@ -117,6 +118,18 @@ class TableStore:
         """The next offset of the topic's partition to apply; None before the first."""
         stored = self._db.get(_OFFSET_KEY)
         return None if stored is None else int(_NUMBER.unpack(stored)[0])
+
+    @property
+    def seen_to_ms(self) -> int | None:
+        """A time of day: what the topic had then is in the store; None as long as that was never so."""
+        stored = self._db.get(_SEEN_TO_KEY)
+        return None if stored is None else int(_NUMBER.unpack(stored)[0])
+
+    @seen_to_ms.setter
+    def seen_to_ms(self, seen_to_ms: int) -> None:
+        batch = StoreBatch()
+        batch.put(_SEEN_TO_KEY, _NUMBER.pack(seen_to_ms))
+        self._db.write(batch)
 
     @property
     def sizes(self) -> StoreSizes:

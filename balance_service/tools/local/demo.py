@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from balance_service.errors import BalanceServiceError
+from balance_service.tools.local.demo_letters import RETRY_EVERY_SECONDS, LetterStory, expect
 from balance_service.tools.local.run import say, start_instances
 from balance_service.tools.local.stack import LocalStack
 
@@ -38,29 +38,32 @@ def play() -> None:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="balance-demo-")))
         say("1. A real Kafka broker and schema registry, and two instances of the service.")
         stack = cleanup.enter_context(LocalStack(folder))
-        first, second = start_instances(cleanup, stack, 2)
+        environment = {"BALANCE_RETRY_EVERY": str(RETRY_EVERY_SECONDS)}
+        first, second = start_instances(cleanup, stack, 2, environment=environment)
         client = cleanup.enter_context(httpx.Client(timeout=30.0, trust_env=False))
         say(f"2. Funds added over HTTP: {' + '.join(_AMOUNTS)} for each of {len(_CUSTOMERS)} customers.")
         positions = {customer: _add(client, first, customer) for customer in _CUSTOMERS}
         say("3. Every customer asked of both instances; the headers say who answered.")
         _ask_both(client, first, second, positions)
-        say("4. One instance killed. The other takes over its partitions once the group notices.")
+        say("4. Two records that cannot be applied: one whose schema comes later, one that is no event.")
+        LetterStory(client=client, stack=stack, instance=first).tell()
+        say("5. One instance killed. The other takes over its partitions once the group notices.")
         first.kill()
         _ask_survivor(client, second)
-        say("5. The read model dropped, and rebuilt from the topic.")
+        say("6. The read model dropped, and rebuilt from the topic.")
         second.stop()
         _rebuild(first)
         second.launch()
         second.wait_ready()
         _ask_survivor(client, second)
-        say("6. A second read model switched on, over the topic as it is: it answers about all of it.")
+        say("7. A second read model switched on, over the topic as it is: it answers about all of it.")
         second.stop()
         second.environment["BALANCE_MODELS"] = "balance,activity"
         second.launch()
         second.wait_ready()
         _ask_about_activity(client, second)
         _ask_survivor(client, second)
-        say("7. Everything stopped.")
+        say("8. Everything stopped.")
     say("The demo is over: every step was as it should be.")
 
 
@@ -68,7 +71,7 @@ def _add(client: httpx.Client, instance: LocalInstance, customer: str) -> str:
     answer = None
     for amount in _AMOUNTS:
         answer = client.post(f"{instance.url}/api/balance.addFunds", json={"customerId": customer, "amount": amount})
-        _expect(answer.status_code == httpx.codes.ACCEPTED, f"adding funds was answered {answer.text}")
+        expect(answer.status_code == httpx.codes.ACCEPTED, f"adding funds was answered {answer.text}")
     return str(answer.headers["Balance-Position"]) if answer is not None else ""
 
 
@@ -82,7 +85,7 @@ def _ask_both(client: httpx.Client, first: LocalInstance, second: LocalInstance,
             if how not in shown:
                 shown.add(how)
                 say(f"   {customer} asked of {instance.url}: {answer.text}  answered by {server} ({how})")
-    _expect(shown == {"local", "proxied"}, f"the answers were only {shown}, so one instance owns everything")
+    expect(shown == {"local", "proxied"}, f"the answers were only {shown}, so one instance owns everything")
 
 
 def _ask_survivor(client: httpx.Client, instance: LocalInstance) -> None:
@@ -94,17 +97,17 @@ def _ask_survivor(client: httpx.Client, instance: LocalInstance) -> None:
 
 def _ask_about_activity(client: httpx.Client, instance: LocalInstance) -> None:
     url, began = f"{instance.url}/api/models/activity", time.monotonic()
-    while client.get(f"{url}/count").text != json.dumps({"count": len(_CUSTOMERS)}):
-        _expect(time.monotonic() - began < _TAKE_OVER_SECONDS, "the history was not read in time")
+    while client.get(f"{url}/count").text != json.dumps({"count": len(_CUSTOMERS) + 1}):
+        expect(time.monotonic() - began < _TAKE_OVER_SECONDS, "the history was not read in time")
         time.sleep(0.2)
     of_one = client.get(f"{url}/keys/{_CUSTOMERS[0]}", params={"maxLag": "0"})
     say(f"   {of_one.text}")
     value = json.loads(of_one.text, parse_float=Decimal)["value"]
-    _expect(value["additions"] == len(_AMOUNTS), f"there were {len(_AMOUNTS)} additions, not {value['additions']}")
-    _expect(value["greatest"] == max(map(Decimal, _AMOUNTS)), f"the greatest amount is {value['greatest']}")
+    expect(value["additions"] == len(_AMOUNTS), f"there were {len(_AMOUNTS)} additions, not {value['additions']}")
+    expect(value["greatest"] == max(map(Decimal, _AMOUNTS)), f"the greatest amount is {value['greatest']}")
     top = client.get(f"{url}/top", params={"by": "additions", "limit": "1"})
     say(f"   top: {top.text}")
-    _expect(top.is_success, f"the top was answered {top.text}")
+    expect(top.is_success, f"the top was answered {top.text}")
 
 
 def _answered(
@@ -115,10 +118,10 @@ def _answered(
         answer = client.get(f"{instance.url}/api/customers.getBalance", params=parameters)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
             break
-        _expect(time.monotonic() - began < _TAKE_OVER_SECONDS, f"nobody took over: {answer.text}")
+        expect(time.monotonic() - began < _TAKE_OVER_SECONDS, f"nobody took over: {answer.text}")
         time.sleep(0.2)
     wanted = f'{{"amount": {_EXPECTED}}}'
-    _expect(answer.text == wanted, f"{customer} should have {wanted}, but the answer was {answer.text}")
+    expect(answer.text == wanted, f"{customer} should have {wanted}, but the answer was {answer.text}")
     return answer
 
 
@@ -136,10 +139,5 @@ def _rebuild(instance: LocalInstance) -> None:
         text=True,
         check=False,
     )
-    _expect(done.returncode == 0, f"the rebuild failed: {done.stdout}")
+    expect(done.returncode == 0, f"the rebuild failed: {done.stdout}")
     say(f"   {done.stdout.strip().splitlines()[-1]}")
-
-
-def _expect(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise BalanceServiceError(f"the demo failed: {otherwise}")

@@ -16,6 +16,7 @@ from balance_service.tools.local.samples import add_samples
 from balance_service.tools.local.stack import LocalStack
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 _LOOK_EVERY_SECONDS = 1.0
@@ -65,12 +66,18 @@ def run_local(
     say("stopped")
 
 
-def start_instances(cleanup: ExitStack, stack: LocalStack, count: int, http_port: int = 0) -> list[LocalInstance]:
+def start_instances(
+    cleanup: ExitStack,
+    stack: LocalStack,
+    count: int,
+    http_port: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> list[LocalInstance]:
     """Start some instances side by side and wait until all are ready; `cleanup` stops them."""
     if not count:
         return []
     say(f"starting {count} instance(s) …")
-    instances = [LocalInstance(n + 1, stack, http_port + n if http_port else 0) for n in range(count)]
+    instances = [LocalInstance(n + 1, stack, http_port + n if http_port else 0, environment) for n in range(count)]
     for instance in instances:
         cleanup.callback(instance.stop)
         instance.launch()

@@ -1,4 +1,4 @@
-"""Whether a reader of a compacted changelog still sees every transaction of it whole."""
+"""Whether a reader of a compacted topic still sees all of it: every transaction whole, and every tombstone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Compaction leaves what is younger than an hour, so a reader this far behind still sees every transaction whole.
-_WHOLE_FOR_SECONDS = 600.0
+WHOLE_FOR_SECONDS = 600.0
+# Nor is a tombstone dropped within that hour.
+_SEES_TOMBSTONES_FOR_SECONDS = 3_600.0
 _LOOK_AFTER_SECONDS = 120.0
 _LOOK_AGAIN_SECONDS = 30.0
 
@@ -37,7 +39,12 @@ class Wholeness:
     @property
     def holds(self) -> bool:
         """Whether what comes next is whole, up to each position record."""
-        return self._clock() - self._as_of < _WHOLE_FOR_SECONDS
+        return self._clock() - self._as_of < WHOLE_FOR_SECONDS
+
+    @property
+    def was_away(self) -> bool:
+        """Whether it was past the end, and so long ago that tombstones may be gone before they were read."""
+        return _SEES_TOMBSTONES_FOR_SECONDS < self._clock() - self._as_of < float("inf")
 
     def met_end(self) -> None:
         """The reader stands at the end."""

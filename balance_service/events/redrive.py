@@ -1,0 +1,176 @@
+"""Has dead letters tried again: their records, read from the source once more, decoded and committed by the same code.
+
+A batch of them starts and ends at the task's position: they lie below it. Called by the task's own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from balance_service.events.combine import PartitionRows, PartitionUpdates
+from balance_service.events.singles import letter_of
+from balance_service.events.spark.row_query import QueryEndedError, in_short
+from balance_service.kafka.bounded_reader import records_left_at
+from balance_service.state.letters.letter import GONE
+from balance_service.state.records import DeadLetter, TaskBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from confluent_kafka import Message
+    from pyspark.sql import SparkSession
+
+    from balance_service.events.decode import Decoder
+    from balance_service.kafka.topics import Topics
+    from balance_service.settings import Settings
+    from balance_service.state.letters.letters import Due
+    from balance_service.state.records import KeyedUpdate
+
+# How large records are is known once they are read: a few tell.
+_LEAST_TOGETHER, _MOST_TOGETHER = 25, 100
+# Spark's heap holds several copies of what it decodes together.
+_MOST_BYTES = 8 << 20
+# The events that come meanwhile wait.
+_READ_SECONDS = 1.0
+# As Spark's source of Kafka has them.
+_RECORDS = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }
+)
+
+
+class Redrive:
+    """Makes batches of the dead letters of one stage that are due."""
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        settings: Settings,
+        topics: Topics,
+        source: str,
+        decoder: Decoder,
+        has_states: bool,
+    ) -> None:
+        """Args:
+        source: the topic.
+        has_states: whether what is decoded is folded, and so handed over event by event.
+        """
+        self._spark = spark
+        self._settings = settings
+        self._topics = topics
+        self._source = source
+        self._decoder = decoder
+        self._has_states = has_states
+
+    def batch(self, partition: int, position: int, due: Due) -> TaskBatch:
+        """Letters that are due, as a task commits them.
+
+        Raises:
+            RetriableError: broker or registry do not answer.
+        """
+        tried, records = self._read(partition, [letter.offset for letter in due.again])
+        rows = self._decoded(records)
+        letters = {offset: letter_of(message) for offset, message in records.items()}
+        return redriven(rows, tried, letters, position, due, has_states=self._has_states)
+
+    def _read(self, partition: int, offsets: Sequence[int]) -> tuple[list[int], dict[int, Message]]:
+        """The first of these records, as many as fit into memory together and are read in a short time.
+
+        Returns:
+            Which were looked for, and what is there.
+        """
+        tried: list[int] = []
+        records: dict[int, Message] = {}
+        together, size, until = _LEAST_TOGETHER, 0, time.monotonic() + _READ_SECONDS
+        while (some := offsets[len(tried) : len(tried) + together]) and (not tried or time.monotonic() < until):
+            looked_for, found = records_left_at(
+                self._settings, self._topics, self._source, partition, some, _READ_SECONDS
+            )
+            for offset in looked_for:
+                if offset in found:
+                    size += len(found[offset].key() or b"") + len(found[offset].value() or b"")
+                    if records and size > _MOST_BYTES:
+                        return tried, records
+                    records[offset] = found[offset]
+                tried.append(offset)
+            if len(looked_for) < len(some):
+                break
+            together = min(2 * together, _MOST_TOGETHER)
+        return tried, records
+
+    def _decoded(self, records: Mapping[int, Message]) -> PartitionRows | None:
+        if not records:
+            return None
+        rows = self._rows(records)
+        if (unresolved := rows.unresolved()) and self._decoder.resolve(sorted(unresolved)):
+            return self._rows(records)
+        return rows
+
+    def _rows(self, records: Mapping[int, Message]) -> PartitionRows:
+        table = pa.Table.from_pylist([_row(offset, message) for offset, message in sorted(records.items())], _RECORDS)
+        try:
+            frame: Any = self._spark.createDataFrame(table)
+            rows = self._decoder.updates(frame).toArrow()
+        except Exception as error:  # Spark and py4j raise many things
+            raise QueryEndedError(in_short(error)) from error
+        return PartitionRows(rows.sort_by("offset"))
+
+
+def redriven(
+    rows: PartitionRows | None,
+    tried: Sequence[int],
+    letters: Mapping[int, DeadLetter],
+    position: int,
+    due: Due,
+    *,
+    has_states: bool,
+) -> TaskBatch:
+    """A batch of dead letters that are tried again.
+
+    Args:
+        rows: what their records are decoded to; None if there are none any more.
+        tried: the offsets of the letters; of those without a record, that is gone.
+        letters: the records by offset, without causes.
+        has_states: whether what is decoded is folded, and so handed over event by event.
+    """
+    part = PartitionUpdates() if rows is None else rows.as_they_came()
+    events: Sequence[KeyedUpdate] = ()
+    if has_states and rows is not None:
+        events = rows.singly(rows.updates, letters)
+
+    def singles(keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
+        return [event for event in events if event.key in keys]
+
+    gone = [DeadLetter(at, -1, None, None, GONE) for at in tried if at not in letters]
+    return TaskBatch(
+        position,
+        position,
+        () if has_states else part.updates,
+        events,
+        part.applied,
+        part.ignored,
+        (*part.dead_letters, *gone),
+        singles,
+        retried=frozenset(tried),
+        forgotten=due.forgotten,
+    )
+
+
+def _row(offset: int, message: Message) -> dict[str, Any]:
+    headers: Any = message.headers()
+    return {
+        "key": message.key(),
+        "value": message.value(),
+        "offset": offset,
+        "timestamp": message.timestamp()[1] * 1000,
+        "headers": None if headers is None else [{"key": name, "value": value} for name, value in headers],
+    }

@@ -1,0 +1,129 @@
+"""What a read model keeps over a rebuild: up to where it has sent, and its dead letters.
+
+Neither can be told from the source: what was sent is not sent again, what was discarded does not count, and no dead
+letter is written twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.bulk_producer import BulkProducer
+from balance_service.kafka.clients import producer_config
+from balance_service.state.letters.decisions import Decisions
+from balance_service.state.letters.letters import Letters, letter_offset
+from balance_service.state.opening import open_writer
+from balance_service.state.records import POSITION_KEY, Position, TaskId
+
+if TYPE_CHECKING:
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.settings import Settings, Stage
+    from balance_service.state.letters.letter import Letter
+    from balance_service.state.letters.letters import Changes
+
+
+class KeptBefore:
+    """What the changelog of a stage, and the decisions about its dead letters, say that it has sent and must know."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        registry: SchemaRegistry,
+        stage: Stage,
+        source: Topic,
+        *,
+        keeps_order: bool,
+    ) -> None:
+        """Read it. Raises RetriableError if a broker or the registry does not answer."""
+        self._settings = settings
+        self._topics = topics
+        self._stage = stage
+        self._source = source
+        position, letter, decision = (load_schema(name) for name in ("Position", "Letter", "DeadLetterDecision"))
+        self._codec = AvroCodec(registry, subject_of(stage.changelog, position), position)
+        codec = AvroCodec(registry, subject_of(stage.changelog, letter), letter)
+        self._letters = Letters(codec=codec, every_ms=0, keeps_order=keeps_order)
+        decided = settings.dead_letter_decisions_topic
+        self._decisions = Decisions(
+            topic=decided,
+            codec=AvroCodec(registry, subject_of(decided, decision), decision),
+            stage=stage.name,
+            source_topic_id=source.topic_id,
+        )
+        self._fence()
+        self._up_to: dict[int, int] = {}
+        self._known: dict[int, dict[int, Letter]] = defaultdict(dict)
+        self._read()
+
+    def keep(self, changelog: Topic) -> None:
+        """Write it to the changelog that was made anew, as where each partition begins.
+
+        Interrupted before, what was sent is found from what is in the topics that it was sent to, and what was decided
+        from the decisions; other dead letters are written once more.
+
+        Raises:
+            BalanceServiceError: not all of it is acknowledged.
+        """
+        partitions = range(self._source.partitions)
+        starts = self._topics.offsets(self._source.name, partitions, earliest=True)
+        producer = BulkProducer(producer_config(self._settings), changelog.name)
+        for partition in partitions:
+            letters = self._letters.carried(self._known[partition].values())
+            for key, value in letters.records:
+                producer.send(key, value, partition)
+            position = self._beginning(partition, starts[partition], changelog, letters)
+            producer.send(POSITION_KEY, self._codec.encode(position.record()), partition)
+        producer.finish()
+
+    def _fence(self) -> None:
+        """End what an instance that is cut off may have left open: committed later, it would be sent a second time."""
+        for partition in range(self._source.partitions):
+            task_id = TaskId(self._stage.name, partition)
+            with closing(open_writer(task_id, self._settings, self._stage, self._topics, self._source)) as writer:
+                writer.fence()
+
+    def _beginning(self, partition: int, start: int, changelog: Topic, letters: Changes) -> Position:
+        # Not from the first that is left, unless that is allowed: the task says then what is gone.
+        return Position(
+            start if self._settings.allow_finite_retention else 0,
+            0,
+            self._source.topic_id,
+            changelog_topic_id=changelog.topic_id,
+            source=f"{self._source.name}:{partition}",
+            emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0,
+            letters=letters.counted,
+        )
+
+    def _read(self) -> None:
+        partitions = range(self._source.partitions)
+        now_ms = self._letters.now_ms()
+        self._known |= self._decisions.letters_before(self._settings, self._topics, partitions, now_ms)
+        changelog = self._topics.find(self._stage.changelog)
+        if changelog is None:
+            return
+        is_ours: dict[int, bool] = {}
+        with reader_of_all(self._settings, self._topics, changelog) as reader:
+            while reader.unfinished:
+                for message in reader.read():
+                    key, partition, value = message.key() or b"", message.partition(), message.value()
+                    if partition is None:
+                        continue
+                    if key == POSITION_KEY and value is not None:
+                        position = Position.of(self._codec.decode(value))
+                        # Of a source that was made anew, nothing was sent.
+                        is_ours[partition] = position.source_topic_id == self._source.topic_id
+                        self._up_to[partition] = max(position.offset, position.emitted_up_to)
+                    elif (offset := letter_offset(key)) is not None:
+                        self._known[partition].pop(offset, None)
+                        if value is not None:
+                            self._known[partition][offset] = self._letters.read(offset, value)
+        for partition, ours in is_ours.items():
+            if not ours:
+                self._up_to[partition], self._known[partition] = 0, {}

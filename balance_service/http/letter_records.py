@@ -1,0 +1,82 @@
+"""What the records of dead letters say, read from the source by the instance that was asked.
+
+A record may be larger than what a peer answers, so peers tell letters, and nobody passes records on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from balance_service.errors import RetriableError
+from balance_service.http.letter_scan import letter_id
+from balance_service.http.scan import MOST_BYTES
+from balance_service.http.server.problems import unavailable
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from balance_service.http.scatter import ScanThreads
+
+PAGE_SECONDS = 0.3
+"""A page whose records take longer to read ends there: the client's deadline may be near."""
+# How large records are is known once they are read.
+_READ_TOGETHER = 25
+
+Records = Callable[[int, Sequence[int]], tuple[Sequence[int], Mapping[int, "Message"]]]
+"""A partition and offsets → those of the first that were looked for in a short time; the records that are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterRecords:
+    """The records of one stage's letters."""
+
+    records: Records = field(repr=False)
+    threads: ScanThreads
+    timeout_seconds: float
+
+    async def added_to(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The first of some letters, each with `headers` and `valueBase64`: as many as make a page, one at least.
+
+        Raises:
+            Problem: 503, the broker does not answer.
+        """
+        if not letters:
+            return []
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                return await self.threads.run(self._read, letters)
+        except (TimeoutError, RetriableError) as error:
+            raise unavailable("the records of dead letters cannot be read now") from error
+
+    def _read(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        size, until = 0, time.monotonic() + PAGE_SECONDS
+        for partition, of_it in groupby(letters, key=lambda letter: letter_id(letter).partition):
+            left = [(letter_id(letter).offset, letter) for letter in of_it]
+            for some in (left[at : at + _READ_TOGETHER] for at in range(0, len(left), _READ_TOGETHER)):
+                if told and time.monotonic() > until:
+                    return told
+                looked_for, records = self.records(partition, [offset for offset, _ in some])
+                for offset, letter in some:
+                    one = {**letter, **_of(records.get(offset))}
+                    size += len(json.dumps(one))
+                    if told and (size > MOST_BYTES or offset not in looked_for):
+                        return told
+                    told.append(one)
+        return told
+
+
+def _of(record: Message | None) -> dict[str, Any]:
+    value = None if record is None else record.value()
+    headers: Any = () if record is None else record.headers() or ()
+    return {
+        "headers": {name: None if of is None else of.decode(errors="replace") for name, of in headers},
+        "valueBase64": None if value is None else base64.b64encode(value).decode(),
+    }

@@ -1,0 +1,1 @@
+"""Dead letters after they were written: tried again, decided about, closed."""

@@ -1,0 +1,63 @@
+"""What a stage of retries does: it schedules what another producer could not process, and sends it when it is due."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.errors import PoisonRecordError
+from balance_service.state.letters.letter import Letter
+from balance_service.state.outputs import Origin, output_of, passed_on
+from balance_service.state.passing import rows_of, unchanged
+from balance_service.state.records import DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.state.letters.letters import Letters
+    from balance_service.state.outputs import Target
+    from balance_service.state.records import Output, TaskBatch
+    from balance_service.state.store.store import StateStore
+    from balance_service.state.work import Folded
+
+ATTEMPT_HEADER = "retry-attempt"
+"""Says how often a record was sent to be tried again; set by us, and kept by a producer that fails once more."""
+_NUMBER = re.compile(rb"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """Schedules each record as it comes. Tried again, when it is due, it is sent as it is, one attempt further."""
+
+    source: str
+    target: Target
+    position_codec: AvroCodec
+    letters: Letters
+
+    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+        """See `Work.outcome`."""
+        folded, now_ms, every_ms = unchanged(store), self.letters.now_ms(), self.letters.every_ms
+        for key, row in rows_of(batch.updates):
+            offset, timestamp_ms, attempt = row["offset"], row["timestamp"], attempts_before(row["headers"])
+            if not batch.retried:
+                folded.letters.append(Letter.retry(offset, key, attempt, timestamp_ms, now_ms, every_ms))
+                continue
+            try:
+                folded.outputs.append(self._sent(key, row, partition, attempt + 1))
+            except PoisonRecordError as error:
+                folded.dead_letters.append(DeadLetter(offset, timestamp_ms, key, row["value"], error.cause))
+        return folded
+
+    def _sent(self, key: bytes | None, row: Mapping[str, Any], partition: int, attempt: int) -> Output:
+        origin = Origin(self.source, partition, row["offset"], row["timestamp"])
+        headers = [(name, value) for name, value in passed_on(row["headers"]) if name != ATTEMPT_HEADER]
+        headers.append((ATTEMPT_HEADER, str(attempt).encode()))
+        return output_of(self.target, key, row["value"], origin, headers)
+
+
+def attempts_before(headers: Sequence[Mapping[str, Any]] | None) -> int:
+    """What the last header of that name says; 0 if there is none, or no number of up to nine digits in it."""
+    said = [header["value"] for header in headers or () if header["key"] == ATTEMPT_HEADER]
+    return int(said[-1]) if said and said[-1] is not None and _NUMBER.fullmatch(said[-1]) else 0

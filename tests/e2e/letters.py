@@ -1,0 +1,151 @@
+"""Dead letters as operators meet them: events that cannot be read, yet or ever, and what was decided about them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import fastavro
+import httpx
+
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.partitioner import partition_of
+from tests.support.service import PARTITIONS
+from tests.support.topics import Writer, read_topic
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+PATH = "/api/deadLetters"
+# Instances that come up register schemas of their own.
+_IDS_AHEAD = 10
+
+
+class Unread(Writer):
+    """Writes to an application's topic what cannot be read."""
+
+    def __init__(self, stack: LocalStack, settings: Mapping[str, str]) -> None:
+        super().__init__(stack, settings["BALANCE_TOPIC"])
+        self._stack = stack
+        self._decisions = f"{settings['BALANCE_APPLICATION_ID']}-dead-letter-decisions"
+
+    def put(self, key: str, value: bytes, **more: Any) -> str:
+        """Append a record; returns the id that its dead letter has."""
+        placed: list[Any] = []
+        self.send(key, value, on_delivery=lambda _, message: placed.append(message), **more)
+        assert self.producer.flush(10) == 0
+        return f"balance/{placed[0].partition()}:{placed[0].offset()}"
+
+    def unknown_id(self) -> int:
+        """An id that no schema has, until it is learned."""
+        return self._registered() + _IDS_AHEAD
+
+    def put_unknown(self, schema_id: int, customer: str, amount: str) -> str:
+        """Append an event under a schema that the registry may not know; returns the id that its dead letter has."""
+        return self.put(customer, struct.pack(">bI", 0, schema_id) + self.frame(customer, amount)[5:])
+
+    def learn(self, schema_id: int) -> None:
+        """Have the registry know the id, as one more version of the shipped schema."""
+        while (latest := self._registered()) < schema_id:
+            pass
+        assert latest == schema_id, "the registry gave it to somebody else"
+
+    def written(self) -> list[tuple[str, bytes]]:
+        """The dead letters in their topic: the id that each is known by, and its value."""
+        letters = []
+        for record in read_topic(self._stack, f"{self.topic}-dead-letters"):
+            headers = {name: value.decode() for name, value in record.headers()}
+            partition, offset = headers["dead-letter-partition"], headers["dead-letter-offset"]
+            letters.append((f"balance/{partition}:{offset}", record.value()))
+        return letters
+
+    def decisions(self, *ids: str) -> list[dict[str, Any]]:
+        """What is kept for ever of the decisions about some letters."""
+        decisions = []
+        for record in read_topic(self._stack, self._decisions):
+            schema = self.registry.get_schema(int.from_bytes(record.value()[1:5], "big"))
+            parsed = fastavro.parse_schema(json.loads(str(schema.schema_str)))
+            decision: Any = fastavro.schemaless_reader(BytesIO(record.value()[5:]), parsed, None)
+            if decision["id"] in ids:
+                decisions.append(decision)
+        return decisions
+
+    def _registered(self) -> int:
+        """The id of a schema that is registered now."""
+        name = str(uuid.uuid4())
+        return self.register(name, {**load_schema("FundsAdded"), "doc": name})
+
+
+def of_partition(partition: int) -> str:
+    """A customer nobody has named yet, whose events lie in that partition."""
+    while partition_of((name := f"customer-{uuid.uuid4()}").encode(), PARTITIONS) != partition:
+        pass
+    return name
+
+
+def place(letter_id: str) -> tuple[str, int, int]:
+    """Stage, partition and offset: in their order letters are listed."""
+    stage, _, record = letter_id.partition("/")
+    partition, offset = map(int, record.split(":"))
+    return stage, partition, offset
+
+
+def get(instance: LocalInstance, path: str = "", **parameters: str) -> httpx.Response:
+    """An answer about dead letters, 503 asked again, as any client would."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        answers.append(httpx.get(f"{instance.url}{PATH}{path}", params=parameters, timeout=30))
+        return answers[-1].status_code != 503
+
+    eventually(answered, lambda: answers[-1].text)
+    return answers[-1]
+
+
+def pages(instance: LocalInstance, **parameters: str) -> list[list[dict[str, Any]]]:
+    """All that are listed, a page at a time."""
+    found: list[list[dict[str, Any]]] = []
+    following: str | None = ""
+    while following is not None:
+        answer = get(instance, **parameters, **({"after": following} if following else {}))
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["deadLetters"])
+        following = answer.json()["next"]
+    return found
+
+
+def letter(instance: LocalInstance, letter_id: str) -> dict[str, Any]:
+    """One, as soon as it is there."""
+    path = f"/{quote(letter_id, safe='')}"
+    eventually(lambda: get(instance, path).status_code == 200, lambda: get(instance, path).text)
+    known: dict[str, Any] = get(instance, path).json()
+    return known
+
+
+def wait_for(instance: LocalInstance, status: str, *ids: str) -> None:
+    """Wait until letters have a status."""
+    eventually(
+        lambda: all(letter(instance, one)["status"] == status for one in ids),
+        lambda: str([letter(instance, one) for one in ids]),
+    )
+
+
+def decide(instance: LocalInstance, decision: str, *ids: str, reason: str = "a test") -> httpx.Response:
+    """What an instance answers to a decision; 503 is asked again, as any client would."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        body = {"ids": ids, "reason": reason}
+        answers.append(httpx.post(f"{instance.url}{PATH}.{decision}", json=body, timeout=30))
+        return answers[-1].status_code != 503
+
+    eventually(answered, lambda: answers[-1].text)
+    return answers[-1]

@@ -1,0 +1,225 @@
+"""Dead letters on two instances: they heal, or an operator decides about them; each event counts once, or never."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.http_api import assert_problem
+from tests.e2e.left_in_kafka import admin
+from tests.e2e.letters import Unread, decide, get, letter, of_partition, pages, place, wait_for
+from tests.support.commands import run
+from tests.support.service import (
+    PARTITIONS,
+    amount_of,
+    application,
+    ask_again,
+    on,
+    owned,
+)
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+    Pair = tuple[LocalInstance, LocalInstance]
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    return application(BALANCE_RETRY_EVERY="1")
+
+
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_an_event_counts_by_itself_once_its_schema_is_known_and_not_before(
+    pair: Pair, unread: Unread, partition: int
+) -> None:
+    customer, schema_id = of_partition(partition), unread.unknown_id()
+    unread.add(customer, "1.00")
+    unknown = unread.put_unknown(schema_id, customer, "5.00")
+
+    found = letter(pair[0], unknown)
+    assert (found["cause"], found["status"], found["key"]) == ("schema-id-unknown", "scheduled", customer)
+    assert found["dueAt"] is not None
+    assert balances(pair, customer) == ["1.00", "1.00"]
+
+    unread.learn(schema_id)
+    wait_for(pair[0], "applied", unknown)
+    assert balances(pair, customer) == ["6.00", "6.00"]
+    assert letter(pair[1], unknown)["dueAt"] is None
+
+    # The plan that reads the topic was made before the schema was known.
+    later = unread.put_unknown(schema_id, customer, "0.50")
+    eventually(lambda: balances(pair, customer) == ["6.50", "6.50"], lambda: str(balances(pair, customer)))
+    assert get(pair[0], f"/{later}").status_code == 404
+    assert [one for one, _ in unread.written()].count(unknown) == 1
+
+
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that_does_not_own_it(
+    pair: Pair, unread: Unread, partition: int
+) -> None:
+    key = of_partition(partition)
+    garbage = unread.put(key, b"garbage", headers=[("trace", b"t1")])
+    expected = {
+        "id": garbage,
+        "model": "balance",
+        "cause": "magic-byte-unknown",
+        "status": "waiting",
+        "attempt": 0,
+        "dueAt": None,
+        "key": key,
+        "headers": {"trace": "t1"},
+        "valueBase64": base64.b64encode(b"garbage").decode(),
+    }
+    assert letter(pair[0], garbage) == expected
+    for instance in pair:
+        assert [one for page in pages(instance) for one in page if one["id"] == garbage] == [expected]
+        assert get(instance, f"/{garbage}").json() == expected
+        assert get(instance, f"/{garbage.replace('/', '%2F')}").json() == expected
+
+    (other,) = [instance for instance in pair if partition not in owned(instance)]
+    final = f"{garbage}: its cause, magic-byte-unknown, never goes away: discard it"
+    assert_problem(decide(other, "redrive", garbage), 409, final)
+    done = decide(other, "discard", garbage, reason="not ours")
+    assert (done.status_code, done.json()) == (202, {"accepted": [garbage], "refused": []})
+
+    for instance in pair:
+        assert letter(instance, garbage) == {**expected, "status": "discarded"}
+        assert_problem(decide(instance, "discard", garbage), 409, f"{garbage}: it is discarded already")
+        assert_problem(decide(instance, "redrive", garbage), 409, f"{garbage}: it is discarded already")
+    (decision,) = unread.decisions(garbage)
+    told = {name: decision[name] for name in ("id", "decision", "cause", "by", "reason")}
+    assert told == {
+        "id": garbage,
+        "decision": "discard",
+        "cause": "magic-byte-unknown",
+        "by": "127.0.0.1",
+        "reason": "not ours",
+    }
+
+
+def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair, unread: Unread) -> None:
+    garbage = [unread.put(of_partition(partition), b"garbage") for partition in range(PARTITIONS)]
+    wait_for(pair[0], "waiting", *garbage)
+    refused = {
+        garbage[0]: "it is discarded already",
+        "balance/0:999999": "there is no such dead letter, or it was closed more than seven days ago",
+    }
+    assert decide(pair[0], "discard", garbage[0]).status_code == 202
+
+    done = decide(pair[1], "discard", *garbage, "balance/0:999999")
+
+    assert done.status_code == 202
+    assert done.json()["accepted"] == garbage[1:]
+    assert {one["id"]: one["reason"] for one in done.json()["refused"]} == refused
+    assert [decision["id"] for decision in unread.decisions(*garbage)] == garbage
+
+
+def test_a_decision_about_many_letters_for_a_long_reason_is_passed_on_to_their_owner(pair: Pair) -> None:
+    for partition, instance in itertools.product(range(PARTITIONS), pair):
+        nowhere = [f"balance/{partition}:{10**17 + number}" for number in range(100)]
+
+        answer = decide(instance, "discard", *nowhere, reason="\N{BROKEN HEART}" * 200)
+
+        assert_problem(answer, 404, f"{nowhere[0]}: there is no such dead letter")
+
+
+@pytest.mark.parametrize(
+    ("nowhere", "why"),
+    [
+        ("balance/0:999999", "there is no such dead letter"),
+        ("balance/1:999999", "there is no such dead letter"),
+        ("balance/7:0", "there is no such dead letter"),
+        ("purchases/0:0", "hosts no read model with that stage"),
+    ],
+)
+def test_what_is_no_dead_letter_is_not_found(pair: Pair, nowhere: str, why: str) -> None:
+    for instance in pair:
+        assert_problem(get(instance, f"/{nowhere}"), 404, why)
+        for decision in ("redrive", "discard"):
+            assert_problem(decide(instance, decision, nowhere), 404, why)
+
+
+@pytest.mark.parametrize("malformed", ["balance", "balance/0", "balance/0:x", "balance/-1:0", "%FF/0:0", "balance/0:"])
+def test_a_malformed_id_is_a_400(pair: Pair, malformed: str) -> None:
+    assert_problem(get(pair[0], f"/{malformed}"), 400, "an id is stage/partition:offset")
+    assert_problem(get(pair[0], f"/{malformed.replace('/', '%2F')}"), 400, "an id is stage/partition:offset")
+    assert_problem(decide(pair[0], "discard", malformed), 400, "an id is stage/partition:offset")
+
+
+def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_again(
+    stack: LocalStack, settings: dict[str, str], pair: Pair, unread: Unread, tmp_path: Path
+) -> None:
+    first, second = pair
+    customer, last, discarded = _with_one_of_each(first, unread)
+    told, written = pages(first), unread.written()
+    assert written
+
+    first.stop()
+    second.stop()
+    done = run(on(stack, settings) | {"BALANCE_STATE_DIR": str(tmp_path / "state")}, "rebuild", seconds=120)
+    assert done.code == 0, done
+    _launch_alone(first)
+
+    assert balances([first], customer, last) == ["1.50"]
+    assert letter(first, discarded)["status"] == "discarded"
+    assert pages(first) == told
+    assert unread.written() == written
+
+
+def test_what_is_discarded_does_not_count_even_after_the_changelog_was_lost(
+    stack: LocalStack, settings: dict[str, str], pair: Pair, unread: Unread
+) -> None:
+    first, second = pair
+    customer, last, discarded = _with_one_of_each(first, unread)
+    changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
+
+    first.stop()
+    second.stop()
+    admin(stack).delete_topics([changelog])[changelog].result(10)
+    _launch_alone(first)
+
+    assert balances([first], customer, last) == ["1.50"]
+    assert letter(first, discarded)["status"] == "discarded"
+
+
+def _with_one_of_each(asked: LocalInstance, unread: Unread) -> tuple[str, str, str]:
+    """A customer with a balance of 1.50 and letters: one that waits, a discarded and last an applied one.
+
+    Returns:
+        The customer, and the ids of the last two, the last one first.
+    """
+    customer, schema_id = of_partition(0), unread.unknown_id()
+    unread.add(customer, "1.00")
+    unread.put(customer, b"garbage")
+    discarded = unread.put_unknown(schema_id, customer, "5.00")
+    last = unread.put_unknown(schema_id, customer, "0.50")
+    wait_for(asked, "scheduled", discarded, last)
+    assert decide(asked, "discard", discarded).status_code == 202
+    unread.learn(schema_id)
+    wait_for(asked, "applied", last)
+    assert balances([asked], customer) == ["1.50"]
+    assert_problem(decide(asked, "redrive", discarded), 409, "it is discarded already")
+    return customer, last, discarded
+
+
+def _launch_alone(instance: LocalInstance) -> None:
+    instance.launch()
+    eventually(lambda: owned(instance) == set(range(PARTITIONS)), "it owns everything")
+
+
+def balances(asked: Sequence[LocalInstance], customer: str, after: str | None = None) -> list[str]:
+    """As each instance answers it; after the record of a letter, if one is named."""
+    position = None
+    if after is not None:
+        _, partition, offset = place(after)
+        position = f"{partition}:{offset + 1}"
+    return [str(amount_of(ask_again(instance.url, customer, position))) for instance in asked]

@@ -1,0 +1,107 @@
+"""Instances that reach the brokers and not each other, and one whose clock is an hour off."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from balance_service.http import queries
+from tests.support.service import (
+    add,
+    amount_of,
+    application,
+    ask,
+    ask_again,
+    customers_of,
+    new_instance,
+    owned,
+    running,
+    status,
+    wait_until_spread,
+)
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+# Python's own hook: what lies in a module of this name is run as the interpreter starts.
+HOOK = "sitecustomize.py"
+LOADED = "loaded"
+AN_HOUR_OFF = """\
+import pathlib
+import time
+pathlib.Path(__file__).with_name("{loaded}").touch()
+of_day = time.time
+time.time = lambda: of_day() + ({seconds})
+"""
+# Nobody listens on ports this low.
+NOBODY = ("127.0.0.1:1", "127.0.0.1:2")
+
+
+def as_standby(instance: LocalInstance, customer: str) -> httpx.Response:
+    """A balance as whoever has all of it may answer, asked again as long as nobody does."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        query = {"customerId": customer, "maxLag": "0"}
+        answers.append(httpx.get(instance.url + queries.PATH, params=query, timeout=30))
+        return answers[-1].status_code == 200
+
+    eventually(answered, lambda: answers[-1].text)
+    return answers[-1]
+
+
+def test_instances_that_reach_the_brokers_and_not_each_other_answer_for_what_they_own_and_as_standbys(
+    stack: LocalStack,
+) -> None:
+    settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
+    apart = [new_instance(stack, settings | {"BALANCE_APPLICATION_SERVER": nobody}) for nobody in NOBODY]
+    with running(*apart) as (one, other):
+        wait_until_spread([one, other])
+        for here, there in ((one, other), (other, one)):
+            (partition,) = owned(here)
+            customer = customers_of(partition, 1)[0]
+            position = add(there.url, customer, "1.25")
+            assert amount_of(ask_again(here.url, customer, position)) == Decimal("1.25")
+
+            refused = ask(there.url, customer)
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"]
+            answer = as_standby(there, customer)
+            assert (answer.headers["Balance-Role"], amount_of(answer)) == ("standby", Decimal("1.25"))
+
+
+@pytest.mark.parametrize("seconds", [-3_600, 3_600], ids=["behind", "ahead"])
+def test_an_instance_whose_clock_is_an_hour_off_answers_and_takes_over_as_any_other(
+    stack: LocalStack, tmp_path: Path, seconds: int
+) -> None:
+    (tmp_path / HOOK).write_text(AN_HOUR_OFF.format(seconds=seconds, loaded=LOADED))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
+    right, wrong = new_instance(stack, settings), new_instance(stack, settings | {"PYTHONPATH": path})
+    customers = [customer for partition in range(2) for customer in customers_of(partition, 3)]
+    expected = dict.fromkeys(customers, Decimal("0.50"))
+    with running(right, wrong):
+        wait_until_spread([right, wrong])
+        for number, customer in enumerate(customers):
+            position = add((right, wrong)[number % 2].url, customer, "0.50")
+            for instance in (right, wrong):
+                assert amount_of(ask_again(instance.url, customer, position)) == Decimal("0.50")
+        wrong.kill()
+        wrong.launch()
+        wrong.wait_ready()
+        wait_until_spread([right, wrong])
+        restored = [task["restored"] for task in status(wrong)["tasks"]]
+        right.kill()
+
+        eventually(lambda: owned(wrong) == {0, 1}, "what was killed is succeeded")
+        assert {customer: amount_of(ask_again(wrong.url, customer)) for customer in customers} == expected
+    assert (tmp_path / LOADED).exists()
+    assert max(restored) < len(customers), "the store that was there is gone on from"

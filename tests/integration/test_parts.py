@@ -1,0 +1,101 @@
+"""What goes in parts of a few records is never shown in part, whoever follows it and wherever it is cut off."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.errors import RetriableError
+from balance_service.process.failpoints import arm
+from tests.integration.engines import (
+    balance,
+    catch_up,
+    hosted,
+    looked_at,
+    running_engine,
+    settings_for,
+    standing_by,
+)
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.state.store.store import StoreView
+    from balance_service.tools.local.stack import LocalStack
+
+_CUSTOMERS = [f"c{n}" for n in range(40)]
+_ROUNDS = 60
+# Between parts of the twelfth commit or so, and of what is committed next.
+_CUT_AT = (60, 62)
+_PAUSE_SECONDS = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _small_parts() -> Iterator[None]:
+    arm("parts=2")
+    yield
+    arm("")
+
+
+def test_a_standby_never_answers_from_part_of_a_transaction(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with (
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic) as writer,
+        standing_by(engine, tmp_path / "standby") as standby,
+    ):
+        # So that Spark reads already when there is more to come.
+        _send(writer, 1)
+        catch_up(engine)
+        with looked_at(engine, _CUSTOMERS, lambda: standby.view) as seen:
+            _send(writer, _ROUNDS - 1)
+            catch_up(engine)
+            eventually(lambda: standby.position == _ROUNDS * len(_CUSTOMERS), "the standby has caught up")
+        assert seen, "nothing was ever shown"
+
+
+def test_a_write_that_is_cut_off_between_two_parts_is_never_shown_and_counts_once(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    reached: list[str] = []
+
+    def cut_off(point: str) -> None:
+        reached.append(point)
+        if len(reached) in _CUT_AT:
+            raise RetriableError("the disk refuses what comes next")
+
+    monkeypatch.setattr("balance_service.state.store.store.reach", cut_off)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        # So that Spark reads already when there is more to come.
+        _send(writer, 1)
+        catch_up(engine)
+        with looked_at(engine, _CUSTOMERS, lambda: _view(engine)) as seen:
+            _send(writer, _ROUNDS - 1)
+            catch_up(engine)
+        assert seen, "nothing was ever shown"
+        assert len(reached) >= max(_CUT_AT), "it was not cut off"
+        assert {balance(engine, customer) for customer in _CUSTOMERS} == {_ROUNDS}
+
+
+def _view(engine: Engine) -> StoreView | None:
+    task = hosted(engine).tasks.task(0)
+    return None if task is None else task.view
+
+
+def _send(writer: Writer, rounds: int) -> None:
+    frames = {customer: writer.frame(customer, "1.00") for customer in _CUSTOMERS}
+    for _ in range(rounds):
+        for customer in _CUSTOMERS:
+            writer.send(customer, frames[customer])
+        writer.producer.flush(10)
+        # So that there are many commits, and a time between two of them.
+        time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,60 @@
+"""`balance-service dead-letters redrive` and `discard` of more letters than fit into one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from httpx import Response
+
+from balance_service.cli import dead_letters as command
+from balance_service.errors import BalanceServiceError, RetriableError
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+_IDS = [f"balance/0:{offset:018}" for offset in range(2_000)]
+
+
+class Service:
+    """Refuses every tenth letter; fails at the request with a number."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.fails_at = fails_at
+        self.asked: list[list[str]] = []
+
+    def ask(self, _settings: object, _url: object, path: str, _parameters: object, *, body: Any) -> Response:
+        assert path == "/api/deadLetters.discard"
+        if len(self.asked) == self.fails_at:
+            raise RetriableError("nobody answers")
+        self.asked.append(body["ids"])
+        refused = [{"id": one, "reason": "no sense"} for one in body["ids"] if one.endswith("0")]
+        return Response(202, json={"accepted": [one for one in body["ids"] if one[-1] != "0"], "refused": refused})
+
+
+def discard(monkeypatch: pytest.MonkeyPatch, service: Service) -> Any:
+    monkeypatch.setattr(command, "ask", service.ask)
+    return CliRunner().invoke(command.dead_letters, ["discard", *_IDS, "--reason", "x"], catch_exceptions=True)
+
+
+def test_all_are_decided_about_in_as_many_requests_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+
+    done = discard(monkeypatch, service)
+
+    assert (done.exit_code, done.stdout) == (0, "1800 discarded, 200 refused\n")
+    assert done.stderr.count(": not done: no sense") == 200
+    assert [one for some in service.asked for one in some] == _IDS
+    assert len(service.asked) > 2
+
+
+def test_what_was_done_before_an_error_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(fails_at=1)
+
+    done = discard(monkeypatch, service)
+
+    assert isinstance(done.exception, BalanceServiceError)
+    refused = sum(one.endswith("0") for one in service.asked[0])
+    accepted = len(service.asked[0]) - refused
+    assert done.stderr.splitlines()[-1] == f"{accepted} discarded, {refused} refused before this error:"
+    assert done.stdout == ""

@@ -1,0 +1,119 @@
+"""A replica answers nobody unless it is as one commit of the owner left it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import structlog
+
+from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.state.completeness import Wholeness
+from balance_service.state.records import TaskId
+from balance_service.state.replica import Replica
+from balance_service.state.store.batch import StoreBatch
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
+from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from balance_service.state.opening import TaskContext
+
+TASK = TaskId("balance", 0)
+
+
+def replica_of(context: Any = None) -> Replica:
+    return Replica(TASK, cast("TaskContext", context), lambda *_: None, structlog.get_logger())
+
+
+class Reading:
+    """What a standby reads, as the test says; notes what the task was when it was applied."""
+
+    def __init__(self) -> None:
+        self.store: Any = SimpleNamespace(view="a view", position=None)
+        self.is_complete = False
+        self.applied_while: list[TaskState] = []
+        self.task: Any = None
+
+    def tail(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def passed(self, _offset: int, *, is_whole: bool) -> bool:
+        return is_whole
+
+    def apply(self, _batch: StoreBatch, _offset: int, *, is_whole: bool) -> None:
+        self.applied_while.append(self.task.state)
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+@pytest.fixture
+def standby(reading: Reading) -> Task:
+    task = Task(TASK, cast("TaskContext", None))
+    task._replica = cast("Replica", reading)
+    reading.task = task
+    task._to(TaskState.RESTORING)
+    return task
+
+
+def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing_was_missed() -> None:
+    clock, replica = Clock(), replica_of()
+    replica._wholeness = Wholeness(lambda: 0, clock)
+    before = replica.passed(5, is_whole=True)
+    replica._wholeness.met_end()
+    part, whole = replica.passed(6, is_whole=False), replica.passed(7, is_whole=True)
+    clock.now += 600
+
+    assert (before, part, whole, replica.passed(8, is_whole=True)) == (False, False, True, False)
+
+
+def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is() -> None:
+    clock, replica = Clock(), replica_of()
+    replica._wholeness = Wholeness(lambda: 7, clock)
+    replica._wholeness.met_end()
+    clock.now += 3_601
+    replica._wholeness.look()
+
+    with pytest.raises(RetriableError, match="tombstones may have gone"):
+        replica.passed(7, is_whole=True)
+
+
+def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
+    topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
+    replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
+    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=9))
+    replica._reader = cast("Any", object())
+
+    with pytest.raises(StoreCorruptedError, match="beyond the changelog's end 8"):
+        replica.catch_up(lambda: False, is_fenced=True, answers=False)
+
+
+def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest(
+    standby: Task, reading: Reading
+) -> None:
+    standby._to(TaskState.TAILING)
+    answers = [standby.view is not None]
+    for is_whole in (True, False):
+        standby._apply(StoreBatch(), 5, is_whole)
+        answers.append(standby.view is not None)
+    reading.is_complete = True
+    standby.tail()
+
+    assert answers == [True, True, False]
+    # It must not answer from the store before that is written to, either.
+    assert reading.applied_while == [TaskState.TAILING, TaskState.RESTORING]
+    assert (standby.state, str(standby.view)) == (TaskState.TAILING, "a view")
+
+
+def test_a_standby_that_restores_answers_only_once_it_is_complete(standby: Task, reading: Reading) -> None:
+    standby.tail()
+    before = standby.state
+    reading.is_complete = True
+    standby.tail()
+
+    assert (before, standby.state) == (TaskState.RESTORING, TaskState.TAILING)
