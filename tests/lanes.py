@@ -7,6 +7,7 @@ the others end to end, then the chaos suite, alone, for it has bounds of time.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,8 @@ _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# What pytest says of a failure: where, and of what it consists.
-_FAILURES = ("FAILED ", "ERROR ", "E  ")
+# What pytest says of a failure: where, and of what it consists; groups of failures have a margin.
+_FAILURE = re.compile(r"FAILED |ERROR |[ |]*E  ")
 
 
 def _dealt(name: str, paths: Iterable[Path], lanes: int) -> dict[str, Sequence[str]]:
@@ -77,7 +78,7 @@ class _Lane:
     def _print(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(_FAILURES):
+            if _FAILURE.match(line):
                 self._failures.append(line.rstrip())
             print(f"{self._name:>16} | {line.rstrip()}", flush=True)
 
