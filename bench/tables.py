@@ -57,6 +57,10 @@ _OF_SWEEP = {NAMES[name] for name in ("rate", "rate_with_start", "cpu_with_start
 """What is shown of each setting; the JSON has all."""
 
 
+_UNSHOWN = {NAMES[name] for name in ("second_half", "evenness")}
+"""Rates of part of a replay: of this service only commits are seen, and what comes between two of them has no rate."""
+
+
 def short(told: Document) -> str:
     """README's table."""
     by_key = {Key(row.measure, row.case, row.figure): row for row in rows(told)}
@@ -68,7 +72,7 @@ def whole(told: Document) -> str:
     machine = told["machine"]
     by_measure: dict[str, list[Row]] = {}
     for row in rows(told):
-        if row.measure == "sweep" and row.figure not in _OF_SWEEP:
+        if row.figure in _UNSHOWN or (row.measure == "sweep" and row.figure not in _OF_SWEEP):
             continue
         by_measure.setdefault(row.measure, []).append(row)
     return "\n\n".join(
@@ -108,8 +112,6 @@ def between_markers(text: str) -> str:
 
 def part_of(path: Path) -> str:
     """What belongs between the markers of a file."""
-    if not LATEST.exists():
-        return "No whole run of this version has been kept yet; `make bench` makes one."
     told: Document = json.loads(LATEST.read_text(encoding="utf-8"))
     return MADE[path](told)
 
