@@ -26,6 +26,7 @@ from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process.worker import Worker
+from balance_service.state.purge import Purge
 from balance_service.state.store.directory import StateDirectory
 from balance_service.state.tables.tables import Tables
 
@@ -51,6 +52,8 @@ _STOP_WORKER_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
 _CHECK_EVERY_SECONDS = 5.0
 _SAMPLE_EVERY_SECONDS = 5.0
+# As often as Kafka Streams does.
+_PURGE_EVERY_SECONDS = 30.0
 
 
 class Patience:
@@ -155,6 +158,15 @@ class Engine:
             *(
                 Worker(f"source-check-{name}", _CHECK_EVERY_SECONDS, hosted.source_check.look)
                 for name, hosted in self.stages.items()
+            ),
+            *(
+                Worker(
+                    f"purge-{name}",
+                    _PURGE_EVERY_SECONDS,
+                    Purge(self.topics, hosted.source.name, hosted.tasks, hosted.letters).look,
+                )
+                for name, hosted in self.stages.items()
+                if settings.purge_rekeyed and hosted.stage.reads_rekeyed
             ),
             Worker("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
         )

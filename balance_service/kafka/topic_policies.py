@@ -41,9 +41,9 @@ _TIMESTAMPS_AS_GIVEN = {_TIMESTAMP_TYPE: "CreateTime", _BEFORE: _UNBOUNDED, _AFT
 _HEADROOM_BYTES = 64 << 10
 
 
-def dead_letters(source: Mapping[str, str]) -> dict[str, str]:
-    """Of the topic that takes every record of a source of this configuration, with headers of our own."""
-    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(_largest(source) + _HEADROOM_BYTES)}
+def dead_letters(*sources: Mapping[str, str]) -> dict[str, str]:
+    """Of the topic that takes every record of sources of these configurations, with headers of our own."""
+    return {**FOR_EVER, MAX_MESSAGE_BYTES: str(max(map(_largest, sources)) + _HEADROOM_BYTES)}
 
 
 def copy_of(source: Mapping[str, str]) -> dict[str, str]:

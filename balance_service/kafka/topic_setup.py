@@ -36,12 +36,12 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     stages = [*stages]
     prepared = _prepare_retries(topics, settings, [stage for stage in stages if stage.retries])
     configs: dict[str, Mapping[str, str]] = {}
+    changelogs: dict[str, Topic] = {}
     for stage in (stage for stage in stages if not stage.retries):
         if stage.source not in configs:
             prepared[stage.source], configs[stage.source] = _prepare_source(topics, settings, stage.source)
         source, config = prepared[stage.source], configs[stage.source]
-        changelog = prepare_changelog(topics, stage, source)
-        _prepare_dead_letters(topics, stage, source, config, changelog)
+        changelogs[stage.name] = changelog = prepare_changelog(topics, stage, source)
         prepared |= _prepare_tables(topics, settings, stage, source)
         if stage.passes_on:
             _check_not_lost(topics, stage, changelog)
@@ -52,6 +52,10 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
                 topics, settings, output, source.partitions, topic_policies.with_headers(config)
             )
             topic_policies.check_output(output, topics.config(output), stage.source, config)
+    read = [stage for stage in stages if not stage.retries]
+    for name in dict.fromkeys(stage.dead_letters for stage in read):
+        of_it = [stage for stage in read if stage.dead_letters == name]
+        _prepare_dead_letters(topics, name, of_it, prepared, configs, changelogs)
     topics.ensure(settings.application_servers_topic, 1, topic_policies.DIRECTORY)
     decisions = topics.ensure(settings.dead_letter_decisions_topic, 1, topic_policies.FOR_EVER)
     topic_policies.check_decisions(decisions.name, topics.config(decisions.name))
@@ -227,10 +231,19 @@ def _prepare_rekeyed(
 
 
 def _prepare_dead_letters(
-    topics: Topics, stage: Stage, source: Topic, source_config: Mapping[str, str], changelog: Topic
+    topics: Topics,
+    name: str,
+    stages: Sequence[Stage],
+    prepared: Mapping[str, Topic],
+    configs: Mapping[str, Mapping[str, str]],
+    changelogs: Mapping[str, Topic],
 ) -> None:
-    name = stage.dead_letters
-    letters = topics.ensure(name, source.partitions, topic_policies.dead_letters(source_config))
-    # Where the source has more partitions than the changelog, that is what is wrong, and each task says so.
-    partitions = min(source.partitions, changelog.partitions)
-    topic_policies.check_dead_letters(name, letters.partitions, topics.config(name), partitions, source_config)
+    """The topic of some stages' dead letters."""
+    sources = [prepared[stage.source] for stage in stages]
+    policy = topic_policies.dead_letters(*(configs[source.name] for source in sources))
+    letters = topics.ensure(name, max(source.partitions for source in sources), policy)
+    config = topics.config(name)
+    for stage, source in zip(stages, sources, strict=True):
+        # Where the source has more partitions than the changelog, that is what is wrong, and each task says so.
+        partitions = min(source.partitions, changelogs[stage.name].partitions)
+        topic_policies.check_dead_letters(name, letters.partitions, config, partitions, configs[source.name])

@@ -161,6 +161,24 @@ class Topics:
                 raise RetriableError(f"topic {name} is still there after it was deleted")
             time.sleep(0.1)
 
+    def delete_before(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Delete the records of some partitions below an offset each.
+
+        Raises:
+            NotAuthorizedError: the broker does not let us.
+            RetriableError: it does not answer.
+        """
+        wanted = [TopicPartition(name, partition, offset) for partition, offset in offsets.items()]
+        if not wanted:
+            return
+        try:
+            for future in self._admin.delete_records(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS).values():
+                future.result(_REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise self._by_remedy(error, f"deleting records of topic {name}", f"Delete on topic '{name}'") from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"the records to be deleted from topic {name}") from error
+
     def offsets(
         self, name: str, partitions: Iterable[int], *, earliest: bool = False, committed: bool = False
     ) -> dict[int, int]:

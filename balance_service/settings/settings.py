@@ -68,6 +68,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Accept a source topic that is compacted or drops old records: the model cannot be rebuilt from it "
         "in full.",
     )
+    purge_rekeyed: bool = Field(
+        False,
+        description="Delete from the topics between two stages of a read model what the later one has applied. They "
+        "take less room; no stage that reads one can be rebuilt.",
+    )
     application_server: str = Field(
         "localhost:5051",
         description="The `host:port` under which peers reach this instance; no wildcard address. `{hostname}` in it "

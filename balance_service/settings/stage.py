@@ -14,6 +14,8 @@ class Stage:
     source: str
     passes_on: bool = False
     """Whether it writes the topic that the next stage of its read model reads."""
+    reads_rekeyed: bool = False
+    """Whether its source is the topic that the stage before it writes, which may be purged."""
     outputs: tuple[str, ...] = ()
     """The topics that its read model emits to."""
     tables: tuple[str, ...] = ()
@@ -47,8 +49,8 @@ class Stage:
 
     @property
     def dead_letters(self) -> str:
-        """The topic that keeps the source's records which could not be applied."""
-        return f"{self.source}-dead-letters"
+        """The topic that keeps the source's records which could not be applied; the topics between stages share one."""
+        return f"{self.application_id if self.reads_rekeyed else self.source}-dead-letters"
 
     def transactional_id(self, partition: int) -> str:
         """Of the one producer that may write the changelog of a partition."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from balance_service.errors import TaskHaltedError
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.state.outputs import ORIGIN_HEADER, SENDER_HEADER, origin_prefix, sender_of
 
@@ -35,6 +36,7 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
 
     Raises:
         RetriableError: the broker does not answer.
+        TaskHaltedError: the topic that the stage passes records on to has been purged.
     """
     origins = origin_prefix(stage.source, partition).encode()
     sender = sender_of(stage.full_name, source.topic_id).encode()
@@ -45,13 +47,26 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
         partitions = range(topic.partitions)
         # To the very end, beyond what others have open: behind it, there may be something of ours.
         ends = topics.offsets(name, partitions)
-        with BoundedReader(settings, name, topics.offsets(name, partitions, earliest=True), ends) as reader:
+        starts = topics.offsets(name, partitions, earliest=True)
+        if stage.passes_on and any(starts.values()) and not _has_begun(topics, stage):
+            raise TaskHaltedError(
+                f"the changelog '{stage.changelog}' is gone, and so are records of '{name}' that were applied "
+                "(BALANCE_PURGE_REKEYED), so that nobody knows what was passed on; start anew with another "
+                "BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it again"
+            )
+        with BoundedReader(settings, name, starts, ends) as reader:
             while reader.unfinished:
                 for message in reader.read():
                     headers: list[Any] = list(message.headers() or ())
                     if (SENDER_HEADER, sender) in headers:
                         named = (_offset(value, origins) for name, value in headers if name == ORIGIN_HEADER)
                         yield from (offset for offset in named if offset is not None)
+
+
+def _has_begun(topics: Topics, stage: Stage) -> bool:
+    """Whether a task of a stage has written to its changelog: then that is not lost, and this partition is new."""
+    changelog = topics.find(stage.changelog)
+    return changelog is not None and any(topics.offsets(changelog.name, range(changelog.partitions)).values())
 
 
 def _offset(origin: object, origins: bytes) -> int | None:
