@@ -230,6 +230,9 @@ def rebuild(models: tuple[str, ...]) -> None:
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")
     for model in hosted_models(settings):
+        if not models and not model.has_states():
+            click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
+            continue
         with progress_bar(f"replaying {model.name}", None) as (bar, task):
             rebuilt = run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
         click.echo(_told(model.name, rebuilt))

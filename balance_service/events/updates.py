@@ -32,8 +32,8 @@ _FIRST_YEAR, _LAST_YEAR = 1, 9999
 def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
     """The columns by name that a leg hands over, of rows with a struct for each record that it reads.
 
-    Of the last leg of a model with states, what each event changes. A leg without states passes on what rows have
-    besides, and so does a model that emits with the time of what it emits.
+    Of the last leg of a model with states, what each event changes; with the event's time where the model emits, or
+    folds by its own function. A leg without states passes on what rows have besides.
     """
     time = {"timestamp": F.unix_millis("timestamp")}
     as_it_is = {"value": F.col("value"), "headers": F.col("headers")}
@@ -43,11 +43,8 @@ def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
         return time | as_it_is | (_events(leg) if leg.joins else {})
     if read_model.folds:
         columns = {name: _update(fold, read_model, name) for name, fold in read_model.folds.items()}
-    else:
-        columns = _events(leg)
-    if not read_model.outputs:
-        return columns
-    return columns | time | ({} if read_model.has_states() else as_it_is)
+        return columns | (time if read_model.outputs else {})
+    return _events(leg) | time | ({} if read_model.has_states() else as_it_is)
 
 
 def key_column(leg: Leg) -> Column | None:

@@ -37,7 +37,7 @@ class CollectionQueries:
     async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
         """What is known of one key."""
         answer = await models.one(request, models.of(self.name), self.key, self.declared.noun)
-        return answer if answer.status != _OK else self._with(answer, self._of(_parsed(answer)["value"]))
+        return answer if answer.status != _OK else self._with(answer, _parsed(answer)["value"])
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
         """What is known of each key, in their order, a page at a time."""
@@ -70,14 +70,11 @@ class CollectionQueries:
         scan = Entries(start=start, end=end, after=after, limit=limit, key_type=key_type_of(self.name))
         answer = await models.of(self.name).gathered(given, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
-        response = self._with(answer.response(), {entry["key"]: self._of(entry["value"]) for entry in page["entries"]})
+        response = self._with(answer.response(), {entry["key"]: entry["value"] for entry in page["entries"]})
         if page["next"] is not None:
             following = request.rel_url.update_query({self.after.name: page["next"]})
             response.headers["Link"] = f'<{following}>; rel="next"'
         return response
-
-    def _of(self, view: Any) -> Any:
-        return view[self.declared.of]
 
     @staticmethod
     def _with(answer: web.Response, value: Any) -> web.Response:

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from balance_service.read_models.keys import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from balance_service.http.routing import Copy
     from balance_service.read_models.keys import KeyType
 
-    View = Callable[[bytes], Mapping[str, Any]]
+    View = Callable[[bytes], Any]
     """A framed state → what a query answers of it."""
-    Render = Callable[[Mapping[str, Any]], str]
+    Render = Callable[[Any], str]
     GoOn = Callable[[Copy], None]
 
 MOST_BYTES = 1 << 20
 _STEP = 1_000
 # What begins with it is no state's.
 _END = b"\xff"
-_HEAD, _SEPARATOR, _TAIL = '{"entries": [', ", ", '], "next": '
+_HEAD, _SEPARATOR, _NEXT = '{"entries": [', ", ", ', "next": '
 
 
 class Scan(Protocol):
@@ -114,7 +114,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Top:
-    """The entries with the greatest value of a field, equal ones by key; those without one are left out."""
+    """The entries with the greatest value of a field, equal ones by key; those without one are left out.
+
+    A body has `next` only where entries are missing, for they came to too many bytes.
+    """
 
     by: str
     limit: int = 10
@@ -134,7 +137,8 @@ class Top:
         )
         # `nsmallest` prefers what comes first in the order: the greatest value, then the least key.
         best = heapq.nsmallest(self.limit, states, key=lambda state: (_Descending(state[1][self.by]), state[0]))
-        return _page((_entry(self.key_type, key, render(value)) for key, value in best), self.limit)
+        entries = (_entry(self.key_type, key, render(value)) for key, value in best)
+        return _page(entries, self.limit, says_if_all=False)
 
     def merge(self, bodies: Sequence[str]) -> str:
         """See `Scan`."""
@@ -143,7 +147,8 @@ class Top:
         known_up_to = min((self._rank(page.entries[-1]) for page in pages if page.next is not None), default=None)
         best = sorted((entry for page in pages for entry in page.entries), key=self._rank)
         known = [entry for entry in best if known_up_to is None or self._rank(entry) <= known_up_to]
-        return _page(known[: self.limit], self.limit)
+        is_all = known_up_to is None or len(known) >= self.limit
+        return _page(known[: self.limit], self.limit, is_all=is_all, says_if_all=False)
 
     def _rank(self, entry: _Entry) -> tuple[_Descending, bytes]:
         return _Descending(entry.value[self.by]), self.key_type.of_text(entry.key)
@@ -197,7 +202,7 @@ def _entry(key_type: KeyType, key: bytes, value: str) -> _Entry:
     return _Entry(name, f'{{"key": {json.dumps(name)}, "value": {value}}}')
 
 
-def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True) -> str:
+def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True, says_if_all: bool = True) -> str:
     """The first entries, as many as the limits allow, and the key after which to go on if there are more."""
     texts: list[str] = []
     size, last = 0, None
@@ -208,7 +213,8 @@ def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True) -> str:
             break
         texts.append(entry.text)
         last = entry.key
-    return f"{_HEAD}{_SEPARATOR.join(texts)}{_TAIL}{json.dumps(None if is_all else last)}}}"
+    following = f"{_NEXT}{json.dumps(None if is_all else last)}" if says_if_all or not is_all else ""
+    return f"{_HEAD}{_SEPARATOR.join(texts)}]{following}}}"
 
 
 def _count(counts: Iterable[int]) -> str:
@@ -225,4 +231,5 @@ def _parsed(body: str) -> _Page:
         value, end = decoder.raw_decode(body, at)
         entries.append(_Entry(value["key"], body[at:end], value["value"]))
         at = end
-    return _Page(entries, json.loads(body[at + len(_TAIL) : -1]))
+    following = body[at + 1 : -1].removeprefix(_NEXT)
+    return _Page(entries, json.loads(following) if following else None)

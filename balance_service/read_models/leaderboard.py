@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.flow import Stream
@@ -13,6 +13,8 @@ from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.routes import Collection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from balance_service.read_models.read_model import Event, State
 
 _PLACES = 3
@@ -31,10 +33,11 @@ class Leaderboard(ReadModel):
     )
     state = "HighScores"
     emits = Emit("high-scores", each=LAST)
-    queries = Collection("/leaderboard", key="productId", noun="game", of="entries")
+    queries = Collection("/leaderboard", key="productId", noun="game")
+    fields: ClassVar[Mapping[str, str]] = {}
 
     def fold(self, state: State | None, scored: Event) -> State:
-        """The highest scores with another one; of equal ones, the one that came first is the higher."""
+        """The highest scores with another one; whatever the order in which they come."""
         if math.isnan(scored["score"]):
             raise PoisonRecordError("score-not-a-number", "the score has no place among others")
         entry = {
@@ -43,6 +46,16 @@ class Leaderboard(ReadModel):
             "playerName": scored["playerName"],
             "gameName": scored["gameName"],
             "score": scored["score"],
+            "scoredAt": scored.timestamp_ms,
         }
         entries = [*(state["entries"] if state else []), entry]
-        return {"entries": sorted(entries, key=lambda known: known["score"], reverse=True)[:_PLACES]}
+        return {"entries": sorted(entries, key=_place)[:_PLACES]}
+
+    def view(self, state: State) -> list[dict[str, Any]]:
+        """The list, highest first."""
+        return [{name: value for name, value in entry.items() if name != "scoredAt"} for entry in state["entries"]]
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[float, int, int]:
+    """Of equal scores, the earlier is the higher; of those at one time, that of the player with the lower number."""
+    return -entry["score"], entry["scoredAt"], entry["playerId"]

@@ -43,10 +43,13 @@ class Event(dict[str, Any]):
 
     record: str
     """The simple name of its record."""
+    timestamp_ms: int
+    """Of its record in the topic, in ms since 1970."""
 
-    def __init__(self, record: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, record: str, fields: Mapping[str, Any], timestamp_ms: int) -> None:
         super().__init__(fields)
         self.record = record
+        self.timestamp_ms = timestamp_ms
 
 
 class ReadModel:
@@ -176,15 +179,18 @@ class ReadModel:
         """What a query answers: values of Avro types. By default the state without its key."""
         return {name: value for name, value in state.items() if name != self.key}
 
-    def next_state(self, state: State | None, key: bytes, update: Update) -> State | None:
+    def next_state(self, state: State | None, key: bytes, update: Update, timestamp_ms: int = -1) -> State | None:
         """The state after an update, of one event or combined; None if there is none then. For the engine to call.
+
+        Args:
+            timestamp_ms: the event's; only a fold of its own is told.
 
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
         before = {self.key: self._key(key)} if state is None else state
         if not self._steps:
-            return None if is_tombstone(update) else self.fold(state, event_of(update))
+            return None if is_tombstone(update) else self.fold(state, event_of(update, timestamp_ms))
         after = {self.key: before[self.key]}
         try:
             for name, step in self._steps:
@@ -233,9 +239,9 @@ def is_tombstone(update: Update) -> bool:
     return all(fields is None for fields in update.values())
 
 
-def event_of(update: Update) -> Event:
+def event_of(update: Update, timestamp_ms: int) -> Event:
     """The event of an update of a model without standard folds."""
-    (event,) = (Event(name, fields) for name, fields in update.items() if fields is not None)
+    (event,) = (Event(name, fields, timestamp_ms) for name, fields in update.items() if fields is not None)
     return event
 
 

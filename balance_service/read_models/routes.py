@@ -21,11 +21,9 @@ class Routes:
 class Collection:
     """The path below which a read model answers as a collection: all of it, one key, a range of keys, how many.
 
-    `key` is the parameter that names a key, `noun` what it is called in answers, `of` the field of its view that is
-    answered.
+    `key` is the parameter that names a key, `noun` what it is called in answers.
     """
 
     path: str
     key: str
     noun: str
-    of: str

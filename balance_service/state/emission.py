@@ -57,7 +57,7 @@ class BatchEmission:
             return ()
         # Made in either case: whether an event is applied must not depend on what was sent before.
         is_plain = self.emission.emit.record is None or is_tombstone(event.update)
-        made = self._made(event, state, None if is_plain else event_of(event.update))
+        made = self._made(event, state, None if is_plain else event_of(event.update, event.timestamp_ms))
         return made if self.batch.is_to_be_sent(event.offset, self.sent_before) else ()
 
     def of_last(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:

@@ -100,7 +100,7 @@ class Emitting:
         return folded
 
     def _sent(self, key: bytes | None, row: Mapping[str, Any], partition: int) -> list[Output]:
-        event = event_of({name: row[name] for name in self.records})
+        event = event_of({name: row[name] for name in self.records}, row["timestamp"])
         origin = Origin(self.source, partition, row["offset"], row["timestamp"])
         sent: list[Output] = []
         for emit, target, codec in self.outputs:

@@ -127,8 +127,8 @@ class KeyedUpdate(NamedTuple):
 
     `record` is the event's own; None where several are combined, or it was not kept. `idempotency_key` is what its
     producer named it by, so that of several with the same name one counts; such an event always has its record.
-    `offset` is the record's, -1 where several are combined; so is `timestamp_ms`, but -1 where the read model emits
-    nothing.
+    `offset` is the record's, -1 where several are combined; so is `timestamp_ms`, and -1 too where a read model
+    with standard folds emits nothing.
     """
 
     key: bytes

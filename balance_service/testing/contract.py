@@ -126,7 +126,7 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)
-                state = read_model.next_state(before_it, update.key, update.update)
+                state = read_model.next_state(before_it, update.key, update.update, update.timestamp_ms)
                 after = None if state is None else codec.encode(state)
             except PoisonRecordError as error:
                 causes[update.record.offset if update.record else -1] = error.cause

@@ -77,7 +77,10 @@ class Hops:
 
     def leaderboard(self) -> dict[str, list[dict[str, Any]]]:
         """Game → its highest scores, by what was joined."""
-        return {str(game): best[-1][1] for game, best in self._ranked(self._rekeyed[2]).items()}
+        return {
+            str(game): [{name: value for name, value in e.items() if name != "scoredAt"} for e in best[-1][1]]
+            for game, best in self._ranked(self._rekeyed[2]).items()
+        }
 
     def sent(self) -> dict[str, int]:
         """How many records each topic has that is sent to."""
@@ -166,17 +169,18 @@ class Hops:
     def _ranked(self, by_game: str) -> dict[int, list[tuple[str, list[dict[str, Any]]]]]:
         """Game → after each of its scores, by origin, the highest."""
         ranked: dict[int, list[tuple[str, list[dict[str, Any]]]]] = defaultdict(list)
-        for origin, (_, scored, _, _) in self._decoded(by_game).items():
+        for origin, (_, scored, timestamp, _) in self._decoded(by_game).items():
             game = scored["product_id"]
             entry = {"playerId": scored["player_id"], "productId": game}
             entry |= {name: scored[name] for name in ("playerName", "gameName", "score")}
+            entry["scoredAt"] = timestamp
             before = ranked[game][-1][1] if ranked[game] else []
-            after = sorted([*before, entry], key=lambda known: -known["score"])[:_PLACES]
+            after = sorted([*before, entry], key=lambda e: (-e["score"], e["scoredAt"], e["playerId"]))[:_PLACES]
             ranked[game].append((origin, after))
         return dict(ranked)
 
     def _high_scores(self, by_game: str) -> Iterator[Violation]:
-        """Each commit's last state of a game, once, and the very last one too."""
+        """Each commit's last state of a game, once, where it has changed; and what it has changed to at last."""
         told: dict[str, list[Any]] = defaultdict(list)
         for message in self._all("high-scores"):
             told[origin_of(message)].append(self._record(message).value["entries"])
@@ -186,16 +190,20 @@ class Hops:
                 if told.get(origin, [entries]) != [entries]:
                     kind = "doubled" if len(told[origin]) > 1 else "wrong"
                     yield Violation(kind, f"high-scores has of {origin} {told[origin]}, not {entries}")
-            if ranked[-1][0] not in told:
-                yield Violation("lost", f"high-scores lacks the last of game {game}, {ranked[-1][0]}")
+            last = [entries for origin, entries in ranked if origin in told][-1:]
+            if last != [ranked[-1][1]]:
+                yield Violation("lost", f"high-scores has last of game {game} {last}, not {ranked[-1][1]}")
         if strange := told.keys() - {origin for ranked in games.values() for origin, _ in ranked}:
             yield Violation("wrong", f"high-scores has what came of nothing: {sorted(strange)[:_SHOWN]}")
 
     def _letters(self, source: str, expected: Sequence[str], stages: int) -> Iterator[Violation]:
         """Of each record that could not be applied one dead letter from each stage that reads it."""
         found: dict[str, int] = defaultdict(int)
-        for message in self._all(f"{source}-dead-letters"):
+        is_ours = source.startswith(f"{self._application_id}-")
+        for message in self._all(f"{self._application_id if is_ours else source}-dead-letters"):
             headers: Any = dict(message.headers() or ())
+            if headers["dead-letter-topic"] != source.encode():
+                continue
             place = (headers["dead-letter-partition"], headers["dead-letter-offset"])
             found[":".join((source, *(part.decode() for part in place)))] += 1
         for origin in sorted({*expected, *found}):

@@ -26,9 +26,9 @@ ship("UnknownGame", {"score": "double", "product_id": "long", "place": "long"})
 ship("PerhapsGame", {"product_id": "long", "playerName": ["null", "string"]})
 
 
-def scored(player: int, score: float, product: int = 1) -> Any:
+def scored(player: int, score: float, product: int = 1, at: int = 0) -> Any:
     names = {"playerName": f"player {player}", "gameName": "game"}
-    return event("ScoredGame", {"score": score, "player_id": player, "product_id": product, **names})
+    return event("ScoredGame", {"score": score, "player_id": player, "product_id": product, **names}, timestamp_ms=at)
 
 
 @pytest.fixture
@@ -38,11 +38,30 @@ def leaderboard() -> Iterator[Driver]:
 
 
 def places(driver: Driver, product: int = 1) -> list[tuple[int, float]]:
-    return [(entry["playerId"], entry["score"]) for entry in driver.view(str(product))["entries"]]
+    return [(entry["playerId"], entry["score"]) for entry in driver.view(str(product))]
 
 
-def test_the_three_highest_stay_and_of_equal_ones_the_earlier_is_the_higher(leaderboard: Driver) -> None:
-    leaderboard.given(scored(1, 10.0), scored(2, 30.0), scored(3, 10.0), scored(4, 20.0), scored(5, 30.0))
+def test_the_three_highest_stay_and_of_equal_ones_the_earlier_then_the_lower_player_is_the_higher(
+    leaderboard: Driver,
+) -> None:
+    leaderboard.given(
+        scored(1, 10.0), scored(7, 30.0, at=2), scored(3, 10.0), scored(5, 30.0, at=2), scored(4, 20.0), scored(6, 20.0)
+    ).given(scored(2, 30.0, at=1))
+
+    assert places(leaderboard) == [(2, 30.0), (5, 30.0), (7, 30.0)]
+
+
+def test_what_is_sent_is_what_has_changed(leaderboard: Driver) -> None:
+    leaderboard.given(scored(1, 10.0), scored(2, 20.0)).given(scored(3, 30.0)).given(scored(4, 5.0))
+
+    sent = [
+        [entry["playerId"] for entry in scores["entries"]] for scores in leaderboard.emitted("high-scores") if scores
+    ]
+    assert sent == [[2, 1], [3, 2, 1]]
+
+
+def test_the_last_is_what_is_known(leaderboard: Driver) -> None:
+    leaderboard.given(scored(1, 10.0), scored(2, 30.0), scored(3, 10.0), scored(4, 20.0), scored(5, 30.0, at=1))
 
     assert places(leaderboard) == [(2, 30.0), (5, 30.0), (4, 20.0)]
     last = leaderboard.last_emitted("high-scores")
@@ -56,14 +75,19 @@ def test_games_are_apart_and_a_score_that_is_no_number_is_a_dead_letter(leaderbo
     assert [letter.cause for letter in leaderboard.dead_letters()] == ["score-not-a-number"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 3), st.integers(0, 1)), max_size=20))
-def test_whatever_comes_the_places_are_those_of_all_scores_sorted(told: list[tuple[int, int, int]]) -> None:
-    with Driver(Leaderboard()) as driver:
-        driver.given(*(scored(player, float(score), product) for player, score, product in told))
+_TOLD = st.tuples(st.integers(0, 3), st.integers(-3, 3), st.integers(0, 1), st.integers(0, 2))
 
-        for product in {product for _, _, product in told}:
-            of_it = [(player, float(score)) for player, score, of in told if of == product]
-            assert places(driver, product) == sorted(of_it, key=lambda score: -score[1])[:3]
+
+@given(st.lists(_TOLD, max_size=20))
+def test_in_whatever_order_they_come_the_places_are_those_of_all_scores_sorted(
+    told: list[tuple[int, int, int, int]],
+) -> None:
+    with Driver(Leaderboard()) as driver:
+        driver.given(*(scored(player, float(score), product, at) for player, score, product, at in told))
+
+        for product in {product for _, _, product, _ in told}:
+            of_it = sorted((-score, at, player) for player, score, of, at in told if of == product)
+            assert places(driver, product) == [(player, float(-score)) for score, _, player in of_it][:3]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,21 @@ def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key
     found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
-    assert found["next"] is None
+    assert "next" not in found
+
+
+@given(states=_STATES, limit=st.integers(1, 40))
+def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_goes(
+    states: dict[str, Decimal], limit: int
+) -> None:
+    wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scan, "MOST_BYTES", 100)
+        found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
+
+    told = pairs(found)
+    assert told == wanted[: len(told)]
+    assert found.get("next") == (told[-1][0] if len(told) < len(wanted) else None)
 
 
 @given(states=_STATES)

@@ -109,6 +109,7 @@ def test_a_scored_game_is_a_score_with_the_names_of_its_player_and_game() -> Non
         "playerName": "string",
         "gameName": "string",
         "score": "double",
+        "scoredAt": "long",
     }
 
 

@@ -32,6 +32,14 @@ MODELS = Tag("models", "Queries for any read model.")
 _VALUE = {"description": "What the read model answers of one key; its fields are at `/api/models`."}
 _ENTRY = exactly({"key": {"type": "string"}, "value": _VALUE})
 _ENTRIES = exactly({"entries": {"type": "array", "items": _ENTRY}, "next": {"type": ["string", "null"]}})
+_FOLLOWING = {
+    "type": "string",
+    "description": "The last entry's key, where entries are missing: they came to over 1 MiB.",
+}
+_TOP = exactly(
+    {"entries": {"type": "array", "items": _ENTRY}, "next": _FOLLOWING},
+    optional=frozenset({"next"}),
+)
 _EXAMPLE = {"entries": [{"key": "c1", "value": {"amount": 12.34}}], "next": None}
 
 
@@ -177,7 +185,7 @@ MODEL_ROUTES = (
         description="The keys with the greatest value of a field, equal ones by key. Every key is read: this takes "
         "long where there are many.",
         parameters=(BY, LIMIT),
-        schema=_ENTRIES,
-        example=_EXAMPLE,
+        schema=_TOP,
+        example={"entries": _EXAMPLE["entries"]},
     ),
 )

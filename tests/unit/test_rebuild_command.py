@@ -1,0 +1,55 @@
+"""`balance-service rebuild`: which read models it rebuilds, and what it says of the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from balance_service.cli.main import cli
+from balance_service.errors import ConfigurationError
+from balance_service.hosting import rebuild as hosting
+from balance_service.hosting.rebuild import Rebuilt
+from balance_service.state.commit import Committed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.read_models.read_model import ReadModel
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+
+@pytest.fixture
+def rebuilt(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The read models that the engine was told to rebuild."""
+    names: list[str] = []
+
+    def rebuild(_settings: object, read_model: ReadModel, _progress: Callable[[int, int], None]) -> Rebuilt:
+        if not read_model.has_states():
+            raise ConfigurationError("it keeps no states")
+        names.append(read_model.name)
+        return Rebuilt(Committed(3, 2, 1, 0), 1.0)
+
+    monkeypatch.setattr(hosting, "rebuild", rebuild)
+    return names
+
+
+def run(*models: str, hosted: str = "balance,purchases,symbols") -> Any:
+    return CliRunner(env={"BALANCE_MODELS": hosted}).invoke(cli, ["rebuild", *models])
+
+
+def test_all_that_keep_states_are_rebuilt_and_the_others_named(rebuilt: list[str]) -> None:
+    done = run()
+
+    assert (done.exit_code, rebuilt) == (0, ["balance", "symbols"])
+    assert "purchases keeps no states: there is nothing to rebuild" in done.stdout
+    assert "balance rebuilt: 3 events applied, 2 records of other types ignored, 1 duplicates" in done.stdout
+
+
+def test_one_that_keeps_none_is_refused_where_it_is_named(rebuilt: list[str]) -> None:
+    done = run("purchases")
+
+    assert isinstance(done.exception, ConfigurationError)
+    assert rebuilt == []
