@@ -103,19 +103,20 @@ class Task:
     def snapshot(self) -> TaskSnapshot:
         """What the task says of itself."""
         store, state, restoration = self._replica.store, self._state, self._replica.restoration
+        stands_at = None if store is None else store.position
         return TaskSnapshot(
             self.task_id,
             self._role,
             state.value,
             self._epoch,
-            self.position,
+            -1 if stands_at is None else stands_at.offset,
             self._reason,
             restoration.restored,
             restoration.to_restore,
             restoration.seconds_left if state is TaskState.RESTORING else None,
             store.sizes if store is not None and state in ANSWERING else StoreSizes(),
             self.view is not None,
-            {} if store is None or store.position is None else store.position.letters,
+            {} if stands_at is None else stands_at.letters,
         )
 
     def open(self) -> None:
@@ -211,6 +212,9 @@ class Task:
     def wait(self, reason: str) -> None:
         """Apply nothing until `resume`, or until another is opened; queries go on."""
         with self._lock:
+            if self._state is TaskState.WAITING:
+                self._reason = reason
+                return
             waits = self._state in (TaskState.RUNNING, TaskState.TAILING)
             waits = waits and self._move(self._state, TaskState.WAITING, reason)
         if waits:
@@ -296,7 +300,7 @@ class Task:
         # (d) One higher than any holder before.
         changelog_topic_id = self._replica.changelog_topic_id
         position = starting_position(store.position, context, task_id.partition, changelog_topic_id, self._least_epoch)
-        letters = starting_letters(store.position, context, task_id.partition)
+        letters = starting_letters(store, context, task_id.partition)
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
         write_position(position, context.work.position_codec, store, self._writer, letters)

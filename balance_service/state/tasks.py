@@ -227,7 +227,7 @@ class _Supervisor:
             elif state is TaskState.RUNNING:
                 error = self._attempt(partial(self._feed.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
-                self.task.resume()
+                self._resume()
                 self._on_change()
             self._wake.clear()
             error = self._reported() or error
@@ -237,6 +237,16 @@ class _Supervisor:
                 self._failures = 0 if time.monotonic() - opened > max(_BACK_OFF_SECONDS) else self._failures
                 return error
         return None
+
+    def _resume(self) -> None:
+        """Have a task that waits fold again, but not before the tables that it joins with are read."""
+        try:
+            if self._context.joined is not None:
+                self._context.joined.catch_up(self._task_id.partition, self._wake.is_set)
+        except (NotAuthorizedError, RetriableError) as error:
+            self.task.wait(str(error))
+        else:
+            self.task.resume()
 
     def _reported(self) -> BalanceServiceError | None:
         """What this task, and none before it, was said to have failed with."""

@@ -15,6 +15,14 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
 
 PINPOINT_MUTATIONS = (
     _pinpoint(
+        "a batch is joined with what is read of its tables so far",
+        "events/feed.py",
+        "        if self._joined is not None:\n            try:\n",
+        "        if self._joined is None:\n            try:\n",
+        "integration/test_leaderboard",
+        "test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else",
+    ),
+    _pinpoint(
         "the lease is looked at before the read",
         "http/routing.py",
         "        frame = copy.view.get(key)\n"

@@ -1,7 +1,7 @@
 """Bugs in what models on several stages send, join and answer, that the chaos suite has to find.
 
 That a table is read to its end before a batch is joined, it cannot show: a table is read faster than an event comes
-through Spark. `test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else` holds the table up.
+through Spark. A bug of `pinpoint_mutations` has it found by a test that holds the table up.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from balance_service.tools.local.stack import LocalStack
 
 SECONDS = 60.0
+# A task that waits looks again every two seconds, for five seconds at most.
+_LOOKED_AT_AGAIN_SECONDS = 5.0
 KEY = KeyType("product_id", is_number=True)
 _ids = itertools.count(random.randrange(1 << 40))
 
@@ -231,6 +233,12 @@ def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else
             return any("the table players" in reason and "is not read to its end" in reason for reason in reasons)
 
         eventually(waits, lambda: str(joining.snapshots()), SECONDS)
+        waiting = {task.task_id for task in joining.snapshots() if task.state == "WAITING"}
+        seen, until = set(), time.monotonic() + _LOOKED_AT_AGAIN_SECONDS
+        while time.monotonic() < until:
+            seen |= {task.state for task in joining.snapshots() if task.task_id in waiting}
+            time.sleep(0.02)
+        assert seen == {"WAITING"}
         others = [hosted.tasks for name, hosted in engine.stages.items() if hosted.tasks is not joining]
         assert {task.state for tasks in others for task in tasks.snapshots()} == {"RUNNING"}
         may_read.set()

@@ -118,7 +118,19 @@ def test_a_task_that_is_given_up_shows_nothing_and_ends_what_it_is_doing() -> No
         task.tail()
 
 
-@pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.RUNNING, TaskState.TAILING)])
+def test_a_task_that_waits_says_what_it_waits_for_now() -> None:
+    task = task_in(TaskState.WAITING)
+
+    task.wait("the table is at 1 of 9")
+    task.wait("the table is at 5 of 9")
+
+    assert (task.state, task.snapshot().reason) == (TaskState.WAITING, "the table is at 5 of 9")
+
+
+_APPLIES_OR_WAITS = (TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING)
+
+
+@pytest.mark.parametrize("state", [s for s in TaskState if s not in _APPLIES_OR_WAITS])
 def test_only_a_task_that_applies_something_can_be_told_to_wait(state: TaskState) -> None:
     task = task_in(state)
 
