@@ -7,10 +7,10 @@ too. A record is good for a short time and comes after the one before it, so one
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+from balance_service.process.clock import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +40,10 @@ class RecordSignatures:
     Belongs to one thread.
     """
 
-    def __init__(self, secret: SharedSecret | None, topic: str, now: Callable[[], float] = time.time) -> None:
-        """Args:
-        now: seconds since 1970.
-        """
+    def __init__(self, secret: SharedSecret | None, topic: str, now_ms: Callable[[], int] = now_ms) -> None:
         self._secret = secret
         self._topic = topic.encode()
-        self._now = now
+        self._now_ms = now_ms
         self._signed_ms = 0
         self._latest_ms: dict[str, int] = {}
 
@@ -90,6 +87,3 @@ class RecordSignatures:
             raise UntrustedRecordError(REPEATED, "the instance has said something else since")
         oldest = now - _REMEMBER_SECONDS * 1000
         self._latest_ms = {a: ms for a, ms in self._latest_ms.items() if ms > oldest} | {address: t}
-
-    def _now_ms(self) -> int:
-        return int(self._now() * 1000)

@@ -19,6 +19,7 @@ from balance_service.state.letters.decisions import Decisions
 from balance_service.state.letters.letters import Letters, letter_offset
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Position, TaskId
+from balance_service.state.sent import sent_up_to
 
 if TYPE_CHECKING:
     from balance_service.avro.registry import SchemaRegistry
@@ -104,11 +105,24 @@ class KeptBefore:
     def _read(self) -> None:
         partitions = range(self._source.partitions)
         now_ms = self._letters.now_ms()
+        # A letter that is forgotten is gone from the changelog; what was decided about it holds all the same.
         self._known |= self._decisions.letters_before(self._settings, self._topics, partitions, now_ms)
         changelog = self._topics.find(self._stage.changelog)
-        if changelog is None:
-            return
-        is_ours: dict[int, bool] = {}
+        positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
+        for partition in partitions:
+            position = positions.get(partition)
+            if position is None and self._stage.outputs:
+                # An earlier rebuild may have ended here.
+                self._up_to[partition] = sent_up_to(self._settings, self._topics, self._stage, self._source, partition)
+            # Of a source that was made anew, nothing was sent.
+            elif position is not None and position.source_topic_id == self._source.topic_id:
+                self._up_to[partition] = max(position.offset, position.emitted_up_to)
+                self._known[partition] |= letters.get(partition, {})
+
+    def _read_changelog(self, changelog: Topic) -> tuple[dict[int, Position], dict[int, dict[int, Letter]]]:
+        """By partition, the position and the letters."""
+        positions: dict[int, Position] = {}
+        letters: dict[int, dict[int, Letter]] = defaultdict(dict)
         with reader_of_all(self._settings, self._topics, changelog) as reader:
             while reader.unfinished:
                 for message in reader.read():
@@ -116,14 +130,9 @@ class KeptBefore:
                     if partition is None:
                         continue
                     if key == POSITION_KEY and value is not None:
-                        position = Position.of(self._codec.decode(value))
-                        # Of a source that was made anew, nothing was sent.
-                        is_ours[partition] = position.source_topic_id == self._source.topic_id
-                        self._up_to[partition] = max(position.offset, position.emitted_up_to)
+                        positions[partition] = Position.of(self._codec.decode(value))
                     elif (offset := letter_offset(key)) is not None:
-                        self._known[partition].pop(offset, None)
+                        letters[partition].pop(offset, None)
                         if value is not None:
-                            self._known[partition][offset] = self._letters.read(offset, value)
-        for partition, ours in is_ours.items():
-            if not ours:
-                self._up_to[partition], self._known[partition] = 0, {}
+                            letters[partition][offset] = self._letters.read(offset, value)
+        return positions, letters

@@ -25,6 +25,7 @@ from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.catalogue import stages_of
+from balance_service.state.opening import was_purged
 from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         progress: told how many source offsets of how many are done.
 
     Raises:
-        ConfigurationError: it keeps no states, another member is in the group, or the source's keys have moved.
+        ConfigurationError: it keeps no states, another member is in the group, the source's keys have moved, or what
+            its last stage reads has been purged.
         RetriableError: a broker or the registry does not answer.
     """
     if not read_model.has_states():
@@ -68,6 +70,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     last, stage = stages[-1], stages[-1].names
     source = prepare_topics(topics, settings, [stage.names for stage in stages])[stage.source]
     _refuse_repartitioned(topics, stage, source)
+    _refuse_purged(topics, stage, source)
     with _Alone(settings, topics, source) as alone:
         kept = _kept_before(settings, topics, read_model, stage, source)
         topics.delete(stage.changelog)
@@ -104,6 +107,13 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
         )
 
 
+def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
+    starts = topics.offsets(source.name, range(source.partitions), earliest=True) if stage.reads_rekeyed else {}
+    for partition, start in starts.items():
+        if start > 0:
+            raise ConfigurationError(was_purged(source.name, partition, start))
+
+
 class _Alone:
     """Membership in the group with every partition, so that no instance works on what is dropped meanwhile."""
 
@@ -122,10 +132,10 @@ class _Alone:
             wanted = set(range(self._source.partitions))
             while self._assigned != wanted:
                 if self._topics.group_members() > 1 or time.monotonic() > deadline:
-                    self.check()
+                    self._check_others()
                     raise RetriableError("the group did not give this process every partition in time; try again")
                 self._consumer.poll(_LOOK_EVERY_SECONDS)
-            self.check()
+            self._check_others()
         except KafkaException as error:
             self._consumer.close()
             raise by_remedy(error, "joining the group") from error
@@ -138,7 +148,19 @@ class _Alone:
         self._consumer.close()
 
     def check(self) -> None:
-        """Raises ConfigurationError if another member is in the group."""
+        """Check that no other member has come, and that none has been here meanwhile.
+
+        Raises:
+            ConfigurationError: another member is in the group.
+            RetriableError: the group has put this process out.
+        """
+        while self._consumer.poll(0) is not None:
+            pass
+        self._check_others()
+        if len(self._assigned) < self._source.partitions:
+            raise RetriableError("the group has put this process out, so another may have been at work; try again")
+
+    def _check_others(self) -> None:
         self._consumer.poll(0)
         others = self._topics.group_members() - 1
         if others > 0:

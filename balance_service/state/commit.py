@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
 from balance_service.state.records import POSITION_KEY
 
@@ -119,7 +119,11 @@ def decide(
     _require_whole(store)
     changes = work.letters.decided(store, decided, status)
     moved = replace(stands_at, letters=changes.counted)
-    _write(moved, work.position_codec, store, writer, lambda: iter(changes.records), (), audit)
+    try:
+        _write(moved, work.position_codec, store, writer, lambda: iter(changes.records), (), audit)
+    except StoreFullError as error:
+        # Only the task's own loop waits for room with a store that lacks what the changelog has.
+        raise RetriableError(f"the decision is written, and the store lacks it: {error}") from error
 
 
 def write_position(

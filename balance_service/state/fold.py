@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.errors import FatalError, PoisonRecordError
+from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.own_code import OwnCodeFailedError, call_own
@@ -64,6 +64,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
 
     Raises:
         TaskHaltedError: the read model's own code fails at an event.
+        RetriableError: a record that has to be read again is not there.
     """
     held = _held(batch, folding, store)
     columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store, held)
@@ -89,8 +90,11 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     again = sorted(read_again | strangers)
     before |= _read(store, folding, read_again - before.keys())
     for key, events in _by_key(batch.singles(again) if again else ()).items():
+        found = [event.record for event in events if event.record is not None]
+        if len(found) < len(events):
+            raise RetriableError(f"of {len(events)} records of a key of {source}, {len(found)} could be read again")
         if key in strangers:
-            folded.dead_letters += [replace(event.record, cause=MISPLACED) for event in events if event.record]
+            folded.dead_letters += [replace(record, cause=MISPLACED) for record in found]
         else:
             _fold_singly(folding, source, before[key], events, retries, folded, after, emission, held.get(key))
     for key, frame in after.items():
@@ -196,6 +200,7 @@ def _fold_singly(
     """
     letters: list[DeadLetter] = []
     outputs: list[Output] = []
+    before = state
     duplicates, last, frame = 0, None, None
     for event in events:
         try:
@@ -218,7 +223,7 @@ def _fold_singly(
             state, frame, last = following, following_frame, event
             retries.remember(event)
     if last is not None:
-        if emission is not None:
+        if emission is not None and state != before:
             try:
                 outputs += emission.of_last(last, state)
             except OwnCodeFailedError as error:
@@ -233,7 +238,7 @@ def _fold_singly(
 
 def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> tuple[State | None, bytes | None]:
     """The state after an update; of a fold of its own with the frame, by which it was checked."""
-    after = call_own(folding.read_model.next_state, state, update.key, update.update)
+    after = call_own(folding.read_model.next_state, state, update.key, update.update, update.timestamp_ms)
     if after is None or folding.read_model.folds:
         return after, None
     # What a fold of its own made may not fit the schema, or come back as another value, a float's nearest; that must

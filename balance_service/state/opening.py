@@ -134,6 +134,8 @@ def _check_can_be_folded_again(context: TaskContext, partition: int, changelog: 
         while reader.unfinished:
             if reader.read():
                 return
+    if context.stage.reads_rekeyed:
+        raise TaskHaltedError(was_purged(context.source.name, partition, start))
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or made anew, and the first {start} offsets of "
         f"{context.source.name}-{partition} are gone, so that what is in the local store cannot be folded again; it is "
@@ -167,6 +169,8 @@ def starting_position(
     start = context.topics.offsets(source.name, [partition], earliest=True)[partition]
     end = context.topics.offsets(source.name, [partition])[partition]
     if stored is None:
+        if start > 0 and context.stage.reads_rekeyed:
+            raise TaskHaltedError(was_purged(source.name, partition, start))
         if start > 0 and not (context.settings.allow_finite_retention or context.stage.retries):
             raise TaskHaltedError(
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
@@ -193,17 +197,17 @@ def starting_position(
     return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
 
 
-def starting_letters(stored: Position | None, context: TaskContext, partition: int) -> Changes:
-    """What a task that has no position yet is to know of dead letters that were decided about before.
+def starting_letters(store: StateStore, context: TaskContext, partition: int) -> Changes:
+    """What becomes of dead letters as a task is opened.
 
-    Of retries, which of them were sent, too.
+    One that has no position yet learns which were decided about before; of retries, which of them were sent, too.
 
     Raises:
         RetriableError: the broker does not answer.
     """
     letters, now_ms = context.work.letters, context.work.letters.now_ms()
-    if stored is not None:
-        return letters.carried(())
+    if store.position is not None:
+        return letters.at_opening(store)
     settings, topics, stage, source = context.settings, context.topics, context.stage, context.source
     known = context.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
@@ -227,6 +231,15 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
     """
     if topic_id not in ("", ours):
         raise RetriableError("the changelog was made anew")
+
+
+def was_purged(source: str, partition: int, start: int) -> str:
+    """Why a stage cannot begin anew with a topic between two stages, of which a partition begins at `start`."""
+    return (
+        f"the first {start} offsets of {source}-{partition} were deleted once they were applied "
+        "(BALANCE_PURGE_REKEYED), so that they cannot be applied again; start anew with another "
+        "BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it again"
+    )
 
 
 def _made_anew(source: str) -> str:

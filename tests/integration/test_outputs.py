@@ -130,6 +130,28 @@ def test_a_rebuild_makes_the_same_states_and_emits_nothing(
         assert topics.offsets(models.notifications, range(2)) == ends
 
 
+def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
+    with Till(stack, models.pos) as till:
+        with running_engine(settings) as engine:
+            till.sell(*sales(40))
+            wait_until_caught_up(engine)
+            before, changelog = states(engine, models.rewards.name), engine.stages[models.rewards.name].stage.changelog
+        topics = Topics(settings)
+        sent = topics.offsets(models.notifications, range(2))
+        topics.delete(changelog)
+
+        rebuild(settings, models.rewards(), lambda _at, _of: None)
+
+        assert topics.offsets(models.notifications, range(2)) == sent
+        with running_engine(settings) as engine:
+            wait_until_caught_up(engine)
+            assert states(engine, models.rewards.name) == before
+
+
 def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

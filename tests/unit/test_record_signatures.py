@@ -19,8 +19,8 @@ class Instances:
 
     def __init__(self, secret: SharedSecret | None = SECRET, topic: str = "servers") -> None:
         self.writers_clock, self.readers_clock = Clock(1000.0), Clock(1000.0)
-        self.writer = RecordSignatures(secret, topic, self.writers_clock)
-        self.reader = RecordSignatures(SECRET, "servers", self.readers_clock)
+        self.writer = RecordSignatures(secret, topic, lambda: int(self.writers_clock() * 1000))
+        self.reader = RecordSignatures(SECRET, "servers", lambda: int(self.readers_clock() * 1000))
 
     def write(self, value: bytes | None = RECORD, address: str = "a:1") -> bytes | None:
         return self.writer.sign(address, value).get(HEADER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -293,7 +293,7 @@ def test_a_stage_that_has_lost_its_changelog_sends_what_was_not_sent_in_whatever
     known = context(stage, Broker(2, 6), decided)
 
     position = starting_position(None, known, 1, "changelog", 1)
-    carried = starting_letters(None, known, 1)
+    carried = starting_letters(cast("StateStore", SimpleNamespace(position=None)), known, 1)
 
     assert (position.offset, position.emitted_up_to) == (2, 0)
     assert {at: letter.status.value for at, letter in carried.after.items()} == {

@@ -128,6 +128,10 @@ class Letter:
         """To be tried again with the next tick."""
         return replace(self, status=Status.SCHEDULED, due_ms=now_ms)
 
+    def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int) -> Letter:
+        """To be tried again with the next tick; it was closed, and its record could not be applied in a replay."""
+        return replace(self, cause=cause, key=_kept(key)).due_at_once(now_ms)
+
     def closed(self, status: Status, now_ms: int) -> Letter:
         """Applied, or discarded."""
         is_sent = self.is_sent or status is Status.APPLIED

@@ -11,11 +11,12 @@ applied, tried in vain or discarded. A record counts only while its letter is op
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from balance_service.process.clock import now_ms
-from balance_service.state.letters.letter import NEVER, Letter, Status
+from balance_service.state.letters.letter import NEVER, Letter, Status, open_letters
 from balance_service.state.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.records import DeadLetter, Record, TaskBatch
     from balance_service.state.store.database import Snapshot
-    from balance_service.state.store.store import StateStore
+    from balance_service.state.store.store import StateStore, StoreView
 
 # Letters that one commit tries again.
 _MOST_AT_ONCE = 1_000
 _AT = RESERVED_PREFIX + b"letter-at"
 _DUE = RESERVED_PREFIX + b"letter-due"
 _OF = RESERVED_PREFIX + b"letter-of"
+_END = b"\xff"
 _NUMBER_BYTES = 8
 _STEP = 1_000
 _BEYOND = (1 << 63) - 1
@@ -165,12 +167,14 @@ class Letters:
             before = known.get(record.offset)
             if before is None:
                 changes.fresh.append(record)
-                after = Letter.first(record.offset, record.cause, record.key, now, self.every_ms)
+                first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms)
+                # What was sent of it before it failed is not sent again once it heals.
+                after = replace(first, is_sent=record.offset < _emitted_up_to(store))
             elif before.status.is_open:
                 after = before.failed_again(record.cause, now, self.every_ms)
             else:
                 # It was applied later than the source has it, and is to be again.
-                after = before.due_at_once(now)
+                after = before.failed_in_replay(record.cause, record.key, now)
             self._change(changes, record.offset, before, after)
         for offset, before in known.items():
             if offset not in changes.after and before.status.is_open:
@@ -197,13 +201,46 @@ class Letters:
         """What a changelog that is made anew is to have of letters that there were before."""
         changes = Changes(Counter())
         for letter in letters:
-            self._change(changes, letter.offset, None, letter)
+            self._change(changes, letter.offset, None, self._freed(letter))
         return changes
+
+    def at_opening(self, store: StateStore) -> Changes:
+        """What becomes of letters as a task is opened: where order no longer matters, none waits for another."""
+        changes = Changes(_counts(store))
+        if self.keeps_order:
+            return changes
+        at = _OF
+        while found := store.keys(at, _OF + _END, _STEP):
+            changes.records += [(key, None) for key in found]
+            at = found[-1] + b"\0"
+        if changes.records:
+            for letter in self.between(store, 0):
+                if letter.status is Status.BEHIND:
+                    self._change(changes, letter.offset, letter, self._freed(letter))
+            _look_from(store, changes)
+        return changes
+
+    def _freed(self, letter: Letter) -> Letter:
+        """The letter, which waits for no other where order does not matter."""
+        waits = letter.status is Status.BEHIND and not self.keeps_order
+        return letter.due_at_once(self.now_ms()) if waits else letter
 
     def page(self, view: Snapshot, start: int, limit: int) -> list[Letter]:
         """The letters from an offset on, in the order of their records; a thousand at most, and as many as `limit`."""
         found = view.scan(_AT + _number(start), _AT + _number(_BEYOND), min(limit, _STEP))
         return [self.read(_last_number(key), frame) for key, frame in found]
+
+    def first_open(self, view: StoreView) -> int | None:
+        """The offset of the first letter of which the record may still be applied; None if there is none."""
+        if view.position is None or not open_letters(view.position.letters):
+            return None
+        start = 0
+        while some := self.page(view, start, _STEP):
+            for letter in some:
+                if letter.status.is_open:
+                    return letter.offset
+            start = some[-1].offset + 1
+        return None
 
     def read(self, offset: int, frame: bytes) -> Letter:
         """A letter as a record of the changelog has it."""
@@ -213,8 +250,9 @@ class Letters:
         """What waits for some letters, and would fit in with them."""
         behind: dict[int, Letter] = {}
         for key in {letter.key for letter in heads.values() if letter.key is not None}:
-            if len(heads) + len(behind) < _MOST_AT_ONCE:
-                found = self.at(store, (at for at in _holding(store, key) if at not in heads))
+            room = _MOST_AT_ONCE - len(heads) - len(behind)
+            if room > 0:
+                found = self.at(store, islice((at for at in _holding(store, key) if at not in heads), room))
                 behind |= {at: letter for at, letter in found.items() if letter.status is Status.BEHIND}
         return behind
 
@@ -222,9 +260,10 @@ class Letters:
         """Where nothing holds a key any more that did, have the first record that waited tried next."""
         if not self.keeps_order:
             return
-        for key in changes.freed - {letter.key for letter in changes.after.values() if letter.holds_key}:
+        holding = {(letter.key, letter.offset) for letter in changes.after.values() if letter.holds_key}
+        for key in changes.freed:
             left = next((at for at in _holding(store, key) if at not in changes.after), None)
-            if left is None:
+            if left is None or any(other == key and at < left for other, at in holding):
                 continue
             first = self.at(store, [left])[left]
             if first.status is Status.BEHIND:
@@ -279,6 +318,10 @@ def _of(key: bytes) -> bytes:
 def _counts(store: StateStore) -> Counter[str]:
     position = store.position
     return Counter() if position is None else Counter(position.letters)
+
+
+def _emitted_up_to(store: StateStore) -> int:
+    return 0 if store.position is None else store.position.emitted_up_to
 
 
 def _number(value: int) -> bytes:

@@ -1,0 +1,58 @@
+"""What a rebuild keeps: what was decided about a dead letter outlives the letter."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.cluster.partitioner import partition_of
+from balance_service.hosting.kept_before import KeptBefore
+from balance_service.kafka.bulk_producer import BulkProducer
+from balance_service.kafka.clients import producer_config
+from balance_service.kafka.topics import Topics
+from balance_service.state.letters import letters as layout
+from balance_service.state.letters.decisions import Decision, Verdict
+from balance_service.state.letters.letter import Status
+from tests.integration.engines import hosted, running_engine, settings_for
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.tools.local.stack import LocalStack
+
+IN_0 = next(key for n in range(99) if partition_of((key := f"c{n}").encode(), 2) == 0)
+SECONDS = 60.0
+UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xff" + b"nobody knows"
+
+
+def letters_of(engine: Engine) -> dict[int, Status]:
+    """The dead letters of partition 0, by offset."""
+    task = hosted(engine).tasks.task(0)
+    view = None if task is None else task.view
+    return {} if view is None else {at.offset: at.status for at in hosted(engine).letters.page(view, 0, 10)}
+
+
+def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        writer.send(IN_0, UNKNOWN_SCHEMA)
+        writer.producer.flush(20)
+        eventually(lambda: len(letters_of(engine)) == 1, lambda: f"a letter: {letters_of(engine)}", SECONDS)
+        (offset,) = letters_of(engine)
+        assert hosted(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
+        stage, source = hosted(engine).stage, hosted(engine).source
+    # As a week later.
+    producer = BulkProducer(producer_config(settings), stage.changelog)
+    producer.send(layout._AT + layout._number(offset), None, 0)
+    producer.finish()
+
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        kept = KeptBefore(settings, Topics(settings), registry, stage, source, keeps_order=False)
+
+    assert {at: letter.status for at, letter in kept._known[0].items()} == {offset: Status.DISCARDED}
