@@ -15,7 +15,7 @@ from balance_service.cluster.record_signatures import HEADER, UntrustedRecordErr
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import not_authorized
 from balance_service.kafka.lasting_producer import LastingProducer
-from balance_service.kafka.messages import offset_of
+from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Directory:
         key, value, offset = message.key(), message.value(), offset_of(message)
         address, is_live = (key or b"").decode(errors="replace"), offset >= self._since
         try:
-            self._signatures.check(address, value, dict(message.headers() or ()).get(HEADER))
+            self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
             record = None if value is None else self._codec.decode(value)
         except UntrustedRecordError as refusal:
             # What is from before says nothing anyway.

@@ -6,14 +6,17 @@ A batch of them starts and ends at the task's position: they lie below it. Calle
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from balance_service.errors import PoisonRecordError
 from balance_service.events.combine import PartitionRows, PartitionUpdates
 from balance_service.events.singles import letter_of
 from balance_service.events.spark.row_query import QueryEndedError, in_short
 from balance_service.kafka.bounded_reader import records_left_at
+from balance_service.kafka.messages import headers_of
 from balance_service.state.letters.letter import GONE
 from balance_service.state.records import DeadLetter, TaskBatch
 
@@ -78,9 +81,16 @@ class Redrive:
             RetriableError: broker or registry do not answer.
         """
         tried, records = self._read(partition, [letter.offset for letter in due.again])
-        rows = self._decoded(records)
         letters = {offset: letter_of(message) for offset, message in records.items()}
-        return redriven(rows, tried, letters, position, due, has_states=self._has_states)
+        rows: list[dict[str, Any]] = []
+        malformed: list[DeadLetter] = []
+        for offset, message in sorted(records.items()):
+            try:
+                rows.append(_row(offset, message))
+            except PoisonRecordError as error:
+                malformed.append(replace(letters[offset], cause=error.cause))
+        batch = redriven(self._decoded(rows), tried, letters, position, due, has_states=self._has_states)
+        return replace(batch, dead_letters=(*batch.dead_letters, *malformed))
 
     def _read(self, partition: int, offsets: Sequence[int]) -> tuple[list[int], dict[int, Message]]:
         """The first of these records, as many as fit into memory together and are read in a short time.
@@ -107,7 +117,7 @@ class Redrive:
             together = min(2 * together, _MOST_TOGETHER)
         return tried, records
 
-    def _decoded(self, records: Mapping[int, Message]) -> PartitionRows | None:
+    def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows | None:
         if not records:
             return None
         rows = self._rows(records)
@@ -115,8 +125,8 @@ class Redrive:
             return self._rows(records)
         return rows
 
-    def _rows(self, records: Mapping[int, Message]) -> PartitionRows:
-        table = pa.Table.from_pylist([_row(offset, message) for offset, message in sorted(records.items())], _RECORDS)
+    def _rows(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
+        table = pa.Table.from_pylist(records, _RECORDS)
         try:
             frame: Any = self._spark.createDataFrame(table)
             rows = self._decoder.updates(frame).toArrow()
@@ -166,11 +176,11 @@ def redriven(
 
 
 def _row(offset: int, message: Message) -> dict[str, Any]:
-    headers: Any = message.headers()
+    headers = headers_of(message)
     return {
         "key": message.key(),
         "value": message.value(),
         "offset": offset,
         "timestamp": message.timestamp()[1] * 1000,
-        "headers": None if headers is None else [{"key": name, "value": value} for name, value in headers],
+        "headers": [{"key": name, "value": value} for name, value in headers] or None,
     }

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
-from balance_service.errors import FatalError
+from balance_service.errors import FatalError, PoisonRecordError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from confluent_kafka import Consumer, Message
+
+    Headers = Sequence[tuple[str, bytes | None]]
+
+# Not by a call that the interpreter makes faster once it is frequent: that would not see that the client has failed.
+_headers_of: Callable[[Message], Headers | None] = methodcaller("headers")
 
 
 def what_has_come(consumer: Consumer, most: int, wait_seconds: float) -> list[Message]:
     """At most so many messages, at once; one, if it comes while there are none. Raises KafkaException."""
     # Asked for many, the consumer would wait for as many; so for one, and then for what came with it.
     return consumer.consume(most, 0) or consumer.consume(1, wait_seconds)
+
+
+def headers_of(message: Message) -> Headers:
+    """A record's headers. To be asked once of a message: the client's second answer is not what the record has.
+
+    Raises:
+        PoisonRecordError: a name is no UTF-8, as programs in C may write; the client fails to read any of them then.
+    """
+    try:
+        return _headers_of(message) or ()
+    except SystemError as error:
+        raise PoisonRecordError("header-malformed", "a record has a header whose name is no UTF-8") from error
 
 
 def place_of(message: Message) -> tuple[int, int]:

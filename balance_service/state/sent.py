@@ -6,15 +6,18 @@ anew sends nothing twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from balance_service.errors import TaskHaltedError
+from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.messages import headers_of
 from balance_service.state.outputs import ORIGIN_HEADER, SENDER_HEADER, origin_prefix, sender_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
 
@@ -57,16 +60,23 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
         with BoundedReader(settings, name, starts, ends) as reader:
             while reader.unfinished:
                 for message in reader.read():
-                    headers: list[Any] = list(message.headers() or ())
-                    if (SENDER_HEADER, sender) in headers:
-                        named = (_offset(value, origins) for name, value in headers if name == ORIGIN_HEADER)
-                        yield from (offset for offset in named if offset is not None)
+                    # What we send has headers that can be read.
+                    with suppress(PoisonRecordError):
+                        yield from _origins(headers_of(message), sender, origins)
 
 
 def _has_begun(topics: Topics, stage: Stage) -> bool:
     """Whether a task of a stage has written to its changelog: then that is not lost, and this partition is new."""
     changelog = topics.find(stage.changelog)
     return changelog is not None and any(topics.offsets(changelog.name, range(changelog.partitions)).values())
+
+
+def _origins(headers: Headers, sender: bytes, origins: bytes) -> list[int]:
+    """The offsets that a record of this sender names."""
+    if (SENDER_HEADER, sender) not in headers:
+        return []
+    named = (_offset(value, origins) for name, value in headers if name == ORIGIN_HEADER)
+    return [offset for offset in named if offset is not None]
 
 
 def _offset(origin: object, origins: bytes) -> int | None:

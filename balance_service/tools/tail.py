@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.kafka.clients import by_remedy, reader_config, refused
-from balance_service.kafka.messages import place_of, what_has_come
+from balance_service.kafka.messages import headers_of, place_of, what_has_come
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from threading import Event
 
     from confluent_kafka import Message
@@ -70,15 +70,13 @@ def line_of(message: Message, frames: FrameReader) -> str:
         RetriableError: the registry does not answer.
     """
     partition, offset = place_of(message)
-    # The client hands them over as a list, though its type says more.
-    headers = cast("Sequence[tuple[str, bytes | None]]", message.headers() or ())
     return exact_json(
         {
             "partition": partition,
             "offset": offset,
             "timestamp": _moment(message.timestamp()[1]),
             **_text("key", message.key()),
-            "headers": _headers(headers),
+            "headers": _headers(message),
             **_value(message.value(), frames),
         }
     )
@@ -100,9 +98,13 @@ def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:
         return {"problem": str(error), "valueBase64": frame}
 
 
-def _headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
-    """Headers by name; of one that is there several times, a list of its values."""
+def _headers(message: Message) -> dict[str, Any] | None:
+    """Headers by name; of one that is there several times, a list of its values. None if they cannot be read."""
     found: dict[str, list[Any]] = {}
+    try:
+        headers = headers_of(message)
+    except PoisonRecordError:
+        return None
     for name, content in headers:
         for key, value in _text(name, content).items():
             found.setdefault(key, []).append(value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.schemas import full_name, load_schema
+from balance_service.kafka.messages import headers_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -83,7 +84,7 @@ def writable_timestamp(message: Message) -> int:
 
 
 def _hash(message: Message) -> int:
-    content = (message.key(), message.value(), message.headers() or [], writable_timestamp(message))
+    content = (message.key(), message.value(), [*headers_of(message)], writable_timestamp(message))
     # Version 2 has no references between equal objects, so that equal contents are equal bytes.
     return int.from_bytes(blake2b(marshal.dumps(content, 2), digest_size=_DIGEST_BYTES).digest(), "big")
 

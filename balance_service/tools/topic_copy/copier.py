@@ -17,7 +17,7 @@ from balance_service.kafka.clients import (
     transaction_error,
     transactional_config,
 )
-from balance_service.kafka.messages import place_of
+from balance_service.kafka.messages import headers_of, place_of
 from balance_service.tools.topic_copy.contents import writable_timestamp
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Copier:
             message.value(),
             key,
             partition % self._target.partitions if key is None else _BY_KEY,
-            headers=message.headers() or [],
+            headers=[*headers_of(message)],
             timestamp=writable_timestamp(message),
             on_delivery=self._on_failure,
         )

@@ -1,0 +1,104 @@
+"""Records with a header whose name is no UTF-8: the client fails at them, and nothing else does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from threading import Event
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.errors import PoisonRecordError
+from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.messages import headers_of, offset_of
+from balance_service.kafka.topics import Topics
+from balance_service.state.letters.letter import Status
+from balance_service.tools.tail import tail
+from tests.integration.engines import hosted, prepare, running_engine, settings_for
+from tests.integration.loads import customers_in
+from tests.integration.test_directory import following, heard_of
+from tests.support.librdkafka import append
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.hosting.engine import Engine
+    from balance_service.settings import Settings
+    from balance_service.tools.local.stack import LocalStack
+
+NO_UTF_8 = b"\xff\xfe"
+UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xfe" + b"nobody knows"
+(IN_0,) = customers_in(0, count=1)
+SECONDS = 60.0
+# By then the interpreter makes calls faster that it has seen often.
+OFTEN = 40
+
+
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
+    return settings_for(stack, names, tmp_path / "state", retry_every_seconds=1)
+
+
+def append_strange(settings: Settings, topic: str, value: bytes) -> None:
+    append(settings.bootstrap_servers, topic, 0, IN_0.encode(), value, NO_UTF_8)
+
+
+def letters_of(engine: Engine) -> list[tuple[str, Status]]:
+    """Cause and status of each dead letter of partition 0."""
+    task = hosted(engine).tasks.task(0)
+    view = None if task is None else task.view
+    return (
+        [] if view is None else [(letter.cause, letter.status) for letter in hosted(engine).letters.page(view, 0, 99)]
+    )
+
+
+def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStack, settings: Settings) -> None:
+    with Writer(stack, settings.topic) as writer:
+        writer.add(IN_0, "1.00")
+        for _ in range(OFTEN):
+            append_strange(settings, settings.topic, b"x")
+    topics = Topics(settings)
+    topic = topics.find(settings.topic)
+    assert topic is not None
+    told = 0
+    with reader_of_all(settings, topics, topic) as reader:
+        while reader.unfinished:
+            for message in reader.read():
+                if offset_of(message):
+                    with pytest.raises(PoisonRecordError, match="whose name is no UTF-8"):
+                        headers_of(message)
+                    told += 1
+
+    assert told == OFTEN
+    stopping = Event()
+    with closing(tail(settings, settings.topic, stopping, from_beginning=True)) as lines:
+        seen = [next(lines) for _ in range(OFTEN + 1)]
+    assert sum('"headers": null' in line for line in seen) == OFTEN
+
+
+def test_a_dead_letter_with_such_a_header_is_final_and_holds_up_no_other(stack: LocalStack, settings: Settings) -> None:
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        append_strange(settings, settings.topic, UNKNOWN_SCHEMA)
+        writer.send(IN_0, UNKNOWN_SCHEMA)
+        writer.producer.flush(20)
+        expected = [("header-malformed", Status.WAITING), ("schema-id-unknown", Status.SCHEDULED)]
+        eventually(lambda: letters_of(engine) == expected, lambda: f"{letters_of(engine)} {engine.problems}", SECONDS)
+        writer.add(IN_0, "5.00")
+
+        def applied() -> bool:
+            task = hosted(engine).tasks.task(0)
+            view = None if task is None else task.view
+            return view is not None and view.get(IN_0.encode()) is not None
+
+        eventually(applied, "what comes after it is applied", SECONDS)
+
+
+def test_the_directory_passes_over_such_a_record_and_hears_the_others(settings: Settings) -> None:
+    prepare(Topics(settings), settings)
+    with following(settings, "a:1") as one:
+        for _ in range(OFTEN):
+            append_strange(settings, settings.application_servers_topic, b"x")
+        with following(settings, "b:1") as other:
+            eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both", SECONDS)
