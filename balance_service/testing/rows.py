@@ -220,8 +220,8 @@ def _column_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
     if leg.by is not None:
         return time | as_it_is
     types = _update_types(read_model)
-    if not read_model.outputs:
-        return types
+    if read_model.folds:
+        return types | (time if read_model.outputs else {})
     return types | time | ({} if read_model.has_states() else as_it_is)
 
 

@@ -168,6 +168,20 @@ def test_a_state_that_does_not_fit_its_schema_is_a_dead_letter(
     assert [letter.cause for letter in session.when(scored()).dead_letters()] == ["state-does-not-fit"]
 
 
+def test_a_fold_of_its_own_is_told_the_time_of_each_event(session: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    own = Session.fold
+
+    def fold(model: Session, state: Any, event: Any) -> Any:
+        times.append(event.timestamp_ms)
+        return own(model, state, event)
+
+    monkeypatch.setattr(Session, "fold", fold)
+    session.given(*(event("Scored", {"id": "g", "kind": "SMALL"}, timestamp_ms=at) for at in (5, 1)))
+
+    assert times == [5, 1]
+
+
 def test_a_fold_that_fails_halts_the_task_at_the_event_with_what_it_raised(
     session: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
