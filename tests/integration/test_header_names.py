@@ -55,11 +55,13 @@ def letters_of(engine: Engine) -> list[tuple[str, Status]]:
 
 
 def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStack, settings: Settings) -> None:
+    topics = Topics(settings)
+    prepare(topics, settings)
     with Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
+        writer.producer.flush(20)
         for _ in range(OFTEN):
             append_strange(settings, settings.topic, b"x")
-    topics = Topics(settings)
     topic = topics.find(settings.topic)
     assert topic is not None
     told = 0
