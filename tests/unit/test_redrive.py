@@ -31,8 +31,17 @@ class Source:
     ) -> tuple[Collection[int], dict[int, Any]]:
         self.read.append(len(offsets))
         kept = [at for at in offsets if at >= self.kept_from]
-        found = {at: SimpleNamespace(key=lambda: None, value=lambda at=at: bytes(self.size_of(at))) for at in kept}
-        return offsets, found
+        return offsets, {at: self._record(at) for at in kept}
+
+    def _record(self, offset: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            key=lambda: None,
+            value=lambda: bytes(self.size_of(offset)),
+            headers=lambda: None,
+            timestamp=lambda: (1, 0),
+            offset=lambda: offset,
+            partition=lambda: 0,
+        )
 
 
 @pytest.mark.parametrize(
