@@ -179,7 +179,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "whatever is written to the directory is believed",
         "cluster/directory.py",
-        "            self._signatures.check(address, value, dict(message.headers() or ()).get(HEADER))\n",
+        "            self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))\n",
         "            assert HEADER\n",
         "e2e/test_hostile_peers",
         "test_forged_records_are_ignored_and_told_of_while_queries_go_on",
