@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from balance_service.read_models.outputs import Emit
     from balance_service.read_models.read_model import Event, ReadModel, State
     from balance_service.state.outputs import Target
-    from balance_service.state.records import KeyedUpdate, Output, Position, TaskBatch
+    from balance_service.state.records import KeyedUpdate, Output, TaskBatch
+    from balance_service.state.store.store import StateStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,9 @@ class Emission:
     source: str
     """The topic that it folds."""
 
-    def of_batch(self, batch: TaskBatch, partition: int, position: Position | None) -> BatchEmission:
-        """The same for one batch of a task that stands at a position."""
-        return BatchEmission(self, batch, partition, 0 if position is None else position.emitted_up_to)
+    def of_batch(self, batch: TaskBatch, partition: int, store: StateStore) -> BatchEmission:
+        """The same for one batch of a task."""
+        return BatchEmission(self, batch, partition, store.emitted_up_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     """
     held = _held(batch, folding, store)
     columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store, held)
-    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, store.position)
+    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, store)
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.avro.types import fields_of
 from balance_service.errors import PoisonRecordError
 from balance_service.state.outputs import Origin, encoded, output_of, passed_on
-from balance_service.state.passing import rows_of, sent_before_of, unchanged
+from balance_service.state.passing import rows_of, unchanged
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Joining:
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
-        folded, sent_before = unchanged(store), sent_before_of(store)
+        folded, sent_before = unchanged(store), store.emitted_up_to
         # Many events of a batch name one row.
         rows: dict[bytes, Mapping[str, Any]] = {}
         for key, row in rows_of(batch.updates):

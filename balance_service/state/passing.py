@@ -44,7 +44,7 @@ class Rekeying:
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before, sender = unchanged(store), sent_before_of(store), self.target.header
+        folded, sent_before, sender = unchanged(store), store.emitted_up_to, self.target.header
         prefix = origin_prefix(self.source, partition)
         for some in batch.updates:
             columns = some.columns
@@ -87,7 +87,7 @@ class Emitting:
 
     def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before = unchanged(store), sent_before_of(store)
+        folded, sent_before = unchanged(store), store.emitted_up_to
         for key, row in rows_of(batch.updates):
             try:
                 sent = self._sent(key, row, partition)
@@ -118,11 +118,6 @@ def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, 
     """The events, each with its key, in offset order."""
     for some in updates:
         yield from zip(some.keys.to_pylist(), arrow_rows.rows_of(some.columns), strict=True)
-
-
-def sent_before_of(store: StateStore) -> int:
-    """The offset below which nothing is sent again."""
-    return 0 if store.position is None else store.position.emitted_up_to
 
 
 def unchanged(store: StateStore) -> Folded:

@@ -92,8 +92,8 @@ class Played:
         columns = {"offset": pa.int64(), "timestamp": pa.int64(), "value": pa.binary(), "headers": headers}
         batch = pa.RecordBatch.from_pylist(rows, pa.schema({**columns, "ScoreEvent": of_event}))
         keys = pa.array([b"key"] * len(rows), pa.binary())
-        position: Any = SimpleNamespace(position=SimpleNamespace(stream_time_ms=-1, emitted_up_to=emitted_up_to))
-        return self._work.outcome(TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]), PARTITION, position)
+        store: Any = SimpleNamespace(position=SimpleNamespace(stream_time_ms=-1), emitted_up_to=emitted_up_to)
+        return self._work.outcome(TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]), PARTITION, store)
 
     def name(self, folded: Folded) -> str | None:
         """Of the player in the one record that was made; what became of the score if there is none."""

@@ -169,7 +169,7 @@ class Letters:
                 changes.fresh.append(record)
                 first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms)
                 # What was sent of it before it failed is not sent again once it heals.
-                after = replace(first, is_sent=record.offset < _emitted_up_to(store))
+                after = replace(first, is_sent=record.offset < store.emitted_up_to)
             elif before.status.is_open:
                 after = before.failed_again(record.cause, now, self.every_ms)
             else:
@@ -318,10 +318,6 @@ def _of(key: bytes) -> bytes:
 def _counts(store: StateStore) -> Counter[str]:
     position = store.position
     return Counter() if position is None else Counter(position.letters)
-
-
-def _emitted_up_to(store: StateStore) -> int:
-    return 0 if store.position is None else store.position.emitted_up_to
 
 
 def _number(value: int) -> bytes:
