@@ -90,10 +90,8 @@ class Letters:
 
     def between(self, store: StateStore, start: int, end: int = _BEYOND) -> Iterator[Letter]:
         """The letters of a range of the source, in its order."""
-        at = _AT + _number(start)
-        while found := store.keys(at, _AT + _number(end), _STEP):
-            yield from self.at(store, map(_last_number, found)).values()
-            at = found[-1] + b"\0"
+        for keys in _steps(store, _AT + _number(start), _AT + _number(end)):
+            yield from self.at(store, map(_last_number, keys)).values()
 
     def of_batch(self, store: StateStore, batch: TaskBatch) -> dict[int, Letter]:
         """Those of the records of a batch: of the ones that it tries again, or, in a replay, of what was one before.
@@ -209,10 +207,8 @@ class Letters:
         changes = Changes(_counts(store))
         if self.keeps_order:
             return changes
-        at = _OF
-        while found := store.keys(at, _OF + _END, _STEP):
-            changes.records += [(key, None) for key in found]
-            at = found[-1] + b"\0"
+        for keys in _steps(store, _OF, _OF + _END):
+            changes.records += [(key, None) for key in keys]
         if changes.records:
             for letter in self.between(store, 0):
                 if letter.status is Status.BEHIND:
@@ -304,11 +300,16 @@ def letter_offset(key: bytes) -> int | None:
 
 def _holding(store: StateStore, key: bytes) -> Iterator[int]:
     """The offsets of letters for which later records of a key wait, in their order."""
-    at = _of(key)
-    end = at + _number(_BEYOND)
-    while found := store.keys(at, end, _STEP):
-        yield from map(_last_number, found)
-        at = found[-1] + b"\0"
+    start = _of(key)
+    for keys in _steps(store, start, start + _number(_BEYOND)):
+        yield from map(_last_number, keys)
+
+
+def _steps(store: StateStore, start: bytes, end: bytes) -> Iterator[list[bytes]]:
+    """The keys of a range, so many at a time."""
+    while keys := store.keys(start, end, _STEP):
+        yield keys
+        start = keys[-1] + b"\0"
 
 
 def _of(key: bytes) -> bytes:
