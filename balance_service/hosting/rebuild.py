@@ -154,14 +154,13 @@ class _Alone:
             ConfigurationError: another member is in the group.
             RetriableError: the group has put this process out.
         """
-        while self._consumer.poll(0) is not None:
-            pass
         self._check_others()
         if len(self._assigned) < self._source.partitions:
             raise RetriableError("the group has put this process out, so another may have been at work; try again")
 
     def _check_others(self) -> None:
-        self._consumer.poll(0)
+        while self._consumer.poll(0) is not None:
+            pass
         others = self._topics.group_members() - 1
         if others > 0:
             raise ConfigurationError(

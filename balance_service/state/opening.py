@@ -15,7 +15,7 @@ from balance_service.state.changelog.dead_letters import Envelope
 from balance_service.state.changelog.writer import ChangelogWriter
 from balance_service.state.letters.letter import Letter, Status
 from balance_service.state.records import Position
-from balance_service.state.sent import sent_of, sent_up_to
+from balance_service.state.sent import START_ANEW, sent_of, sent_up_to
 from balance_service.state.store.database import Database
 from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
 
@@ -237,8 +237,7 @@ def was_purged(source: str, partition: int, start: int) -> str:
     """Why a stage cannot begin anew with a topic between two stages, of which a partition begins at `start`."""
     return (
         f"the first {start} offsets of {source}-{partition} were deleted once they were applied "
-        "(BALANCE_PURGE_REKEYED), so that they cannot be applied again; start anew with another "
-        "BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it again"
+        f"(BALANCE_PURGE_REKEYED), so that they cannot be applied again; {START_ANEW}"
     )
 
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
 
+START_ANEW = (
+    "start anew with another BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it "
+    "again"
+)
+"""What is left to do where what a stage read has been purged."""
+
 
 def sent_up_to(settings: Settings, topics: Topics, stage: Stage, source: Topic, partition: int) -> int:
     """The offset after the last record of a partition of a stage's source of which something was sent; 0 if none was.
@@ -54,8 +60,7 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
         if stage.passes_on and any(starts.values()) and not _has_begun(topics, stage):
             raise TaskHaltedError(
                 f"the changelog '{stage.changelog}' is gone, and so are records of '{name}' that were applied "
-                "(BALANCE_PURGE_REKEYED), so that nobody knows what was passed on; start anew with another "
-                "BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it again"
+                f"(BALANCE_PURGE_REKEYED), so that nobody knows what was passed on; {START_ANEW}"
             )
         with BoundedReader(settings, name, starts, ends) as reader:
             while reader.unfinished:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from balance_service.state.letters.decisions import Verdict
     from balance_service.state.letters.letters import Due
     from balance_service.state.opening import TaskContext
-    from balance_service.state.records import TaskBatch, TaskId
+    from balance_service.state.records import Position, TaskBatch, TaskId
     from balance_service.state.store.batch import StoreBatch
     from balance_service.state.store.store import StateStore, StoreView
 
@@ -91,8 +91,7 @@ class Task:
     @property
     def position(self) -> int:
         """Next source offset to apply; -1 while there is no store to ask."""
-        store = self._replica.store
-        stands_at = None if store is None else store.position
+        stands_at = self._stands_at
         return -1 if stands_at is None else stands_at.offset
 
     @property
@@ -103,7 +102,7 @@ class Task:
     def snapshot(self) -> TaskSnapshot:
         """What the task says of itself."""
         store, state, restoration = self._replica.store, self._state, self._replica.restoration
-        stands_at = None if store is None else store.position
+        stands_at = self._stands_at
         return TaskSnapshot(
             self.task_id,
             self._role,
@@ -247,6 +246,11 @@ class Task:
                 self._free()
             finally:
                 self._lock.release()
+
+    @property
+    def _stands_at(self) -> Position | None:
+        store = self._replica.store
+        return None if store is None else store.position
 
     @contextmanager
     def _held(self) -> Iterator[None]:
