@@ -5,7 +5,6 @@ A batch of them starts and ends at the task's position: they lie below it. Calle
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from balance_service.state.letters.letters import Due
     from balance_service.state.records import KeyedUpdate
 
-# How large records are is known once they are read: a few tell.
-_LEAST_TOGETHER, _MOST_TOGETHER = 25, 100
 # Spark's heap holds several copies of what it decodes together.
 _MOST_BYTES = 8 << 20
 # The events that come meanwhile wait.
@@ -80,7 +77,10 @@ class Redrive:
         Raises:
             RetriableError: broker or registry do not answer.
         """
-        tried, records = self._read(partition, [letter.offset for letter in due.again])
+        offsets = [letter.offset for letter in due.again]
+        tried, records = records_left_at(
+            self._settings, self._topics, self._source, partition, offsets, _READ_SECONDS, _MOST_BYTES
+        )
         letters = {offset: letter_of(message) for offset, message in records.items()}
         rows: list[dict[str, Any]] = []
         malformed: list[DeadLetter] = []
@@ -91,31 +91,6 @@ class Redrive:
                 malformed.append(replace(letters[offset], cause=error.cause))
         batch = redriven(self._decoded(rows), tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *malformed))
-
-    def _read(self, partition: int, offsets: Sequence[int]) -> tuple[list[int], dict[int, Message]]:
-        """The first of these records, as many as fit into memory together and are read in a short time.
-
-        Returns:
-            Which were looked for, and what is there.
-        """
-        tried: list[int] = []
-        records: dict[int, Message] = {}
-        together, size, until = _LEAST_TOGETHER, 0, time.monotonic() + _READ_SECONDS
-        while (some := offsets[len(tried) : len(tried) + together]) and (not tried or time.monotonic() < until):
-            looked_for, found = records_left_at(
-                self._settings, self._topics, self._source, partition, some, _READ_SECONDS
-            )
-            for offset in looked_for:
-                if offset in found:
-                    size += len(found[offset].key() or b"") + len(found[offset].value() or b"")
-                    if records and size > _MOST_BYTES:
-                        return tried, records
-                    records[offset] = found[offset]
-                tried.append(offset)
-            if len(looked_for) < len(some):
-                break
-            together = min(2 * together, _MOST_TOGETHER)
-        return tried, records
 
     def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows | None:
         if not records:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.http.dead_letters import DeadLetters, StageLetters
-from balance_service.http.letter_records import PAGE_SECONDS, LetterRecords
+from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.queries import Queries
@@ -58,13 +58,7 @@ class Answering:
             letters=stage.letters,
         )
         records = LetterRecords(
-            records=partial(
-                records_left_at,
-                self._settings,
-                self._running.engine.topics,
-                stage.source.name,
-                seconds=PAGE_SECONDS,
-            ),
+            records=partial(records_left_at, self._settings, self._running.engine.topics, stage.source.name),
             threads=self._record_threads,
             timeout_seconds=self._settings.read_timeout_seconds,
         )

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from balance_service.http.scatter import ScanThreads
     from balance_service.kafka.messages import Headers
 
-PAGE_SECONDS = 0.3
-"""A page whose records take longer to read ends there: the client's deadline may be near."""
-# How large records are is known once they are read.
-_READ_TOGETHER = 25
+# A page whose records take longer to read ends there: the client's deadline may be near.
+_PAGE_SECONDS = 0.3
 
-Records = Callable[[int, Sequence[int]], tuple[Sequence[int], Mapping[int, "Message"]]]
-"""A partition and offsets → those of the first that were looked for in a short time; the records that are there."""
+Records = Callable[[int, Sequence[int], float, int], tuple[Sequence[int], Mapping[int, "Message"]]]
+"""Partition, offsets, and how many seconds and bytes it may come to → those of the first that were looked for; the
+records that are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +59,20 @@ class LetterRecords:
 
     def _read(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
-        size, until = 0, time.monotonic() + PAGE_SECONDS
+        size, until = 0, time.monotonic() + _PAGE_SECONDS
         for partition, of_it in groupby(letters, key=lambda letter: letter_id(letter).partition):
-            left = [(letter_id(letter).offset, letter) for letter in of_it]
-            for some in (left[at : at + _READ_TOGETHER] for at in range(0, len(left), _READ_TOGETHER)):
-                if told and time.monotonic() > until:
+            if told and time.monotonic() > until:
+                return told
+            by_offset = {letter_id(letter).offset: letter for letter in of_it}
+            looked_for, records = self.records(partition, [*by_offset], until - time.monotonic(), MOST_BYTES)
+            for offset in looked_for:
+                one = {**by_offset[offset], **_of(records.get(offset))}
+                size += len(json.dumps(one))
+                if told and size > MOST_BYTES:
                     return told
-                looked_for, records = self.records(partition, [offset for offset, _ in some])
-                for offset, letter in some:
-                    one = {**letter, **_of(records.get(offset))}
-                    size += len(json.dumps(one))
-                    if told and (size > MOST_BYTES or offset not in looked_for):
-                        return told
-                    told.append(one)
+                told.append(one)
+            if len(looked_for) < len(by_offset):
+                return told
         return told
 
 

@@ -125,12 +125,18 @@ def reader_of_all(
 
 
 def records_at(
-    settings: Settings, topic: str, partition: int, offsets: Sequence[int], seconds: float = math.inf
+    settings: Settings,
+    topic: str,
+    partition: int,
+    offsets: Sequence[int],
+    seconds: float = math.inf,
+    most_bytes: float = math.inf,
 ) -> tuple[list[int], dict[int, Message]]:
     """The committed records at some offsets of a partition, which are in order.
 
     Args:
         seconds: the reading ends after these, once something was looked for: records far apart take long.
+        most_bytes: of keys and values together, but for a single record.
 
     Returns:
         The offsets that were looked for, of the first ones; and the records, of those that there are.
@@ -138,29 +144,43 @@ def records_at(
     Raises:
         RetriableError: as `BoundedReader.read`.
     """
-    looked_for: list[int] = []
     records: dict[int, Message] = {}
-    began = time.monotonic()
+    size, until = 0, time.monotonic() + seconds
     for near in _near_to_each_other(offsets):
-        if looked_for and time.monotonic() - began > seconds:
-            break
         start, end, wanted = near[0], near[-1] + 1, set(near)
         # A consumer that goes to another offset takes longer than another consumer.
         with BoundedReader(settings, topic, {partition: start}, {partition: end}) as reader:
             while reader.unfinished:
-                records |= {at: message for message in reader.read() if (at := offset_of(message)) in wanted}
-        looked_for += near
-    return looked_for, records
+                for message in reader.read():
+                    if (at := offset_of(message)) not in wanted:
+                        continue
+                    size += len(message.key() or b"") + len(message.value() or b"")
+                    if records and size > most_bytes:
+                        return _below(at, offsets), records
+                    records[at] = message
+                if reader.offsets_read and time.monotonic() > until:
+                    return _below(start + reader.offsets_read, offsets), records
+    return list(offsets), records
 
 
 def records_left_at(
-    settings: Settings, topics: Topics, topic: str, partition: int, offsets: Sequence[int], seconds: float
+    settings: Settings,
+    topics: Topics,
+    topic: str,
+    partition: int,
+    offsets: Sequence[int],
+    seconds: float,
+    most_bytes: int,
 ) -> tuple[list[int], dict[int, Message]]:
     """As `records_at`, of a topic that may have dropped some of them: these count as looked for."""
     kept_from = topics.offsets(topic, [partition], earliest=True)[partition]
     kept = [offset for offset in offsets if offset >= kept_from]
-    looked_for, records = records_at(settings, topic, partition, kept, seconds)
+    looked_for, records = records_at(settings, topic, partition, kept, seconds, most_bytes)
     return [offset for offset in offsets if offset < kept_from] + looked_for, records
+
+
+def _below(end: int, offsets: Sequence[int]) -> list[int]:
+    return [offset for offset in offsets if offset < end]
 
 
 def _near_to_each_other(offsets: Sequence[int]) -> Iterator[list[int]]:

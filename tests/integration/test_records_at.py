@@ -1,19 +1,23 @@
-"""Records read again by their offsets, near to each other and far apart, between others that were aborted."""
+"""Records read again by their offsets: near and far apart, between aborted ones, large ones, some of them gone."""
 
 from __future__ import annotations
 
 import time
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 
-from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at
+from balance_service.events.redrive import Redrive
+from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
+from balance_service.state.letters.letter import Letter
+from balance_service.state.letters.letters import Due
 from tests.integration.engines import prepare, settings_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from balance_service.settings import Settings
@@ -29,12 +33,12 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
     return settings_for(stack, names, tmp_path)
 
 
-def topic_of(settings: Settings, records: int) -> str:
-    """A topic whose first partition has so many records, each with its offset as the value."""
+def topic_of(settings: Settings, records: int, value_of: Callable[[int], bytes] = lambda at: str(at).encode()) -> str:
+    """A topic whose first partition has so many records; each has its offset as the value, if nothing else is given."""
     topic = prepare(Topics(settings), settings).name
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
     for number in range(records):
-        producer.produce(topic, str(number).encode(), partition=0)
+        producer.produce(topic, value_of(number), partition=0)
     assert producer.flush(20) == 0
     return topic
 
@@ -76,3 +80,45 @@ def test_reading_ends_in_time_and_says_how_far_it_came(settings: Settings) -> No
     looked_for, records = records_at(settings, topic, 0, [0, _RECORDS, 2 * _RECORDS], 0.0)
 
     assert (looked_for, [*records]) == ([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("size_of", "kept_from", "looked_for"),
+    [
+        (lambda _: 1_000, 0, 8),
+        (lambda _: 1, 0, 1_000),
+        (lambda _: 9_000, 0, 1),
+        (lambda _: 9_000, 3, 4),
+        (lambda at: 9_000 if at == 0 else 1, 0, 1),
+        (lambda at: 1_000 if at >= 500 else 1, 0, 507),
+        (lambda _: 9_000, 1_000, 1_000),
+    ],
+    ids=["large", "small", "one too large", "gone, then too large", "the first too large", "large ones later", "gone"],
+)
+def test_what_is_read_together_is_bounded_in_bytes_but_for_a_single_record(
+    settings: Settings, size_of: Callable[[int], int], kept_from: int, looked_for: int
+) -> None:
+    topic = topic_of(settings, 1_000, lambda at: bytes(size_of(at)))
+    Topics(settings).delete_before(topic, {0: kept_from})
+
+    found, records = records_left_at(settings, Topics(settings), topic, 0, range(1_000), _SECONDS, 8_000)
+
+    assert (found, [*records]) == ([*range(looked_for)], [*range(kept_from, looked_for)])
+
+
+def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 900_000
+    topic = topic_of(settings, 16, lambda _: bytes(size))
+    Topics(settings).delete_before(topic, {0: 2})
+    nobody: Any = None
+    redrive = Redrive(
+        spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=nobody, has_states=False
+    )
+    monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
+
+    batch = redrive.batch(0, 16, Due([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
+
+    assert batch.retried == frozenset(range(2 + (8 << 20) // size))
+    assert [letter.offset for letter in batch.dead_letters] == [0, 1]
