@@ -12,15 +12,17 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.read_models.keys import KeyType
+from balance_service.state.tables.joined import JoinedTables
 from balance_service.state.tables.rows import TableRows
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.rows import Rows
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from confluent_kafka import Message
@@ -77,6 +79,33 @@ def games(stack: LocalStack) -> Iterator[Games]:
 @pytest.fixture
 def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
     return settings_for(stack, names, tmp_path / "first", models="leaderboard")
+
+
+def test_a_grant_that_is_revoked_while_a_table_is_waited_for_is_told_and_waited_for(
+    settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catches_up, away = JoinedTables.catch_up, [RetriableError("the broker is away"), NotAuthorizedError("no grant")]
+
+    def catch_up(joined: JoinedTables, partition: int, should_stop: Callable[[], bool]) -> None:
+        if away:
+            raise away[0]
+        catches_up(joined, partition, should_stop)
+
+    with running_engine(settings) as engine:
+        game, player = games.game("Slow"), next(_ids)
+        games.player(player, "Slow")
+        joining = engine.stages["leaderboard-by-product_id"].tasks
+        eventually(lambda: {task.state for task in joining.snapshots()} == {"RUNNING"}, "all run", SECONDS)
+        monkeypatch.setattr(JoinedTables, "catch_up", catch_up)
+        games.score(game, player, 1.0)
+        while away:
+            eventually(
+                lambda: str(away[0]) in [task.reason for task in joining.snapshots() if task.state == "WAITING"],
+                lambda: str(joining.snapshots()),
+                SECONDS,
+            )
+            away.pop(0)
+        wait_for(engine, game, [("Slow", "Slow", 1.0)])
 
 
 def best(engine: Engine, product: int) -> list[tuple[str, str, float]]:

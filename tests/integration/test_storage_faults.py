@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.errors import StoreCorruptedError
+from balance_service.errors import StoreCorruptedError, StoreFullError
 from balance_service.kafka.topics import Topics
+from balance_service.state.letters.decisions import Decision, Verdict
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import balance, catch_up, counted, hosted, prepare, running_engine, settings_for
 from tests.support.topics import Writer
@@ -167,6 +168,25 @@ def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_o
         catch_up(engine)
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
         assert counted(engine, "applied") == 2 * len(CUSTOMERS)
+
+
+def test_a_decision_about_a_dead_letter_is_refused_on_a_full_disk_and_can_be_made_once_there_is_room(
+    stack: LocalStack, names: dict[str, str], small_disk: Path
+) -> None:
+    settings = settings_for(stack, names, small_disk / "state", partitions=1)
+    discard = Verdict(Decision.DISCARD, "me", "a test")
+    prepare(Topics(settings), settings)
+    with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
+        writer.send("c1", b"no frame")
+        catch_up(engine)
+        filling = small_disk / "filling"
+        filling.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4 * _MIB))
+        with pytest.raises(StoreFullError, match="make room"):
+            hosted(engine).decide(0, [0], discard)
+        filling.unlink()
+
+        assert hosted(engine).decide(0, [0], discard) == {}
+        assert hosted(engine).decide(0, [0], discard) == {0: "it is discarded already"}
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
+from balance_service.errors import RetriableError, StoreFullError
 from balance_service.kafka.topics import Topic
 from balance_service.read_models.catalogue import stages_of_retries
 from balance_service.settings import load_settings
@@ -121,6 +122,19 @@ def test_a_record_is_due_by_its_own_timestamp_and_the_attempts_before(stage: Sta
     assert letter.due_ms == timestamp + waits * EVERY_MS
     assert done == Committed(0, 0, 0, 0, scheduled=1)
     assert (stage.sent, stage.dead_letters) == ([], [])
+
+
+def test_a_decision_that_the_store_has_no_room_for_has_the_task_opened_anew(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise StoreFullError("make room")
+
+    stage.take((b"k", b"v", 0, []))
+    monkeypatch.setattr(stage.store, "write", is_full)
+
+    with pytest.raises(RetriableError, match="the decision is written, and the store lacks it: make room"):
+        decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
 
 
 @pytest.mark.parametrize("attempt", [b"10", b"11", b"999999999"])
