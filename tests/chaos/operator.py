@@ -36,9 +36,9 @@ def redrive_all(members: Sequence[Member], seconds: float) -> Iterator[Violation
                 told = "nobody lists them" if found is None else f"{len(found)} are open, such as {found[:_SHOWN]}"
                 yield Violation("stuck", f"dead letters do not heal: {told}")
                 return
-            ids = [letter["id"] for letter in found or ()][:_MOST_IDS]
-            if ids:
-                list(both.map(partial(_redrive, client, ids), members[:2]))
+            ids = [letter["id"] for letter in found or ()]
+            for some in (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS)):
+                list(both.map(partial(_redrive, client, some), members[:2]))
             time.sleep(_AGAIN_SECONDS)
 
 
