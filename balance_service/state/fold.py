@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.errors import FatalError, PoisonRecordError, RetriableError
+from balance_service.errors import FatalError, PoisonRecordError, RetriableError, TaskHaltedError
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.own_code import OwnCodeFailedError, call_own
@@ -83,9 +83,9 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         -1 if stands_at is None else stands_at.stream_time_ms,
     )
     folded = Folded(retries.stream_time_ms, columns, created=created)
-    after: dict[bytes, bytes | None] = {}
+    one_by_one = _OneByOne(folding, source, held, emission, retries, folded)
     for key in singly.keys() - strangers:
-        if not _fold_singly(folding, source, before[key], singly[key], retries, folded, after, emission, held.get(key)):
+        if not one_by_one.fold(before[key], singly[key]):
             read_again.add(key)
     again = sorted(read_again | strangers)
     before |= _read(store, folding, read_again - before.keys())
@@ -96,8 +96,8 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
         if key in strangers:
             folded.dead_letters += [replace(record, cause=MISPLACED) for record in found]
         else:
-            _fold_singly(folding, source, before[key], events, retries, folded, after, emission, held.get(key))
-    for key, frame in after.items():
+            one_by_one.fold(before[key], events)
+    for key, frame in one_by_one.after.items():
         if frame is not None:
             records.append((key, frame))
             folded.created += before[key] is None
@@ -178,62 +178,66 @@ def _accelerated(
     )
 
 
-def _fold_singly(
-    folding: Folding,
-    source: str,
-    state: State | None,
-    events: Sequence[KeyedUpdate],
-    retries: Retries,
-    folded: Folded,
-    after: dict[bytes, bytes | None],
-    emission: BatchEmission | None,
-    held_from: int | None,
-) -> bool:
-    """Fold one key's events; False, with nothing changed, if one that cannot be applied has no record.
+@dataclass(frozen=True, slots=True)
+class _OneByOne:
+    """Folds events one by one, and adds what they come to to the outcome of a batch."""
 
-    Args:
-        after: gets the frame of its state; None if it has none any more.
-        held_from: events after this offset wait for the one there; None: none do.
+    folding: Folding
+    source: str
+    """A topic and its partition."""
+    held: Mapping[bytes, int]
+    """By key, the offset after which its events wait."""
+    emission: BatchEmission | None
+    retries: Retries
+    folded: Folded
+    after: dict[bytes, bytes | None] = field(default_factory=dict)
+    """The frames of the new states by key; None of a key that has none any more."""
 
-    Raises:
-        TaskHaltedError: the read model's own code failed at an event of `source`, a topic and its partition.
-    """
-    letters: list[DeadLetter] = []
-    outputs: list[Output] = []
-    before = state
-    duplicates, last, frame = 0, None, None
-    for event in events:
-        try:
-            if held_from is not None and event.offset > held_from:
-                raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
-            if retries.is_repeated(event):
-                duplicates += 1
-                continue
-            following, following_frame = _step(folding, state, event)
-            if emission is not None:
-                outputs += emission.of_event(event, following)
-        except PoisonRecordError as error:
-            if event.record is None:
-                retries.forget(events)
-                return False
-            if isinstance(error, OwnCodeFailedError):
-                raise error.halting(folding.read_model.name, source, event.record.offset) from error.__cause__
-            letters.append(replace(event.record, cause=error.cause))
-        else:
-            state, frame, last = following, following_frame, event
-            retries.remember(event)
-    if last is not None:
-        if emission is not None and state != before:
+    def fold(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
+        """Fold the events of a key; False, with nothing changed, if one that cannot be applied has no record.
+
+        Raises:
+            TaskHaltedError: the read model's own code failed at an event.
+        """
+        letters: list[DeadLetter] = []
+        outputs: list[Output] = []
+        state, duplicates, last, frame = before, 0, None, None
+        for event in events:
             try:
-                outputs += emission.of_last(last, state)
-            except OwnCodeFailedError as error:
-                # Its events are applied, so none of them can become a dead letter.
-                raise error.halting(folding.read_model.name, source, last.offset) from error.__cause__
-        after[last.key] = folding.state_codec.encode(state) if frame is None and state is not None else frame
-    folded.dead_letters += letters
-    folded.outputs += outputs
-    folded.duplicates += duplicates
-    return True
+                if event.offset > self.held.get(event.key, event.offset):
+                    raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
+                if self.retries.is_repeated(event):
+                    duplicates += 1
+                    continue
+                following, following_frame = _step(self.folding, state, event)
+                if self.emission is not None:
+                    outputs += self.emission.of_event(event, following)
+            except PoisonRecordError as error:
+                if event.record is None:
+                    self.retries.forget(events)
+                    return False
+                if isinstance(error, OwnCodeFailedError):
+                    raise self._halting(error, event) from error.__cause__
+                letters.append(replace(event.record, cause=error.cause))
+            else:
+                state, frame, last = following, following_frame, event
+                self.retries.remember(event)
+        if last is not None:
+            if self.emission is not None and state != before:
+                try:
+                    outputs += self.emission.of_last(last, state)
+                except OwnCodeFailedError as error:
+                    # Its events are applied, so none of them can become a dead letter.
+                    raise self._halting(error, last) from error.__cause__
+            has_no_frame = frame is None and state is not None
+            self.after[last.key] = self.folding.state_codec.encode(state) if has_no_frame else frame
+        self.folded.dead_letters += letters
+        self.folded.outputs += outputs
+        self.folded.duplicates += duplicates
+        return True
+
+    def _halting(self, error: OwnCodeFailedError, event: KeyedUpdate) -> TaskHaltedError:
+        return error.halting(self.folding.read_model.name, self.source, event.offset)
 
 
 def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> tuple[State | None, bytes | None]:

@@ -194,10 +194,6 @@ class TableStore:
         # The last one is looked at again: if it is kept, those after it need not be.
         self._sweeps_from = found[-1] if len(found) == most else _OLDER
 
-    def older_versions(self, most: int) -> int:
-        """How many versions it holds besides the newest of each row; at most so many are counted."""
-        return len(self._db.keys(_OLDER, _OLDER_END, most))
-
     def close(self) -> None:
         """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
         self._view = None
