@@ -40,7 +40,16 @@ log = structlog.get_logger(__name__)
 _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
+_LEADER_WITHIN_SECONDS = 2.0
+# A partition that was made, or moved, a moment ago. Java's client asks again, librdkafka does not.
+_LEADER_UNKNOWN = {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
 _LOOK_AGAIN_SECONDS = 1.0
+_LEADER_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +223,22 @@ class Topics:
         if not wanted:
             return {}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        try:
-            futures = self._admin.list_offsets(
-                wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
-            )
-            return {tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()}
-        except KafkaException as error:
-            self._learn_leaders(name)
-            raise self._by_remedy(
-                error, f"reading the offsets of topic {name}", f"Describe on topic '{name}'"
-            ) from error
-        except FutureTimeoutError as error:
-            raise self._silent(f"the offsets of topic {name}") from error
+        deadline = time.monotonic() + _LEADER_WITHIN_SECONDS
+        while True:
+            try:
+                futures = self._admin.list_offsets(
+                    wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
+                )
+                found = {tp.partition: future.result(_REQUEST_TIMEOUT_SECONDS) for tp, future in futures.items()}
+                return {partition: int(result.offset) for partition, result in found.items()}
+            except KafkaException as error:
+                self._learn_leaders(name)
+                if error.args[0].code() not in _LEADER_UNKNOWN or time.monotonic() > deadline:
+                    doing, grant = f"reading the offsets of topic {name}", f"Describe on topic '{name}'"
+                    raise self._by_remedy(error, doing, grant) from error
+            except FutureTimeoutError as error:
+                raise self._silent(f"the offsets of topic {name}") from error
+            time.sleep(_LEADER_AGAIN_SECONDS)
 
     def group_members(self) -> int:
         """How many members the application's consumer group has now."""

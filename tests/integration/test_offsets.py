@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _RECORDS = 5
 _RESTARTS = 3
+_TOPICS = 20
 _KNOWN_WITHIN_SECONDS = 15
 
 
@@ -63,3 +64,13 @@ def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when
             thread.join()
 
     assert set(answers) == {_RECORDS}
+
+
+def test_offsets_of_topics_made_a_moment_ago_are_told_though_no_leader_is_elected_yet(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path)
+    topics = Topics(settings)
+    for number in range(_TOPICS):
+        topic = topics.create(f"{settings.topic}-{number}", 12, {})
+        assert topics.offsets(topic.name, range(12)) == dict.fromkeys(range(12), 0)
