@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _PAGE_SECONDS = 0.3
 
 Records = Callable[[int, Sequence[int], float, int], tuple[Sequence[int], Mapping[int, "Message"]]]
-"""Partition, offsets, and how many seconds and bytes it may come to → those of the first that were looked for; the
-records that are there."""
+"""See `records_left_at`: partition, offsets, seconds, bytes → the offsets that were looked for, and their records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,20 +132,21 @@ def records_at(
     seconds: float = math.inf,
     most_bytes: float = math.inf,
 ) -> tuple[list[int], dict[int, Message]]:
-    """The committed records at some offsets of a partition, which are in order.
+    """The committed records at some offsets of a partition.
 
     Args:
-        seconds: the reading ends after these, once something was looked for: records far apart take long.
-        most_bytes: of keys and values together, but for a single record.
+        offsets: in ascending order.
+        seconds: reading ends this long after the first record has come; records far apart take long.
+        most_bytes: of keys and values together, unless a single record is larger. Headers are not counted.
 
     Returns:
-        The offsets that were looked for, of the first ones; and the records, of those that there are.
+        The offsets that were looked for, the first ones of `offsets`, at least one; and the records found there.
 
     Raises:
         RetriableError: as `BoundedReader.read`.
     """
     records: dict[int, Message] = {}
-    size, until = 0, time.monotonic() + seconds
+    size, until = 0, math.inf
     for near in _near_to_each_other(offsets):
         start, end, wanted = near[0], near[-1] + 1, set(near)
         # A consumer that goes to another offset takes longer than another consumer.
@@ -158,7 +159,10 @@ def records_at(
                     if records and size > most_bytes:
                         return _below(at, offsets), records
                     records[at] = message
-                if reader.offsets_read and time.monotonic() > until:
+                # The first record comes alone, and late: a time that began before it would leave it alone.
+                if until == math.inf and reader.offsets_read:
+                    until = time.monotonic() + seconds
+                if time.monotonic() > until:
                     return _below(start + reader.offsets_read, offsets), records
     return list(offsets), records
 
@@ -172,14 +176,16 @@ def records_left_at(
     seconds: float,
     most_bytes: int,
 ) -> tuple[list[int], dict[int, Message]]:
-    """As `records_at`, of a topic that may have dropped some of them: these count as looked for."""
+    """As `records_at`, of a topic that may have dropped some of the records: their offsets count as looked for."""
+    if not offsets:
+        return [], {}
     kept_from = topics.offsets(topic, [partition], earliest=True)[partition]
     kept = [offset for offset in offsets if offset >= kept_from]
     looked_for, records = records_at(settings, topic, partition, kept, seconds, most_bytes)
     return [offset for offset in offsets if offset < kept_from] + looked_for, records
 
 
-def _below(end: int, offsets: Sequence[int]) -> list[int]:
+def _below(end: int, offsets: Iterable[int]) -> list[int]:
     return [offset for offset in offsets if offset < end]
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from balance_service.events.redrive import Redrive
 from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
@@ -74,12 +74,39 @@ def test_what_is_there_is_not_waited_for_though_a_partition_ends_after_it(settin
     assert median(seconds() for _ in range(9)) < _WAIT_SECONDS
 
 
-def test_reading_ends_in_time_and_says_how_far_it_came(settings: Settings) -> None:
+def test_reading_ends_in_time_and_goes_on_from_there(settings: Settings) -> None:
     topic = topic_of(settings, 3 * _RECORDS)
+    left = [0, _RECORDS, _RECORDS + 1, 2 * _RECORDS]
+    answers: list[tuple[list[int], list[int]]] = []
+    while left:
+        looked_for, records = records_at(settings, topic, 0, left, 0.0)
+        answers.append((looked_for, [*records]))
+        left = left[len(looked_for) :]
 
-    looked_for, records = records_at(settings, topic, 0, [0, _RECORDS, 2 * _RECORDS], 0.0)
+    assert answers[0] == ([0], [0])
+    assert [offset for looked_for, _ in answers for offset in looked_for] == [0, _RECORDS, _RECORDS + 1, 2 * _RECORDS]
+    assert all(looked_for == found for looked_for, found in answers)
 
-    assert (looked_for, [*records]) == ([0], [0])
+
+def test_the_time_begins_with_the_first_record_however_late_that_comes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, wanted = 0.5, range(100)
+    topic = topic_of(settings, len(wanted))
+
+    def slow(config: dict[str, Any]) -> Consumer:
+        time.sleep(2 * seconds)
+        return Consumer(config)
+
+    monkeypatch.setattr("balance_service.kafka.bounded_reader.Consumer", slow)
+
+    looked_for, records = records_at(settings, topic, 0, wanted, seconds)
+
+    assert (looked_for, [*records]) == ([*wanted], [*wanted])
+
+
+def test_where_nothing_is_asked_for_nothing_is_read(settings: Settings) -> None:
+    assert records_left_at(settings, Topics(settings), "there is none", 0, [], 0.0, 0) == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -117,6 +144,7 @@ def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
         spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=nobody, has_states=False
     )
     monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
+    monkeypatch.setattr("balance_service.events.redrive._READ_SECONDS", _SECONDS)
 
     batch = redrive.batch(0, 16, Due([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
 
