@@ -32,9 +32,6 @@ _OWNED_SECONDS = (SESSION_TIMEOUT_SECONDS + 5) * SHARE
 _REMOVED_SECONDS = 5 * SHARE
 _FLAGGED_SECONDS = 3 * SHARE
 _READY_SECONDS = 30 * SHARE
-# So long nothing can be ready, and that long before a start it may have begun.
-_WITHOUT_BROKER = ("stop-broker-long", "restart-broker")
-_WITHOUT_BROKER_SECONDS = 75.0
 # As many faults in a row may strike what owns a partition.
 _STANDSTILL_SECONDS = 3 * PROGRESS_SECONDS
 # A partition of four may be moving for the last time.
@@ -86,18 +83,17 @@ def check_successions(found: Iterable[Succession]) -> Iterator[Violation]:
     for one in found:
         fault = one.entry.fault
         owned = _REMOVED_SECONDS if fault == "remove" else _OWNED_SECONDS
-        flagged = _FLAGGED_SECONDS if fault == "kill" else owned
+        flagged = _FLAGGED_SECONDS if fault == "kill" and one.partition in one.entry.stood_by else owned
         for what, took, bound in (("a new owner", one.owned, owned), ("a standby's answer", one.flagged, flagged)):
             if one.is_alone and took is not None and took > bound:
                 told = f"partition {one.partition} has {what} {took:.1f} s after {fault} of {one.entry.member}"
                 yield Violation("silent", f"{told}, and {bound:.0f} s are promised")
 
 
-def check_starts(starts: Iterable[Start], entries: Sequence[Entry]) -> Iterator[Violation]:
+def check_starts(starts: Iterable[Start], outages: Sequence[tuple[float, float]]) -> Iterator[Violation]:
     """What is started wants queries in time, while there is a broker."""
-    without = [entry.at for entry in entries if entry.fault in _WITHOUT_BROKER]
     for start in starts:
-        had_broker = not any(start.at - _WITHOUT_BROKER_SECONDS < at < start.at + start.seconds for at in without)
+        had_broker = not any(down < start.at + start.seconds and start.at < up for down, up in outages)
         if had_broker and start.seconds > _READY_SECONDS:
             told = f"{start.member} was ready {start.seconds:.1f} s after it was started"
             yield Violation("silent", f"{told}, and {_READY_SECONDS:.0f} s are promised")
@@ -116,17 +112,26 @@ def check_undisturbed(answers: Iterable[Answer], windows: Iterable[tuple[float, 
             yield Violation("silent", f"{told}, such as {refused[0]}")
 
 
-def check_movement(answers: Iterable[Answer], acks: Iterable[tuple[float, int, int]]) -> Iterator[Violation]:
-    """What was committed is applied in time, or nobody answers as the owner.
+def check_movement(
+    answers: Iterable[Answer], acks: Iterable[tuple[float, int, int]], outages: Sequence[tuple[float, float]] = ()
+) -> Iterator[Violation]:
+    """What was committed is applied in time, or nobody answers as the owner; what passes without a broker is no time.
 
     Args:
         acks: (time, partition, end), in order of time.
     """
-    ends, stuck = Ends(acks), dict[int, "Answer"]()
+    ends = Ends((_with_broker(at, outages), partition, end) for at, partition, end in acks)
+    stuck: dict[int, Answer] = {}
     for answer in answers:
         is_owners = answer.speaks and answer.role == "active"
-        if is_owners and ends.at(answer.partition, answer.sent - _STANDSTILL_SECONDS) > answer.position:
+        since = _with_broker(answer.sent, outages) - _STANDSTILL_SECONDS
+        if is_owners and ends.at(answer.partition, since) > answer.position:
             stuck.setdefault(answer.partition, answer)
     for partition, answer in sorted(stuck.items()):
         told = f"partition {partition} lacks what was committed {_STANDSTILL_SECONDS:.0f} s before"
         yield Violation("stuck", f"{told}: {answer}")
+
+
+def _with_broker(at: float, outages: Iterable[tuple[float, float]]) -> float:
+    """A moment of a clock that stands still while there is no broker."""
+    return at - sum(min(at, end) - start for start, end in outages if start < at)

@@ -216,12 +216,21 @@ class Cluster:
 def active_positions(members: Iterable[Member]) -> dict[int, int]:
     """Partition → position of its running owner, as the instances say themselves."""
     positions: dict[int, int] = {}
-    for member in members:
-        for task in (member.status() or {}).get("tasks", ()):
-            if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
-                partition = int(task["partition"])
-                positions[partition] = max(positions.get(partition, -1), int(task["position"]))
+    for task in _tasks(members):
+        if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
+            partition = int(task["partition"])
+            positions[partition] = max(positions.get(partition, -1), int(task["position"]))
     return positions
+
+
+def stood_by(members: Iterable[Member]) -> set[int]:
+    """The partitions of which one of these has a standby that is caught up, as they say themselves."""
+    return {int(task["partition"]) for task in _tasks(members) if task["state"] == "TAILING"}
+
+
+def _tasks(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
+    for member in members:
+        yield from (member.status() or {}).get("tasks", ())
 
 
 _http = httpx.Client(timeout=_STATUS_SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))

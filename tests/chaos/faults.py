@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS
+from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
 from tests.chaos.damage import damage_store, delete_store
 from tests.chaos.plan import OPENING_POINTS
 
@@ -108,6 +108,7 @@ class Chaos:
             pause_until = time.monotonic() + chooser.uniform(10, 30)
             while time.monotonic() < pause_until and any(lane.is_alive() for lane in lanes):
                 time.sleep(0.2)
+            began = time.monotonic()
             if fault == "stop-broker-long":
                 self.journal.fault(fault, told=f"for {_STOPPED_BROKER_SECONDS:.0f} s")
                 stack.stop_broker()
@@ -117,6 +118,7 @@ class Chaos:
                 stack.kill_broker()
                 time.sleep(chooser.uniform(0, 2))
             stack.start_broker()
+            self.journal.outages.append((began, time.monotonic()))
             self.journal.say("the broker is up again")
 
 
@@ -164,9 +166,10 @@ class _Lane(threading.Thread):
             plays[fault]()
 
     def _kill(self) -> None:
+        others = stood_by(member for member in self._chaos.cluster.members if member is not self._member)
         owned = self._owned()
         self._member.kill()
-        self._journal.fault("kill", self._member.name, owned)
+        self._journal.fault("kill", self._member.name, owned, stood_by=others)
         self._chaos.spoil_store(self._member, self._chooser)
 
     def _remove(self) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def own_time() -> float:
@@ -23,6 +26,8 @@ class Entry(NamedTuple):
     member: str
     partitions: frozenset[int]
     """What the instance owned then, as far as the readers knew."""
+    stood_by: frozenset[int] = frozenset()
+    """Of which another instance had a standby that was caught up."""
 
 
 class Start(NamedTuple):
@@ -41,6 +46,8 @@ class Journal:
         self._lock = threading.Lock()
         self.entries: list[Entry] = []
         self.starts: list[Start] = []
+        self.outages: list[tuple[float, float]] = []
+        """From when to when there was no broker."""
         self.counts: Counter[str] = Counter()
         self._strange: list[str] = []
 
@@ -56,9 +63,10 @@ class Journal:
         partitions: set[int] | None = None,
         told: str = "",
         at: float | None = None,
+        stood_by: Iterable[int] = (),
     ) -> None:
         """A fault has been done, now or at another moment."""
-        entry = Entry(at or time.monotonic(), fault, member, frozenset(partitions or ()))
+        entry = Entry(at or time.monotonic(), fault, member, frozenset(partitions or ()), frozenset(stood_by))
         with self._lock:
             self.entries.append(entry)
             self.counts[fault] += 1

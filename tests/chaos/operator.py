@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 def redrive_all(members: Sequence[Member], seconds: float) -> Iterator[Violation]:
-    """Have everything that can be read by now tried again, until nothing of it is open."""
+    """Have everything that can be read by now tried again, until nothing of it is open; for so many seconds at most."""
     began = own_time()
     with httpx.Client(timeout=_ASK_SECONDS) as client, ThreadPoolExecutor(2) as both:
         while True:
