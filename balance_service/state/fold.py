@@ -180,7 +180,7 @@ def _accelerated(
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """Folds events one by one, and adds what they come to to the outcome of a batch."""
+    """Folds the events of keys one by one. The results go to `folded` and `after`."""
 
     folding: Folding
     source: str
@@ -229,8 +229,9 @@ class _OneByOne:
                 except OwnCodeFailedError as error:
                     # Its events are applied, so none of them can become a dead letter.
                     raise self._halting(error, last) from error.__cause__
-            has_no_frame = frame is None and state is not None
-            self.after[last.key] = self.folding.state_codec.encode(state) if has_no_frame else frame
+            if frame is None and state is not None:
+                frame = self.folding.state_codec.encode(state)
+            self.after[last.key] = frame
         self.folded.dead_letters += letters
         self.folded.outputs += outputs
         self.folded.duplicates += duplicates

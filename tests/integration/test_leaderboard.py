@@ -81,14 +81,14 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
     return settings_for(stack, names, tmp_path / "first", models="leaderboard")
 
 
-def test_a_grant_that_is_revoked_while_a_table_is_waited_for_is_told_and_waited_for(
+def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_waited_for(
     settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catches_up, away = JoinedTables.catch_up, [RetriableError("the broker is away"), NotAuthorizedError("no grant")]
 
     def catch_up(joined: JoinedTables, partition: int, should_stop: Callable[[], bool]) -> None:
-        if away:
-            raise away[0]
+        for error in away[:1]:
+            raise error
         catches_up(joined, partition, should_stop)
 
     with running_engine(settings) as engine:

@@ -306,7 +306,7 @@ def _holding(store: StateStore, key: bytes) -> Iterator[int]:
 
 
 def _steps(store: StateStore, start: bytes, end: bytes) -> Iterator[list[bytes]]:
-    """The keys of a range, so many at a time."""
+    """The keys of a range, a thousand at a time; they may be deleted meanwhile."""
     while keys := store.keys(start, end, _STEP):
         yield keys
         start = keys[-1] + b"\0"

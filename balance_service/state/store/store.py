@@ -118,7 +118,8 @@ class StateStore:
     @property
     def emitted_up_to(self) -> int:
         """The source offset below which nothing is sent again."""
-        return 0 if self.position is None else self.position.emitted_up_to
+        position = self.position
+        return 0 if position is None else position.emitted_up_to
 
     @property
     def view(self) -> StoreView | None:
