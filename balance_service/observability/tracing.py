@@ -66,7 +66,7 @@ def open_span(
     """The current span while the context is open; an exception that leaves it fails the span.
 
     Args:
-        attributes: named as OpenTelemetry names them where it does; never a customer or an amount.
+        attributes: named as OpenTelemetry names them where it does; never a key or an amount.
         parent: the context that the span continues; without it, the current one.
     """
     # OpenTelemetry would record messages and tracebacks, which may quote a request.

@@ -168,19 +168,25 @@ def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_trace_goes_with_a_query_to_the_peer(tracing: Tracing, collector: Collector) -> None:
+@pytest.mark.parametrize(
+    ("route", "path", "parameters"),
+    [(PATH, PATH, {"customerId": "zoe"}), ("/api/models/{model}/keys/{key}", "/api/models/balance/keys/zoe", {})],
+)
+def test_a_trace_goes_with_a_query_to_the_peer(
+    tracing: Tracing, collector: Collector, route: str, path: str, parameters: dict[str, str]
+) -> None:
     async def owner(_request: web.Request) -> web.Response:
         return web.Response(status=503, text="{}", content_type=PROBLEM_JSON)
 
     async def run() -> None:
         peer = web.Application(middlewares=[traced(tracing.tracer, ROUTES)])
-        peer.router.add_get(PATH, owner)
+        peer.router.add_get(route, owner)
         peer.router.add_get("/health/live", owner)
         proxy = Proxy(tracer=tracing.tracer)
         async with TestServer(peer) as server, ClientSession() as client:
             await client.get(server.make_url("/health/live"))
             with open_span(tracing.tracer, "asked", SpanKind.SERVER, {}, parent=caller()):
-                await proxy.get(Peer(f"{server.host}:{server.port}", "i"), PATH, {"customerId": "zoe"}, "here:1", 30)
+                await proxy.get(Peer(f"{server.host}:{server.port}", "i"), path, parameters, "here:1", 30)
         await proxy.close()
 
     asyncio.run(run())

@@ -30,7 +30,7 @@ def traced(tracer: Tracer, routes: Routes) -> Middleware:
         route = routes.of(request)
         if route is None or route.is_of_operations:
             return await handler(request)
-        attributes = {"http.request.method": route.method, "http.route": route.path, "url.path": request.path}
+        attributes = {"http.request.method": route.method, "http.route": route.path}
         name = f"{route.method} {route.path}"
         with open_span(tracer, name, SpanKind.SERVER, attributes, parent=W3C.extract(request.headers)) as span:
             answer = await handler(request)
