@@ -10,17 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import structlog
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.cluster.membership import consumer_config
-from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.errors import ConfigurationError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.kept_before import KeptBefore
-from balance_service.kafka.clients import by_remedy, common_config
+from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.metrics import Metrics
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECONDS = 0.2
-_JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     source = prepare_topics(topics, settings, [stage.names for stage in stages])[stage.source]
     _refuse_repartitioned(topics, stage, source)
     _refuse_purged(topics, stage, source)
-    with _Alone(settings, topics, source) as alone:
+    with SoleMember(settings, topics, source) as alone:
         kept = _kept_before(settings, topics, read_model, stage, source)
         topics.delete(stage.changelog)
         # Epochs begin anew with the changelog, and what killed instances last said there claims higher ones.
@@ -112,72 +109,6 @@ def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
     for partition, start in starts.items():
         if start > 0:
             raise ConfigurationError(was_purged(source.name, partition, start))
-
-
-class _Alone:
-    """Membership in the group with every partition, so that no instance works on what is dropped meanwhile."""
-
-    def __init__(self, settings: Settings, topics: Topics, source: Topic) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._source = source
-        self._assigned: set[int] = set()
-        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
-        self._consumer = Consumer(config)
-
-    def __enter__(self) -> Self:
-        try:
-            self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
-            deadline = time.monotonic() + _JOIN_SECONDS
-            wanted = set(range(self._source.partitions))
-            while self._assigned != wanted:
-                if self._topics.group_members() > 1 or time.monotonic() > deadline:
-                    self._check_others()
-                    raise RetriableError("the group did not give this process every partition in time; try again")
-                self._consumer.poll(_LOOK_EVERY_SECONDS)
-            self._check_others()
-        except KafkaException as error:
-            self._consumer.close()
-            raise by_remedy(error, "joining the group") from error
-        except BalanceServiceError:
-            self._consumer.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._consumer.close()
-
-    def check(self) -> None:
-        """Check that no other member has come, and that none has been here meanwhile.
-
-        Raises:
-            ConfigurationError: another member is in the group.
-            RetriableError: the group has put this process out.
-        """
-        self._check_others()
-        if len(self._assigned) < self._source.partitions:
-            raise RetriableError("the group has put this process out, so another may have been at work; try again")
-
-    def _check_others(self) -> None:
-        while self._consumer.poll(0) is not None:
-            pass
-        others = self._topics.group_members() - 1
-        if others > 0:
-            raise ConfigurationError(
-                f"{others} other instance(s) of application id '{self._settings.application_id}' are running; "
-                "stop them all, then rebuild"
-            )
-
-    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        parts = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in assigned]
-        if parts:
-            consumer.incremental_assign(parts)
-            consumer.pause(parts)
-        self._assigned |= {p.partition for p in assigned}
-
-    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
-        self._assigned -= {p.partition for p in revoked}
-        consumer.incremental_unassign(revoked)
 
 
 def _replay(engine: Engine, hosted: HostedStage, patience: Patience, progress: Callable[[int, int], None]) -> Rebuilt:

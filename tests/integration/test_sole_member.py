@@ -1,0 +1,86 @@
+"""The sole member of a group: whatever comes while a rebuild drops things is seen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer
+
+from balance_service.cluster.membership import consumer_config
+from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.hosting.sole_member import SoleMember
+from balance_service.kafka.clients import common_config
+from balance_service.kafka.topics import Topics
+from tests.integration.engines import prepare, settings_for
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.settings import Settings
+    from balance_service.tools.local.stack import LocalStack
+
+_SECONDS = 30.0
+
+
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
+    return settings_for(stack, names, tmp_path)
+
+
+def other_member(settings: Settings) -> Consumer:
+    """Another instance's, which asks to join."""
+    other = Consumer(consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms))
+    other.subscribe([settings.topic])
+    return other
+
+
+def test_who_is_alone_may_go_on(settings: Settings) -> None:
+    topics = Topics(settings)
+    with SoleMember(settings, topics, prepare(topics, settings)) as alone:
+        time.sleep(1)
+        alone.check()
+
+
+def test_a_member_that_was_there_before_is_refused(settings: Settings) -> None:
+    topics = Topics(settings)
+    source = prepare(topics, settings)
+    other = other_member(settings)
+    try:
+        eventually(lambda: other.poll(0.1) is None and len(other.assignment()) > 0, "the other has joined", _SECONDS)
+        with pytest.raises(ConfigurationError, match="1 other instance"), SoleMember(settings, topics, source):
+            pass
+    finally:
+        other.close()
+
+
+def test_a_member_that_comes_meanwhile_is_seen(settings: Settings) -> None:
+    topics = Topics(settings)
+    source = prepare(topics, settings)
+    with SoleMember(settings, topics, source) as alone:
+        other = other_member(settings)
+        try:
+            other.poll(1)
+            eventually(lambda: topics.group_members() > 1, "the other asks to join", _SECONDS)
+            with pytest.raises(ConfigurationError, match="1 other instance"):
+                alone.check()
+        finally:
+            other.close()
+
+
+def test_who_was_put_out_is_told_though_it_is_let_in_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a process that stood still for longer than its session.
+    monkeypatch.setattr("balance_service.hosting.sole_member._POLL_INTERVAL_MS", settings.session_timeout_ms)
+    topics = Topics(settings)
+    with SoleMember(settings, topics, prepare(topics, settings)) as alone:
+        eventually(lambda: topics.group_members() == 0, "the group has put it out", _SECONDS)
+
+        def is_back() -> bool:
+            alone._consumer.poll(0.1)
+            return topics.group_members() == 1 and len(alone._consumer.assignment()) > 0
+
+        eventually(is_back, "it is let in again", _SECONDS)
+        with pytest.raises(RetriableError, match="put this process out"):
+            alone.check()
