@@ -60,8 +60,8 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic created here.")
     create_topics: bool = Field(
         True,
-        description="Create the source topic if it is missing; otherwise that is an error. Internal topics and the "
-        "dead letters are created in either case.",
+        description="Create sources, tables and topics of outputs that are missing; otherwise a missing one is an "
+        "error. Internal topics and the dead letters are created in either case.",
     )
     allow_finite_retention: bool = Field(
         False,

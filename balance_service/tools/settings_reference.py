@@ -31,6 +31,7 @@ _TAIL = """\
 Java is looked for in `JAVA_HOME`, then on `PATH`. Jars and what is made from them are kept under `XDG_CACHE_HOME`
 (`~/.cache`); behind a proxy they are fetched with `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`.
 `get-balance`, `status` and `dead-letters` heed `HTTPS_PROXY` and its like where `--url` is given.
+`spark-defaults.conf` in `SPARK_CONF_DIR` counts where the service sets nothing itself; JVM options there do nothing.
 """
 _TYPES: dict[Any, str] = {
     bool: "`true` or `false`",
@@ -91,6 +92,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None or value in ("", ()):
         return "none"
+    if isinstance(value, tuple):
+        return f"`{','.join(value)}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
