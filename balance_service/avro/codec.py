@@ -39,6 +39,14 @@ def opened(frame: bytes) -> tuple[int, bytes]:
     return schema_id, frame[_HEADER.size :]
 
 
+def schema_id_of(frame: bytes | None) -> int | None:
+    """The schema's id of a frame; None of bytes that are none."""
+    try:
+        return None if frame is None else opened(frame)[0]
+    except PoisonRecordError:
+        return None
+
+
 class AvroCodec:
     """Writes records of one schema as frames, and reads them whatever version wrote them.
 

@@ -75,15 +75,19 @@ class Decoder:
         self._known = threading.Lock()
         self._resolving = threading.Lock()
 
-    def resolve(self, schema_ids: Iterable[int]) -> bool:
-        """Ask the registry for these ids; returns whether it knows any, so that a new plan will.
+    def resolve(self, schema_ids: Iterable[int]) -> set[int]:
+        """Ask the registry for those of these ids that are not known yet; returns those that a new plan will know.
 
         Raises:
             RetriableError: the registry does not answer; what was learned until then is kept.
         """
+        if self._read_model is None:
+            return set(schema_ids)
         with self._resolving:
-            learned = [schema_id for schema_id in schema_ids if self._learn(schema_id)]
-        return bool(learned)
+            return {schema_id for schema_id in schema_ids if self._is_known(schema_id) or self._learn(schema_id)}
+
+    def _is_known(self, schema_id: int) -> bool:
+        return any(schema_id in known for known in (self._events, self._ignored, self._incompatible))
 
     def _learn(self, schema_id: int) -> bool:
         writer = self._registry.writer_schema(schema_id)

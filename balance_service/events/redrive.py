@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from balance_service.avro.codec import schema_id_of
 from balance_service.errors import PoisonRecordError
-from balance_service.events.combine import PartitionRows, PartitionUpdates
+from balance_service.events.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
 from balance_service.events.singles import letter_of
 from balance_service.events.spark.row_query import QueryEndedError, in_short
 from balance_service.kafka.bounded_reader import records_left_at
@@ -82,25 +83,26 @@ class Redrive:
             self._settings, self._topics, self._source, partition, offsets, _READ_SECONDS, _MOST_BYTES
         )
         letters = {offset: letter_of(message) for offset, message in records.items()}
+        unknown = self._still_unknown(due, records)
         rows: list[dict[str, Any]] = []
-        malformed: list[DeadLetter] = []
-        for offset, message in sorted(records.items()):
+        failed = [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
+        for offset in sorted(records.keys() - unknown):
             try:
-                rows.append(_row(offset, message))
+                rows.append(_row(offset, records[offset]))
             except PoisonRecordError as error:
-                malformed.append(replace(letters[offset], cause=error.cause))
-        batch = redriven(self._decoded(rows), tried, letters, position, due, has_states=self._has_states)
-        return replace(batch, dead_letters=(*batch.dead_letters, *malformed))
+                failed.append(replace(letters[offset], cause=error.cause))
+        decoded = self._decoded(rows) if rows else None
+        batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
+        return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
-    def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows | None:
-        if not records:
-            return None
-        rows = self._rows(records)
-        if (unresolved := rows.unresolved()) and self._decoder.resolve(sorted(unresolved)):
-            return self._rows(records)
-        return rows
+    def _still_unknown(self, due: Due, records: Mapping[int, Message]) -> set[int]:
+        """The letters for which the registry still lacks the schema. To know that takes no job of Spark's."""
+        schema_ids = {offset: schema_id_of(message.value()) for offset, message in records.items()}
+        known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
+        failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
+        return {offset for offset in failed_so if offset in records and schema_ids[offset] not in known}
 
-    def _rows(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
+    def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
         table = pa.Table.from_pylist(records, _RECORDS)
         try:
             frame: Any = self._spark.createDataFrame(table)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from statistics import median
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from balance_service.avro.codec import frame_header
+from balance_service.events.combine import SCHEMA_ID_UNKNOWN
 from balance_service.events.redrive import Redrive
 from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
@@ -133,16 +136,22 @@ def test_what_is_read_together_is_bounded_in_bytes_but_for_a_single_record(
     assert (found, [*records]) == ([*range(looked_for)], [*range(kept_from, looked_for)])
 
 
+def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
+    """One of a topic, whose registry knows some ids; there is no Spark."""
+    nobody: Any = None
+    registry: Any = SimpleNamespace(resolve=known.intersection)
+    return Redrive(
+        spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=registry, has_states=False
+    )
+
+
 def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 900_000
     topic = topic_of(settings, 16, lambda _: bytes(size))
     Topics(settings).delete_before(topic, {0: 2})
-    nobody: Any = None
-    redrive = Redrive(
-        spark=nobody, settings=settings, topics=Topics(settings), source=topic, decoder=nobody, has_states=False
-    )
+    redrive = redrive_of(settings, topic, set())
     monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
     monkeypatch.setattr("balance_service.events.redrive._READ_SECONDS", _SECONDS)
 
@@ -150,3 +159,22 @@ def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
 
     assert batch.retried == frozenset(range(2 + (8 << 20) // size))
     assert [letter.offset for letter in batch.dead_letters] == [0, 1]
+
+
+def test_what_still_has_an_unknown_schema_takes_no_job_of_sparks(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_of(settings, 4, lambda at: frame_header(at) + b"body")
+    redrive = redrive_of(settings, topic, {2})
+    decoded: list[int] = []
+    monkeypatch.setattr(redrive, "_decoded", lambda rows: decoded.extend(row["offset"] for row in rows))
+    causes = [SCHEMA_ID_UNKNOWN, "join-missing", SCHEMA_ID_UNKNOWN, SCHEMA_ID_UNKNOWN]
+
+    batch = redrive.batch(0, 4, Due([Letter.first(at, cause, None, 0, 1) for at, cause in enumerate(causes)]))
+
+    assert decoded == [1, 2]
+    assert [(letter.offset, letter.cause) for letter in batch.dead_letters] == [
+        (0, SCHEMA_ID_UNKNOWN),
+        (3, SCHEMA_ID_UNKNOWN),
+    ]
+    assert batch.retried == frozenset(range(4))
