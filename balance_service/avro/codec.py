@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
+from balance_service.avro.types import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
 
 if TYPE_CHECKING:
@@ -47,6 +48,20 @@ def schema_id_of(frame: bytes | None) -> int | None:
         return None
 
 
+def parsed(schema: Any) -> Any:
+    """A schema as fastavro takes it, in which a UUID is text: producers write any, and fastavro would not read it back.
+
+    Raises whatever fastavro does of one that is no Avro schema.
+    """
+    return fastavro.parse_schema(rewritten(schema, _with_uuid_as_text))
+
+
+def _with_uuid_as_text(kind: Any) -> Any:
+    # Those of 16 bytes fastavro leaves as they are.
+    is_text = isinstance(kind, dict) and (kind.get("type"), kind.get("logicalType")) == ("string", "uuid")
+    return "string" if is_text else kind
+
+
 class AvroCodec:
     """Writes records of one schema as frames, and reads them whatever version wrote them.
 
@@ -56,7 +71,7 @@ class AvroCodec:
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
         self._registry = registry
         self.schema_id = registry.register(subject, schema)
-        self._schema = fastavro.parse_schema(schema)
+        self._schema = parsed(schema)
         self._header = frame_header(self.schema_id)
         self._writers: dict[int, Any] = {self.schema_id: self._schema}
 
@@ -105,7 +120,7 @@ class AvroCodec:
             message = f"a record names schema {schema_id}, which the registry does not know"
             raise PoisonRecordError("schema-id-unknown", message)
         try:
-            writer = fastavro.parse_schema(json.loads(registered.text))
+            writer = parsed(json.loads(registered.text))
         except Exception as error:  # fastavro raises whatever its parser trips over
             raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is no Avro schema: {error}") from error
         self._writers[schema_id] = writer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from balance_service.avro.codec import opened
+from balance_service.avro.codec import opened, parsed
 from balance_service.errors import PoisonRecordError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _parse(writer: WriterSchema) -> Any:
     """A schema as fastavro takes it; None if it can or may not."""
     try:
         schema = json.loads(writer.text)
-        return None if _contains_itself(schema, frozenset()) else fastavro.parse_schema(schema)
+        return None if _contains_itself(schema, frozenset()) else parsed(schema)
     except (ValueError, SchemaParseException):
         return None
 

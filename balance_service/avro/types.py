@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from balance_service.avro.schemas import Schema
 
 
@@ -54,3 +56,19 @@ def _type_name(kind: Any) -> str:
 def fields_of(schema: Schema) -> dict[str, Any]:
     """The fields of a record: name → type."""
     return {field["name"]: field["type"] for field in schema["fields"]}
+
+
+def rewritten(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type with a change made to it, and to every type in it."""
+    kind = change(kind)
+    if isinstance(kind, list):
+        return [rewritten(member, change) for member in kind]
+    if not isinstance(kind, dict):
+        return kind
+    return {name: _rewritten_part(name, part, change) for name, part in kind.items()}
+
+
+def _rewritten_part(name: str, part: Any, change: Callable[[Any], Any]) -> Any:
+    if name == "fields":
+        return [{**field, "type": rewritten(field["type"], change)} for field in part]
+    return rewritten(part, change) if name in ("type", "items", "values") else part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.avro.types import fields_of, rewritten, simple_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,22 +65,16 @@ def nested_type(kind: Any) -> str:
 
 def widened(kind: Any) -> Any:
     """A type whose decimals have as many digits as there may be: of few, Spark would look at the last 64 bits alone."""
-    if isinstance(kind, list):
-        return [widened(member) for member in kind]
-    if not isinstance(kind, dict):
+    return rewritten(kind, _widened)
+
+
+def _widened(kind: Any) -> Any:
+    if not isinstance(kind, dict) or kind.get("logicalType") != "decimal":
         return kind
-    if simple_name(kind) == "decimal":
-        size = kind.get("size", _DIGITS)
-        # The most digits of which every number fits into so many bytes.
-        most = min(_DIGITS, len(str(2 ** (8 * size - 1) - 1)) - 1)
-        return kind if size <= _LONG_BYTES else {**kind, "precision": most}
-    return {name: _widened_part(name, part) for name, part in kind.items()}
-
-
-def _widened_part(name: str, part: Any) -> Any:
-    if name == "fields":
-        return [{**field, "type": widened(field["type"])} for field in part]
-    return widened(part) if name in ("type", "items", "values") else part
+    size = kind.get("size", _DIGITS)
+    # The most digits of which every number fits into so many bytes.
+    most = min(_DIGITS, len(str(2 ** (8 * size - 1) - 1)) - 1)
+    return kind if size <= _LONG_BYTES else {**kind, "precision": most}
 
 
 def check_resolvable(written: Any, wanted: Any, writer: Any) -> None:

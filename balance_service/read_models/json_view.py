@@ -8,7 +8,6 @@ import math
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,5 +74,4 @@ _FORMS: Mapping[type, Callable[[Any], str]] = {
     datetime: _moment,
     date: lambda value: f'"{value.isoformat()}"',
     time: _time,
-    UUID: lambda value: f'"{value}"',
 }

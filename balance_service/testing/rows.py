@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pyarrow as pa
 
+from balance_service.avro.codec import parsed
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
 from balance_service.events.decode import NOTE
@@ -77,7 +78,7 @@ class Given:
     def __post_init__(self) -> None:
         if not self.record:
             return
-        schema = _plain(load_schema(self.record))
+        schema = parsed(load_schema(self.record))
         fields = {**_zero(schema), **self.fields}
         body = io.BytesIO()
         try:
@@ -251,15 +252,6 @@ def arrow_type(kind: Any) -> pa.DataType:
             return pa.struct([(name, arrow_type(field)) for name, field in fields_of(kind).items()])
         case name:
             return _ARROW[name]
-
-
-def _plain(kind: Any) -> Any:
-    """A type in which a UUID is text, as Spark has it."""
-    if isinstance(kind, list):
-        return [_plain(member) for member in kind]
-    if not isinstance(kind, dict):
-        return kind
-    return "string" if kind.get("logicalType") == "uuid" else {name: _plain(part) for name, part in kind.items()}
 
 
 def _wrong_type(schema: Any, fields: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.state.records import Position
@@ -21,6 +22,7 @@ from tests.support.fakes import FakeRegistry, balance_codec, position_codec
 if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
 
+UUID = {"type": "string", "logicalType": "uuid"}
 STATE = {"customerId": "Zoë", "amount": Decimal("12.34")}
 FRAME = balance_codec().encode(STATE)
 
@@ -66,6 +68,31 @@ def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -
 
     assert read == record
     assert read["amount"].as_tuple().exponent == -2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (UUID, "nonsense"),
+        (UUID, "00000000-0000-0000-0000-00000000000A"),
+        (["null", UUID], ""),
+        ({"type": "array", "items": UUID}, ["nonsense"]),
+        ({"type": "map", "values": UUID}, {"a": "nonsense"}),
+        ({"type": "record", "name": "Inner", "fields": [{"name": "f", "type": UUID}]}, {"f": "nonsense"}),
+    ],
+    ids=repr,
+)
+def test_a_uuid_is_the_text_that_was_written(kind: Any, value: Any) -> None:
+    registry = FakeRegistry()
+    schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": kind}]}
+    newer = {**schema, "fields": [*schema["fields"], {"name": "g", "type": "int", "default": 0}]}
+    frame = written_by(registry, schema, {"f": value})
+
+    assert AvroCodec(registry, "ours", schema).decode(frame) == {"f": value}
+    assert AvroCodec(registry, "newer", newer).decode(frame) == {"f": value, "g": 0}
+    assert FrameReader(registry).value(frame) == {"f": value}
+    # What others read has the type that was declared.
+    assert registry.schemas[0] == schema
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))

@@ -13,7 +13,7 @@ from balance_service.errors import InvalidInputError, RetriableError, TaskHalted
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver, event
-from tests.support.models import Session
+from tests.support.models import Session, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +53,15 @@ def test_a_view_that_is_another_fails_with_both(balance: Driver) -> None:
 
 def test_the_fields_of_the_only_record_suffice(balance: Driver) -> None:
     balance.when({"customerId": "alice", "amount": Decimal("1.00")}).then(amount("1.00"))
+
+
+def test_a_malformed_uuid_is_kept_and_does_not_stop_its_key() -> None:
+    with Driver(Summary()) as summary:
+        summary.given(event("Scored", {"id": "g", "ref": "nonsense"})).restart().when(event("Scored", {"id": "g"}))
+
+        assert summary.view("g")["games"] == 2
+        summary.when(event("Scored", {"id": "g", "ref": "NONSENSE"}))
+        assert summary.view("g")["ref"] == "NONSENSE"
 
 
 def test_fields_that_the_schema_does_not_have_are_refused() -> None:
