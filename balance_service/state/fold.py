@@ -111,7 +111,7 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
 
 def _held(batch: TaskBatch, folding: Folding, store: StateStore) -> Mapping[bytes, int]:
     """Where order matters: by key, the offset after which a batch's events have to wait for one that failed."""
-    if not folding.letters.keeps_order:
+    if not folding.letters.keeps_order or not (batch.dead_letters or folding.letters.hold_keys(store)):
         return {}
     keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
     held = folding.letters.held_from(store, keys, batch.retried)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.testing import Given
+
 
 @pytest.fixture
 def named() -> Iterator[Driver]:
@@ -54,6 +56,28 @@ def test_no_more_letters_are_looked_up_than_are_tried(named: Driver, monkeypatch
     named.advance(minutes=5)
 
     assert len(looked_up) < 50
+
+
+@pytest.mark.parametrize(
+    ("failed", "status"), [(told("1", unreadable=UNKNOWN), "applied"), (told(""), "waiting")], ids=["closed", "refused"]
+)
+def test_letters_that_hold_no_key_cost_the_keys_of_later_batches_nothing(
+    named: Driver, monkeypatch: pytest.MonkeyPatch, failed: Given, status: str
+) -> None:
+    named.given(failed).mend(UNKNOWN).advance(minutes=5)
+    assert statuses(named) == [status]
+    looked_from: list[bytes] = []
+    keys = StateStore.keys
+
+    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        looked_from.append(start)
+        return keys(store, start, stop, limit)
+
+    monkeypatch.setattr(StateStore, "keys", counted)
+    named.given(*(told("2", key) for key in "abcdefgh"))
+
+    assert named.view("h") == {"names": ["2"]}
+    assert len(looked_from) < 8
 
 
 def test_once_order_matters_no_more_what_waited_for_it_is_tried(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from balance_service.process.clock import now_ms
-from balance_service.state.letters.letter import NEVER, Letter, Status, open_letters
+from balance_service.state.letters.letter import NEVER, Letter, Status, holds_key, open_letters
 from balance_service.state.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -130,13 +130,17 @@ class Letters:
             again |= self._behind(store, again)
         return Due([letter for _, letter in sorted(again.items())][:_MOST_AT_ONCE], forgotten)
 
+    def hold_keys(self, store: StateStore) -> bool:
+        """Whether there are keys whose records have to wait."""
+        return self.keeps_order and any(holds_key(cause) for cause, _ in open_letters(_counts(store)))
+
     def held_from(self, store: StateStore, keys: Iterable[bytes], passing: frozenset[int]) -> dict[bytes, int]:
         """Of keys whose records have to wait, the offset after which they do.
 
         Args:
             passing: letters for which they need not, for these are tried now.
         """
-        if not self.keeps_order or not _counts(store):
+        if not self.hold_keys(store):
             return {}
         first = {key: next((at for at in _holding(store, key) if at not in passing), None) for key in keys}
         return {key: offset for key, offset in first.items() if offset is not None}
