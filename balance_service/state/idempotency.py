@@ -118,13 +118,16 @@ class Retries:
         for name, marker in self.fresh.items():
             frame = self.codec.encode({"timestamp": marker.timestamp_ms, "fingerprint": marker.fingerprint})
             records += [(_BY_NAME + name, frame), (_by_time(marker.timestamp_ms) + name, b"")]
-        return [*self._expired(store), *records]
+        removed = self._expired(store)
+        # Where the batch spans more than the window, some have expired by its end.
+        store.look_for(_BY_TIME, records)
+        return [*removed, *records]
 
     def _expired(self, store: StateStore) -> list[Record]:
         horizon = self.stream_time_ms - self.window_ms
         if horizon < 0:
             return []
-        keys = store.keys(_BY_TIME, _by_time(horizon + 1), in_a_part(_REMOVED_AT_LEAST) + 2 * len(self.fresh))
+        keys = store.first_keys(_BY_TIME, _by_time(horizon + 1), in_a_part(_REMOVED_AT_LEAST) + 2 * len(self.fresh))
         names = [key[-_NAME_BYTES:] for key in keys]
         frames = store.get_many([_BY_NAME + name for name in names]) if names else []
         removed: list[Record] = [(key, None) for key in keys]

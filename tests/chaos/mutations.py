@@ -202,8 +202,8 @@ MUTATIONS = (
     Mutation(
         "idempotency keys are forgotten after each batch",
         "balance_service/state/idempotency.py",
-        "        return [*self._expired(store), *records]\n",
-        "        return self._expired(store)\n",
+        "        return [*removed, *records]\n",
+        "        return removed\n",
         QUIET,
         WRONG,
     ),

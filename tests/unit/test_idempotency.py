@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
+from balance_service.errors import RetriableError
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.state.commit import Committed, commit, write_position
@@ -235,6 +236,52 @@ def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one_though_that_is_re
     done = partition.fold(Event("1.00", b"a", 6_600))
 
     assert (done.applied, done.duplicates) == (0, 1)
+
+
+def by_time(timestamp_ms: int) -> bytes:
+    return RESERVED_PREFIX + b"once-by-time" + timestamp_ms.to_bytes(8, "big")
+
+
+def test_what_was_removed_is_not_looked_at_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
+    looked_from: list[bytes] = []
+    keys = StateStore.keys
+
+    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        looked_from.append(start)
+        return keys(store, start, stop, limit)
+
+    monkeypatch.setattr(StateStore, "keys", counted)
+    for n in range(3):
+        partition.fold(Event("1.00", b"late", 6_049 + 1_000 * n))
+
+    first, second, third = looked_from
+    # The second looks at the fifty once more: only now are they known to be gone.
+    assert first <= by_time(5_000) <= second <= by_time(5_049) < third
+
+
+def test_a_marker_that_expires_with_its_own_batch_is_removed_later(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"b", 9_000))
+
+    partition.fold(Event("1.00", b"c", 9_001))
+
+    # Of each of the last two, two records.
+    assert len(partition.markers) == 4
+
+
+def test_what_has_expired_is_removed_though_the_commit_that_found_it_failed(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000))
+    partition.writer.fails_with = RetriableError("the broker does not answer")
+    with pytest.raises(RetriableError):
+        partition.fold(Event("1.00", b"b", 9_000))
+    partition.writer.fails_with = None
+    partition.position -= 1
+    # Another part of what was tried, as after a disk that was full: stream time is behind what it was.
+    partition.fold(Event("1.00", b"c", 6_000))
+
+    partition.fold(Event("1.00", b"d", 9_000))
+
+    assert len(partition.markers) == 2
 
 
 EVENTS = st.lists(

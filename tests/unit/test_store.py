@@ -227,6 +227,31 @@ def test_a_view_taken_before_closing_still_answers(path: Path) -> None:
     assert view.get(b"c1") == b"one"
 
 
+def test_the_first_of_an_index_are_found_until_they_are_deleted_and_then_no_more_looked_past(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_from: list[bytes] = []
+    keys = StateStore.keys
+
+    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        looked_from.append(start)
+        return keys(store, start, stop, limit)
+
+    monkeypatch.setattr(StateStore, "keys", counted)
+    store.write([(b"i%d" % n, b"") for n in range(1, 5)], 1)
+
+    assert store.first_keys(b"i", b"i9", 2) == [b"i1", b"i2"]
+    assert store.first_keys(b"i", b"i9", 2) == [b"i1", b"i2"]
+    store.write([(b"i1", None), (b"i2", None)], 2)
+    assert store.first_keys(b"i", b"i9", 2) == [b"i3", b"i4"]
+    assert store.first_keys(b"i", b"i2", 2) == []
+    added: list[Record] = [(b"a", b""), (b"i0", None), (b"i1", b"")]
+    store.look_for(b"i", added)
+    store.write(added, 3)
+    assert store.first_keys(b"i", b"i9", 2) == [b"i1", b"i3"]
+    assert looked_from == [b"i", b"i1", b"i1", b"i3", b"i1"]
+
+
 def test_closing_twice_does_no_harm(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.close()

@@ -121,8 +121,7 @@ class Letters:
         if store.keys(_AT + _number(position.offset), _AT + _number(_BEYOND), 1):
             return Due()
         end = _DUE + _number(self.now_ms() + 1)
-        keys = store.keys(max(_DUE, store.due_from), end, _MOST_AT_ONCE)
-        store.due_from = keys[0] if keys else end
+        keys = store.first_keys(_DUE, end, _MOST_AT_ONCE)
         letters = self.at(store, map(_last_number, keys))
         forgotten = [letter for letter in letters.values() if not letter.status.is_open]
         again = {offset: letter for offset, letter in letters.items() if letter.status.is_open}
@@ -184,7 +183,7 @@ class Letters:
         self._release(store, changes)
         for letter in forgotten:
             self._change(changes, letter.offset, letter, None)
-        _look_from(store, changes)
+        store.look_for(_DUE, changes.records)
         return changes
 
     def decided(self, store: StateStore, letters: Iterable[Letter], status: Status) -> Changes:
@@ -196,7 +195,7 @@ class Letters:
                 changes, before.offset, before, before.due_at_once(now) if again else before.closed(status, now)
             )
         self._release(store, changes)
-        _look_from(store, changes)
+        store.look_for(_DUE, changes.records)
         return changes
 
     def carried(self, letters: Iterable[Letter]) -> Changes:
@@ -217,7 +216,7 @@ class Letters:
             for letter in self.between(store, 0):
                 if letter.status is Status.BEHIND:
                     self._change(changes, letter.offset, letter, self._freed(letter))
-            _look_from(store, changes)
+            store.look_for(_DUE, changes.records)
         return changes
 
     def _freed(self, letter: Letter) -> Letter:
@@ -289,12 +288,6 @@ class Letters:
         due = [] if letter.due_ms == NEVER else [_DUE + _number(letter.due_ms) + offset]
         of_key = [_of(letter.key) + offset] if self.keeps_order and letter.holds_key and letter.key is not None else []
         return due + of_key
-
-
-def _look_from(store: StateStore, changes: Changes) -> None:
-    """Have what becomes due by a commit found, whether or not it succeeds."""
-    due = (key for key, value in changes.records if value is not None and key.startswith(_DUE))
-    store.due_from = min([store.due_from, *due])
 
 
 def letter_offset(key: bytes) -> int | None:

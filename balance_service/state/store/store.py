@@ -64,8 +64,7 @@ class StateStore:
         self._position_codec = position_codec
         self._db = Database(path)
         self._view: StoreView | None = None
-        self.due_from = b""
-        """A key: none of a dead letter that is due lies below it. RocksDB would look at each that was deleted there."""
+        self._first: dict[bytes, bytes] = {}
         try:
             self._view = self._take_view()
         except Exception:
@@ -138,6 +137,21 @@ class StateStore:
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         """At most `limit` of the keys from `start` on and below `stop`, in their order."""
         return self._db.keys(start, stop, limit)
+
+    def first_keys(self, index: bytes, stop: bytes, limit: int) -> list[bytes]:
+        """As `keys`, from the first that begins with `index`: for those that are deleted once they were found.
+
+        RocksDB looks at each that was deleted, so it begins where the last one was found. They are found again until
+        they are deleted, whatever becomes of the commit that is to do it.
+        """
+        found = self.keys(self._first.get(index, index), stop, limit)
+        self._first[index] = found[0] if found else stop
+        return found
+
+    def look_for(self, index: bytes, records: Iterable[Record]) -> None:
+        """Have `first_keys` find what a commit adds to an index, whether or not it succeeds."""
+        added = (key for key, value in records if value is not None and key.startswith(index))
+        self._first[index] = min([self._first.get(index, index), *added])
 
     def require_room(self) -> None:
         """Raises StoreFullError if the disk has less room than the next writes may need."""
