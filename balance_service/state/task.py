@@ -134,8 +134,7 @@ class Task:
         """As a standby, apply what the owner has committed since, or wait briefly for it. Raises as `open`."""
         with self._held():
             self._replica.tail()
-            if self._state is TaskState.RESTORING and self._replica.is_complete:
-                self._to(TaskState.TAILING)
+            self._answer_if_complete()
 
     def promote(self) -> None:
         """As a standby, become the owner, from where it is. Raises as `open`."""
@@ -287,6 +286,10 @@ class Task:
             self._own()
         else:
             self._catch_up(is_fenced=False)
+            self._answer_if_complete()
+
+    def _answer_if_complete(self) -> None:
+        if self._state is TaskState.RESTORING and self._replica.is_complete:
             self._to(TaskState.TAILING)
             self._reason = ""
             self._log.info("task tailing", position=self.position, restored=self._replica.restoration.restored)

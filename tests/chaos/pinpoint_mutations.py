@@ -131,8 +131,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a standby answers though it has not read all of the changelog",
         "state/task.py",
-        "            if self._state is TaskState.RESTORING and self._replica.is_complete:\n",
-        "            if self._state is TaskState.RESTORING:\n",
+        "        if self._state is TaskState.RESTORING and self._replica.is_complete:\n",
+        "        if self._state is TaskState.RESTORING:\n",
         "unit/test_replica",
         "test_a_standby_that_restores_answers_only_once_it_is_complete",
     ),

@@ -10,7 +10,7 @@ import structlog
 
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.state.completeness import Wholeness
-from balance_service.state.records import TaskId
+from balance_service.state.records import Role, TaskId
 from balance_service.state.replica import Replica
 from balance_service.state.store.batch import StoreBatch
 from balance_service.state.task import Task
@@ -32,6 +32,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.store: Any = SimpleNamespace(view="a view", position=None)
+        self.restoration = SimpleNamespace(restored=0)
         self.is_complete = False
         self.applied_while: list[TaskState] = []
         self.task: Any = None
@@ -45,6 +46,23 @@ class Reading:
 
     def apply(self, _batch: StoreBatch, _offset: int, *, is_whole: bool) -> None:
         self.applied_while.append(self.task.state)
+
+
+class SlowReader:
+    """A changelog of which the replay takes some time; what it reads is whole."""
+
+    is_whole = True
+    whole_up_to = 8
+
+    def __init__(self, clock: Clock, seconds: int) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    def replay(self, *_: object, **__: object) -> None:
+        self._clock.now += self._seconds
+
+    def tail(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -108,6 +126,26 @@ def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_
     # It must not answer from the store before that is written to, either.
     assert reading.applied_while == [TaskState.TAILING, TaskState.RESTORING]
     assert (standby.state, str(standby.view)) == (TaskState.TAILING, "a view")
+
+
+@pytest.mark.parametrize(("seconds", "answers"), [(599, True), (600, False)])
+def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_the_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: int, answers: bool
+) -> None:
+    clock, task = Clock(), Task(TASK, cast("TaskContext", None), Role.STANDBY, "the one before failed")
+    topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
+    replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
+    replica._wholeness = Wholeness(replica._end, clock)
+    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view"))
+    replica._reader = cast("Any", SlowReader(clock, seconds))
+    monkeypatch.setattr(replica, "open", lambda **_: None)
+    task._replica = replica
+    task.open()
+    opened = task.view is not None
+    task.tail()
+
+    assert (opened, task.state, str(task.view)) == (answers, TaskState.TAILING, "a view")
+    assert task._reason == ""
 
 
 def test_a_standby_that_restores_answers_only_once_it_is_complete(standby: Task, reading: Reading) -> None:
