@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from balance_service.errors import BalanceServiceError, NotAuthorizedError, RetriableError, StoreFullError
+from balance_service.errors import (
+    BalanceServiceError,
+    NotAuthorizedError,
+    RetriableError,
+    StoreFullError,
+    TaskMigratedError,
+)
 from balance_service.http.access.authorization import CLIENT
 from balance_service.http.bodies import decision
 from balance_service.http.given import Given
@@ -33,7 +39,7 @@ from balance_service.http.letter_parameters import (
 from balance_service.http.parameters import LIMIT, PARTITIONS
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.server.problems import Problem, unavailable
-from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict
+from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +55,7 @@ _ATTEMPTS = 2
 _AGAIN_SECONDS = 0.3
 # More would not fit into the first line of a request.
 _OFFSETS_A_REQUEST = 40
+_MISDIRECTED = 421
 _NOT_HERE = "this instance hosts no read model with that stage; ask one that does"
 _NOBODY = "nobody can be asked about its partition now; decide again"
 
@@ -88,18 +95,29 @@ class StageLetters:
         if partition >= self.scatter.partitions:
             return dict.fromkeys(offsets, NO_LETTER)
         deadline = time.monotonic() + self.scatter.timeout_seconds
+        outcome = _Outcome(offsets, verdict)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_AGAIN_SECONDS)
-            refused = await self.decided_here(partition, offsets, verdict)
+            try:
+                refused = await self.decided_here(partition, outcome.left, verdict)
+            except BalanceServiceError:
+                outcome.unknown(outcome.left)
+                refused = None
             if refused is None:
-                refused = await self._decided_there(partition, offsets, verdict, deadline)
-            if refused is not None:
-                return refused
-        return dict.fromkeys(offsets, _NOBODY)
+                await self._decided_there(partition, outcome, deadline)
+            else:
+                outcome.told(outcome.left, refused)
+            if not outcome.left:
+                break
+        return outcome.refused | dict.fromkeys(outcome.left, _NOBODY)
 
     async def decided_here(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str] | None:
-        """By this instance; None if it does not own the partition, or cannot."""
+        """By this instance; None if it does not own the partition.
+
+        Raises:
+            BalanceServiceError: it may have been carried out, or not.
+        """
         copy = self.scatter.routing.copy(partition)
         if copy is None or not self.scatter.routing.is_owned(copy):
             return None
@@ -107,47 +125,75 @@ class StageLetters:
             return await asyncio.to_thread(self.decide, partition, offsets, verdict)
         except (NotAuthorizedError, StoreFullError) as error:
             return dict.fromkeys(offsets, str(error))
-        except BalanceServiceError:
+        except TaskMigratedError:
             return None
 
-    async def _decided_there(
-        self, partition: int, offsets: Sequence[int], verdict: Verdict, deadline: float
-    ) -> Mapping[int, str] | None:
-        """By the peer that owns the partition; None if there is none, or it does not answer."""
+    async def _decided_there(self, partition: int, outcome: _Outcome, deadline: float) -> None:
+        """By the peer that owns the partition, as far as there is one and it answers."""
         routing = self.scatter.routing
         peers = routing.candidates(partition, takes_standbys=False)
         for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
             left = deadline - time.monotonic()
             until = deadline - left / 2 if following else deadline
-            refused = await self._decided_by(peer, partition, offsets, verdict, until)
-            if refused is not None:
+            if await self._decided_by(peer, partition, outcome, until):
                 routing.believe(partition, peer)
-                return refused
+                return
             routing.doubt(partition, peer)
-        return None
 
-    async def _decided_by(
-        self, peer: Peer, partition: int, offsets: Sequence[int], verdict: Verdict, deadline: float
-    ) -> Mapping[int, str] | None:
+    async def _decided_by(self, peer: Peer, partition: int, outcome: _Outcome, deadline: float) -> bool:
+        """Whether a peer has answered for all that was left."""
+        verdict = outcome.verdict
         parameters = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by}
-        refused: dict[int, str] = {}
-        for start in range(0, len(offsets), _OFFSETS_A_REQUEST):
-            some = ",".join(map(str, offsets[start : start + _OFFSETS_A_REQUEST]))
+        while outcome.left:
+            asked = outcome.left[:_OFFSETS_A_REQUEST]
             try:
                 answer = await self.scatter.proxy.get(
                     peer,
                     f"{PATH}.{verdict.decision.value}",
-                    {**parameters, "offsets": some, "reason": verdict.reason},
+                    {**parameters, "offsets": ",".join(map(str, asked)), "reason": verdict.reason},
                     self.scatter.address,
                     max(0.0, deadline - time.monotonic()),
                     method="POST",
                 )
             except RetriableError:
-                return None
+                outcome.unknown(asked)
+                return False
             if answer.status != 200:
-                return None
-            refused |= {int(offset): str(why) for offset, why in json.loads(answer.body)["refused"].items()}
-        return refused
+                if answer.status != _MISDIRECTED:
+                    outcome.unknown(asked)
+                return False
+            refused = json.loads(answer.body)["refused"].items()
+            outcome.told(asked, {int(offset): str(why) for offset, why in refused})
+        return True
+
+
+class _Outcome:
+    """What has become of a decision about letters of one partition, while one owner or another is asked.
+
+    An owner that did not answer may have carried it out. What is then found closed as the decision closes it counts as
+    carried out.
+    """
+
+    def __init__(self, offsets: Sequence[int], verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.left = list(offsets)
+        """Those for which no owner has answered."""
+        self.refused: dict[int, str] = {}
+        """By offset, why it was not carried out."""
+        self._unknown: set[int] = set()
+        self._is_done = closed_already(verdict.decision.status)
+
+    def told(self, offsets: Sequence[int], refused: Mapping[int, str]) -> None:
+        """An owner has answered for some, and says which it has refused."""
+        for offset in offsets:
+            why = refused.get(offset)
+            if why is not None and not (offset in self._unknown and why == self._is_done):
+                self.refused[offset] = why
+        self.left = [offset for offset in self.left if offset not in offsets]
+
+    def unknown(self, offsets: Sequence[int]) -> None:
+        """An owner was asked about some, and nobody knows what it did."""
+        self._unknown.update(offsets)
 
 
 class DeadLetters:
@@ -225,9 +271,12 @@ class DeadLetters:
         stage, (partition, *_) = self._of(given.required(STAGE)), given.required(PARTITIONS)
         verdict = Verdict(made, given.required(VERDICT_BY), given.required(VERDICT_REASON))
         offsets = given.required(OFFSETS)
-        refused = await stage.decided_here(partition, offsets, verdict)
+        try:
+            refused = await stage.decided_here(partition, offsets, verdict)
+        except BalanceServiceError as error:
+            raise unavailable(str(error)) from error
         if refused is None:
-            raise Problem(421, f"{stage.scatter.address} does not own partition {partition}")
+            raise Problem(_MISDIRECTED, f"{stage.scatter.address} does not own partition {partition}")
         return web.json_response({"refused": {str(offset): why for offset, why in refused.items()}})
 
     async def _decided(self, stage: str, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
@@ -244,7 +293,7 @@ class DeadLetters:
 
     def _of(self, stage: str) -> StageLetters:
         if stage not in self._stages:
-            raise Problem(421, f"this instance does not host stage '{stage[:100]}'")
+            raise Problem(_MISDIRECTED, f"this instance does not host stage '{stage[:100]}'")
         return self._stages[stage]
 
 

@@ -22,6 +22,7 @@ from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.queries import PATH, Queries
 from balance_service.http.routing import Routing
+from balance_service.http.scatter import ScanThreads, Scatter
 from balance_service.http.server.problems import problems
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
@@ -142,6 +143,20 @@ class Instance:
             on_damage=lambda partition, _error: self.damaged.append(partition),
             timeout_seconds=self.timeout_seconds,
             metrics=metrics or Metrics(),
+        )
+
+    def scatter(self, path: str) -> Scatter:
+        """Its proxy is to be closed."""
+        return Scatter(
+            routing=self.routing,
+            proxy=Proxy(),
+            address=self.address,
+            path=path,
+            view=lambda _: {},
+            render=json.dumps,
+            on_damage=lambda *_: None,
+            timeout_seconds=self.timeout_seconds,
+            threads=ScanThreads(),
         )
 
     @asynccontextmanager

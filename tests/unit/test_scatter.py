@@ -10,9 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balance_service.http.peers.proxy import Proxy
 from balance_service.http.scan import Count
-from balance_service.http.scatter import ScanThreads, Scatter
 from balance_service.http.server.problems import Problem
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.querying import EPOCH, PARTITION, POSITIONS, Instance
@@ -30,25 +28,11 @@ def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "store")
 
 
-def scatter_of(instance: Instance) -> Scatter:
-    return Scatter(
-        routing=instance.routing,
-        proxy=Proxy(),
-        address=instance.address,
-        path=MODEL,
-        view=lambda _: {},
-        render=json.dumps,
-        on_damage=lambda *_: None,
-        timeout_seconds=instance.timeout_seconds,
-        threads=ScanThreads(),
-    )
-
-
 def owned_by(instance: Instance) -> int:
     """How many keys it says that it owns."""
 
     async def ask() -> int:
-        scatter = scatter_of(instance)
+        scatter = instance.scatter(MODEL)
         count = json.loads((await scatter.answer_owned(Count())).body)["count"]
         await scatter.proxy.close()
         return int(count)
@@ -111,7 +95,7 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
         return made
 
     async def run() -> list[int]:
-        instance.owns, scatter = False, scatter_of(instance)
+        instance.owns, scatter = False, instance.scatter(MODEL)
         async with TestServer(app(liar)) as lying, TestServer(app(owner)) as owning:
             instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
             instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)

@@ -176,11 +176,12 @@ class PeerConnections:
         self._sweeping = self._loop.call_later(min(_SWEEP_SECONDS, idle_seconds), self._sweep)
         self.is_closed = False
 
-    async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None) -> Received:
+    async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False) -> Received:
         """Send a query to the peer that a URL names, and wait for its answer; cancel it to give it up.
 
         A peer may close a connection just when it is to be used again. A query of which nothing is answered then is
-        asked once more, on a new connection: it changes nothing, so it may be.
+        asked once more, on a new connection. One that `changes` something may have been answered all the same: it is
+        asked on a new connection, and once.
 
         Raises:
             UnexpectedAnswerError: what came is not an answer of an instance.
@@ -192,7 +193,7 @@ class PeerConnections:
         peer.queries += 1
         try:
             async with peer.slots:
-                connection = peer.take_idle(tls)
+                connection = None if changes else peer.take_idle(tls)
                 if connection is not None:
                     try:
                         return await self._ask(peer, connection, request)

@@ -67,7 +67,7 @@ class Proxy:
         """What a peer answers at a fixed path.
 
         Args:
-            method: another one where asking twice is as good as asking once; without a body.
+            method: another one where something is changed by it; without a body.
 
         Raises:
             RetriableError: the peer may not be asked, refuses our proof or has none, or did not answer in time or not
@@ -108,7 +108,7 @@ class Proxy:
             # Asked anew each time: connections under a renewed certificate are new ones.
             tls = None if self._tls is None else self._tls.value.client
             async with asyncio.timeout(timeout_seconds):
-                answer, proof = await self._connections.ask(url, request, tls)
+                answer, proof = await self._connections.ask(url, request, tls, changes=method != "GET")
         except UnexpectedAnswerError as error:
             raise RetriableError(f"the owner at {address} {error}") from error
         except ssl.SSLError as error:

@@ -66,6 +66,11 @@ def reason_of(given: object) -> str:
     return given
 
 
+def closed_already(status: Status) -> str:
+    """Why no decision makes sense about a letter that is closed with this status."""
+    return f"it is {status.value} already"
+
+
 class Decision(Enum):
     """What becomes of a letter by an operator's word."""
 
@@ -92,7 +97,7 @@ class Verdict(NamedTuple):
         if letter is None:
             return NO_LETTER
         if not letter.status.is_open:
-            return f"it is {letter.status.value} already"
+            return closed_already(letter.status)
         if self.decision is Decision.DISCARD:
             return None
         if letter.status is Status.BEHIND:
