@@ -37,7 +37,7 @@ from balance_service.http.letter_parameters import (
     VERDICT_REASON,
 )
 from balance_service.http.parameters import LIMIT, PARTITIONS
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
 from balance_service.http.server.problems import Problem, unavailable
 from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 
@@ -53,8 +53,6 @@ PATH = "/api/deadLetters"
 _DEFAULT_LETTERS = 100
 _ATTEMPTS = 2
 _AGAIN_SECONDS = 0.3
-# More would not fit into the first line of a request.
-_OFFSETS_A_REQUEST = 40
 _MISDIRECTED = 421
 _NOT_HERE = "this instance hosts no read model with that stage; ask one that does"
 _NOBODY = "nobody can be asked about its partition now; decide again"
@@ -143,18 +141,12 @@ class StageLetters:
     async def _decided_by(self, peer: Peer, partition: int, outcome: _Outcome, deadline: float) -> bool:
         """Whether a peer has answered for all that was left."""
         verdict = outcome.verdict
-        parameters = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by}
-        while outcome.left:
-            asked = outcome.left[:_OFFSETS_A_REQUEST]
+        path = f"{PATH}.{verdict.decision.value}"
+        told = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by, "reason": verdict.reason}
+        for asked, parameters in naming("offsets", outcome.left, path, told):
+            left = max(0.0, deadline - time.monotonic())
             try:
-                answer = await self.scatter.proxy.get(
-                    peer,
-                    f"{PATH}.{verdict.decision.value}",
-                    {**parameters, "offsets": ",".join(map(str, asked)), "reason": verdict.reason},
-                    self.scatter.address,
-                    max(0.0, deadline - time.monotonic()),
-                    method="POST",
-                )
+                answer = await self.scatter.proxy.get(peer, path, parameters, self.scatter.address, left, method="POST")
             except RetriableError:
                 outcome.unknown(asked)
                 return False

@@ -1,8 +1,8 @@
 """Questions about all keys of a read model: put to the instances that have its partitions, answered as one.
 
-One request an instance, one hop, one deadline. Each partition is read as of one moment; together they are of several.
-An answer that lacks a partition is refused, unless the client accepts that it does. A few threads read stores and merge
-answers; everything else belongs to the event loop.
+One request an instance, a few to one that has more partitions than a URL can name; one hop, one deadline. Each
+partition is read as of one moment; together they are of several. An answer that lacks a partition is refused, unless
+the client accepts that it does. A few threads read stores and merge answers; everything else belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer
+from balance_service.http.peers.proxy import naming
 from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class Scatter:
             Problem: 503, some partition cannot be read.
         """
         deadline = time.monotonic() + self.timeout_seconds
+        path, parameters = f"{self.path}/{kind}", scan.parameters()
+        if max_lag is not None:
+            parameters["maxLag"] = str(max_lag)
         missing = set(range(self.routing.partitions) if partitions is None else partitions)
         parts: list[_Part] = []
         failed: set[Peer] = set()
@@ -117,12 +121,16 @@ class Scatter:
             left = deadline - time.monotonic()
             # Half of it while there is another attempt to come.
             until = time.monotonic() + (left / 2 if attempt + 1 < _ATTEMPTS else left)
-            owners = self._owners(missing, max_lag, failed)
+            questions = [
+                (peer, some, listed)
+                for peer, of_it in self._owners(missing, max_lag, failed).items()
+                for some, listed in naming("partitions", of_it, path, parameters)
+            ]
             found = await asyncio.gather(
                 self._here(scan, missing, max_lag, until),
-                *(self._there(peer, kind, scan, of_it, max_lag, until) for peer, of_it in owners.items()),
+                *(self._there(peer, path, listed, some, until) for peer, some, listed in questions),
             )
-            failed = {peer for peer, part in zip(owners, found[1:], strict=True) if part is None}
+            failed = {peer for (peer, *_), part in zip(questions, found[1:], strict=True) if part is None}
             for part in found:
                 # One that came to be read here and there counts once.
                 if part is not None and missing.issuperset(part.partitions):
@@ -215,10 +223,10 @@ class Scatter:
         return owners
 
     async def _there(
-        self, peer: Peer, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
+        self, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
     ) -> _Part | None:
         """What a peer has of some partitions; None if it does not answer, or for others."""
-        part = await self._asked(peer, kind, scan, partitions, max_lag, until)
+        part = await self._asked(peer, path, parameters, partitions, until)
         for partition in partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, peer)
@@ -227,13 +235,10 @@ class Scatter:
         return part
 
     async def _asked(
-        self, peer: Peer, kind: str, scan: Scan, partitions: Sequence[int], max_lag: int | None, until: float
+        self, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
     ) -> _Part | None:
-        parameters = scan.parameters() | {"partitions": _listed(partitions)}
-        parameters |= {} if max_lag is None else {"maxLag": str(max_lag)}
-        path, left = f"{self.path}/{kind}", max(0.0, until - time.monotonic())
         try:
-            answer = await self.proxy.get(peer, path, parameters, self.address, left)
+            answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
         except RetriableError:
             return None
         if answer.status != 200 or answer.headers.get("Balance-Application-Server") != peer.address:

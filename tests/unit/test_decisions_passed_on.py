@@ -15,8 +15,9 @@ from balance_service.http.dead_letters import PATH, StageLetters
 from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scatter import ScanThreads
+from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.read_models.keys import TEXT
-from balance_service.state.letters.decisions import Decision, Verdict
+from balance_service.state.letters.decisions import MOST_REASON, Decision, Verdict
 from balance_service.state.letters.letter import Letter, Status
 from tests.support import fakes
 from tests.support.querying import PARTITION, Instance
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MANY = range(10**17, 10**17 + 500)
 ONE, OTHER = MANY[:2]
+STAGE = 249 * "s"
+HEART = "\N{BROKEN HEART}"
 DISCARD = Verdict(Decision.DISCARD, "alice", "a test")
 REDRIVE = DISCARD._replace(decision=Decision.REDRIVE)
 NOBODY = "nobody can be asked about its partition now; decide again"
@@ -40,6 +43,8 @@ class Owner:
     answers: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     """How many letters each request was about."""
+    urls: list[int] = field(default_factory=list)
+    """How long its URL was."""
 
     def decide(self, _partition: int, offsets: Sequence[int], verdict: Verdict) -> dict[int, str]:
         known = {at: letter(at, self.letters[at]) if at in self.letters else None for at in offsets}
@@ -54,6 +59,7 @@ class Owner:
         verdict = Verdict(Decision(request.path.rpartition(".")[2]), request.query["by"], request.query["reason"])
         offsets = [int(offset) for offset in request.query["offsets"].split(",")]
         self.asked.append(len(offsets))
+        self.urls.append(len(request.raw_path))
         if becomes == "not the owner":
             return web.json_response({}, status=421)
         refused = self.decide(int(request.query["partitions"]), offsets, verdict)
@@ -93,7 +99,7 @@ def decided(
         nothing: Any = None
         scatter = instance.scatter("/api")
         stage = StageLetters(
-            scan=LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=fakes.letters()),
+            scan=LetterScan(stage=STAGE, read_model="balance", key_type=TEXT, letters=fakes.letters()),
             scatter=scatter,
             records=LetterRecords(records=nothing, threads=ScanThreads(), timeout_seconds=1.0),
             decide=decide or owner.decide,
@@ -135,6 +141,16 @@ def test_what_is_not_carried_out_in_the_end_is_told_by_itself(instance: Instance
     assert set(refused.values()) == {NOBODY}
     assert [at for at in MANY if at not in refused] == [at for at in MANY if owner.letters[at] is Status.DISCARDED]
     assert 0 < len(refused) < len(MANY)
+
+
+def test_a_decision_of_the_longest_kind_is_passed_on_in_requests_that_are_not_too_long(instance: Instance) -> None:
+    by, reason = f"jwt:{HEART * 64}", HEART * MOST_REASON
+    owner = Owner()
+
+    assert decided(instance, owner, DISCARD._replace(by=by, reason=reason)) == {}
+    assert set(owner.letters.values()) == {Status.DISCARDED}
+    assert sum(owner.asked) == len(MANY)
+    assert MAX_URL_BYTES / 2 < max(owner.urls) <= MAX_URL_BYTES
 
 
 @pytest.mark.parametrize("answers", [[], ["not the owner"]])

@@ -76,6 +76,7 @@ def test_the_scopes_are_those_that_the_token_names(jwts: Jwts, changed: dict[str
         ({"sub": None}, "lacks"),
         ({"sub": ""}, "subject"),
         ({"sub": "x" * 257}, "subject"),
+        ({"sub": "\N{BROKEN HEART}" * 65}, "subject"),
     ],
 )
 def test_a_token_for_another_time_place_or_of_nobody_is_refused(

@@ -10,14 +10,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balance_service.http.scan import Count
-from balance_service.http.server.problems import Problem
+from balance_service.http.api.routes import ROUTES
+from balance_service.http.scan import Count, Entries
+from balance_service.http.server.limits import Limits, UnderWay, limited
+from balance_service.http.server.problems import Problem, problems
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.querying import EPOCH, PARTITION, POSITIONS, Instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from balance_service.http.answer import Answer
 
 
 MODEL = "/api/models/balance"
@@ -107,3 +111,45 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
 
     assert asyncio.run(run()) == [3, 3, 3]
     assert asked == ["liar", "owner", "owner", "owner"]
+
+
+@pytest.mark.parametrize("partitions", [1, 700, 1000, 2500])
+@pytest.mark.parametrize(
+    ("kind", "scan"),
+    [("count", Count()), ("entries", Entries(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
+)
+def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_too_long(
+    instance: Instance, kind: str, scan: Count | Entries, partitions: int
+) -> None:
+    asked: list[int] = []
+
+    async def owner(request: web.Request) -> web.Response:
+        about = request.query["partitions"].split(",")
+        asked.append(len(about))
+        said = {"Position": 9, "Epoch": 3, "Role": "active"}
+        headers = {f"Balance-{name}": ",".join(f"{p}:{value}" for p in about) for name, value in said.items()}
+        headers |= {"Balance-Application-Server": request.host}
+        body = {"count": {"count": len(about)}, "entries": {"entries": [], "next": None}}[kind]
+        return web.json_response(body, headers=headers)
+
+    async def run() -> Answer:
+        instance.owns, scatter = False, instance.scatter(MODEL)
+        scatter.routing.partitions = partitions
+        app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
+        app.router.add_get(f"/api/models/{{model}}/{kind}", owner)
+        task = {"readModel": "balance", "role": "ACTIVE", "state": "RUNNING", "epoch": 1, "position": 1}
+        tasks = [{**task, "partition": partition} for partition in range(partitions)]
+        async with TestServer(app) as server:
+            record = {"incarnation": "i", "models": [], "tasks": tasks}
+            instance.servers.hear(f"127.0.0.1:{server.port}", record, live=True)
+            try:
+                return await scatter.answer(kind, scan)
+            finally:
+                await scatter.proxy.close()
+
+    answer = asyncio.run(run())
+    assert answer.headers["Balance-Position"] == ",".join(f"{partition}:9" for partition in range(partitions))
+    assert sum(asked) == partitions
+    if kind == "count":
+        assert json.loads(answer.body) == {"count": partitions}
+        assert partitions > 1000 or asked == [partitions]

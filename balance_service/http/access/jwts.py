@@ -30,7 +30,8 @@ LEEWAY_SECONDS = 30
 # About 5 MB.
 MAX_VERIFIED = 10_000
 _MIN_RSA_BITS = 2048
-_MAX_SUBJECT = 256
+# Of UTF-8. Source: OpenID Connect Core 1.0, section 2, which allows 255 characters of ASCII.
+_MAX_SUBJECT_BYTES = 256
 _PUBLIC_KEYS = (rsa.RSAPublicKey, ec.EllipticCurvePublicKey, ed25519.Ed25519PublicKey)
 _ALGORITHMS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 _REFUSALS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
@@ -174,8 +175,9 @@ def _usable(entry: Any, where: str) -> jwt.PyJWK | None:
 
 def _client(claims: Mapping[str, Any]) -> Client:
     subject = claims["sub"]
-    if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT:
-        raise InvalidTokenError(f"the token's subject is not a text of 1 to {_MAX_SUBJECT} characters")
+    size = len(subject.encode(errors="surrogatepass")) if isinstance(subject, str) else 0
+    if not 0 < size <= _MAX_SUBJECT_BYTES:
+        raise InvalidTokenError(f"the token's subject is not a text of 1 to {_MAX_SUBJECT_BYTES} bytes of UTF-8")
     # RFC 9068 has `scope`; some providers have `scp`, as text or as a list.
     granted = claims.get("scope", claims.get("scp"))
     return Client(f"jwt:{subject}", scopes_of(granted.split() if isinstance(granted, str) else granted))

@@ -21,10 +21,11 @@ from balance_service.errors import RetriableError
 from balance_service.http.peers.answers import UnexpectedAnswerError
 from balance_service.http.peers.connections import PeerConnections
 from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
@@ -100,7 +101,7 @@ class Proxy:
             raise RetriableError("this instance is stopping")
         try:
             url = _url(address)
-            target = f"{path}?{urlencode(parameters, quote_via=quote)}" if parameters else path
+            target = _target(path, parameters)
             mark = self._trust.mark(from_address, peer, f"{method} {target}")
             headers = {FORWARDED_HEADER: mark}
             W3C.inject(headers)
@@ -139,6 +140,26 @@ class Proxy:
     async def close(self) -> None:
         """Close all connections."""
         await self._connections.close()
+
+
+def naming(
+    name: str, numbers: Sequence[int], path: str, parameters: Mapping[str, str]
+) -> Iterator[tuple[Sequence[int], Mapping[str, str]]]:
+    """Numbers, as many at a time as fit into the URL of a request, and the parameters of a request that lists them.
+
+    Args:
+        name: of the parameter that lists them; `parameters` are the others.
+    """
+    room = MAX_URL_BYTES - len(_target(path, {**parameters, name: ""}))
+    most = max(1, room // (len(str(max(numbers))) + len(",")))
+    for start in range(0, len(numbers), most):
+        some = numbers[start : start + most]
+        yield some, {**parameters, name: ",".join(map(str, some))}
+
+
+def _target(path: str, parameters: Mapping[str, str]) -> str:
+    # A comma may stand in a query as it is, and lists are many of them. Source: RFC 3986, section 3.4.
+    return f"{path}?{urlencode(parameters, quote_via=quote, safe=',')}" if parameters else path
 
 
 @lru_cache(maxsize=100)
