@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException, Producer
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import by_remedy, not_authorized, refused
 from balance_service.kafka.connection import Connection
+from balance_service.kafka.deliveries import undelivered
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
 
 _ROOM_SECONDS = 0.1
-_FLUSH_SECONDS = 60.0
+_FINISH_SECONDS = 60.0
 _OF_THE_KEY = -1
 
 
@@ -59,7 +60,7 @@ class BulkProducer:
             BalanceServiceError: not all of them are.
         """
         try:
-            unsent = self._producer.flush(_FLUSH_SECONDS)
+            unsent = undelivered(self._producer, _FINISH_SECONDS)
         except KafkaException as error:
             raise by_remedy(error, f"writing to topic '{self._topic}'", self._grant) from error
         if self._first_failure is not None or unsent:

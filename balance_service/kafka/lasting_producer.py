@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
+
+from balance_service.kafka.deliveries import undelivered
 
 if TYPE_CHECKING:
     from balance_service.kafka.clients import ClientConfig
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _REPORT_SECONDS = 1.0
-_POLL_SECONDS = 0.1
 
 
 class LastingProducer:
@@ -50,12 +50,15 @@ class LastingProducer:
         try:
             producer.poll(timeout_seconds)
         except KafkaException as error:
-            # Whichever call polls first raises a fatal error, callback or not.
             self._replace(producer, error)
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait, within a bound, for what is queued."""
-        _report(self._producer, timeout_seconds)
+        producer = self._producer
+        try:
+            undelivered(producer, timeout_seconds)
+        except KafkaException as error:
+            self._replace(producer, error)
 
     def _replace(self, failed: Producer, error: KafkaException) -> None:
         with self._lock:
@@ -63,15 +66,7 @@ class LastingProducer:
                 log.warning("a producer has failed for ever; another takes its place", error=str(error))
                 self._producer = Producer(self._config)
                 failed.purge()
-                _report(failed, _REPORT_SECONDS)
-
-
-def _report(producer: Producer, timeout_seconds: float) -> None:
-    """Report what becomes of all that is queued, within a bound.
-
-    Not by `flush`, which goes on with reports once a fatal error is raised: out comes a SystemError.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    while len(producer) and time.monotonic() < deadline:
-        with suppress(KafkaException):
-            producer.poll(_POLL_SECONDS)
+                # The first may still raise the error.
+                for _ in range(2):
+                    with suppress(KafkaException):
+                        undelivered(failed, _REPORT_SECONDS)

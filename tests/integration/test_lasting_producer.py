@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, Producer
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.commands.publisher import FundsAddedPublisher
@@ -15,29 +14,15 @@ from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
 from tests.integration.test_directory import following, heard_of
-from tests.support.librdkafka import librdkafka
+from tests.support.librdkafka import fail_for_ever
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.kafka.lasting_producer import LastingProducer
     from balance_service.settings import Settings
     from balance_service.tools.local.stack import LocalStack
-
-# In what `confluent_kafka` keeps of a client, the handle of librdkafka comes first.
-_HANDLE_AT = object.__basicsize__
-
-
-def fail_for_ever(producer: LastingProducer) -> None:
-    """Plant a fatal error, and see that it is one."""
-    failing = producer._producer
-    handle = ctypes.c_void_p.from_address(id(failing) + _HANDLE_AT)
-    assert librdkafka().rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"planted") == 0
-    with pytest.raises(KafkaException) as refused:
-        failing.produce("any", b"value", b"key")
-    assert refused.value.args[0].code() == KafkaError._FATAL
 
 
 @pytest.fixture
@@ -64,7 +49,7 @@ def test_events_are_added_again_and_what_was_under_way_is_reported(
     reported: list[object] = []
     held: Producer = publisher._producer._producer
     held.produce(settings.topic, b"under way", b"key", on_delivery=lambda error, _: reported.append(error))
-    fail_for_ever(publisher._producer)
+    fail_for_ever(held)
 
     partition, offset = publisher.publish_and_wait("c1", Decimal(2))
 
@@ -78,7 +63,7 @@ def test_an_instance_is_heard_of_again(settings: Settings) -> None:
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
         eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
         failed = one._producer._producer
-        fail_for_ever(one._producer)
+        fail_for_ever(failed)
         one.publish_soon()
         eventually(lambda: one._producer._producer is not failed, "another producer took its place")
         one.stop(10)

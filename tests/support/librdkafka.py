@@ -7,12 +7,15 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 # Of rdkafka.h.
 _PRODUCER = 0
 _END, _TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _HEADERS = 0, 1, 3, 4, 5, 7, 10
 _COPY = 2
 _FLUSH_MS = 20_000
+# In what `confluent_kafka` keeps of a client, the handle of librdkafka comes first.
+_HANDLE_AT = object.__basicsize__
 
 
 def librdkafka() -> ctypes.CDLL:
@@ -22,6 +25,15 @@ def librdkafka() -> ctypes.CDLL:
     if found is None:
         pytest.skip("this confluent-kafka is not a wheel with its own librdkafka")
     return ctypes.CDLL(str(found))
+
+
+def fail_for_ever(producer: Producer) -> None:
+    """Plant a fatal error, and see that it is one."""
+    handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE_AT)
+    assert librdkafka().rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"planted") == 0
+    with pytest.raises(KafkaException) as refused:
+        producer.produce("any", b"value", b"key")
+    assert refused.value.args[0].code() == KafkaError._FATAL
 
 
 def append(bootstrap_servers: str, topic: str, partition: int, key: bytes, value: bytes, header_name: bytes) -> None:

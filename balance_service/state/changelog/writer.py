@@ -16,6 +16,7 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
+from balance_service.kafka.deliveries import undelivered
 from balance_service.kafka.messages import offset_of
 from balance_service.process.failpoints import reach
 from balance_service.state.records import POSITION_KEY
@@ -35,8 +36,6 @@ _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
-# A poll of 0.2 s or more takes all of its time, whatever it has met.
-_POLL_SECONDS = 0.1
 
 
 class ChangelogWriter:
@@ -172,7 +171,7 @@ class ChangelogWriter:
             )
         report = delivery.report_position
         self._produce(producer, self._changelog, self._partition, position, POSITION_KEY, on_delivery=report)
-        unsent = self._drain(producer)
+        unsent = undelivered(producer, _COMMIT_TIMEOUT_SECONDS)
         if delivery.failed or unsent:
             self._raise_cause(producer)
         delivery.check(unsent)
@@ -211,18 +210,6 @@ class ChangelogWriter:
                 raise forbidden from error
             else:
                 return
-
-    @staticmethod
-    def _drain(producer: Producer) -> int:
-        """Wait, within a bound, until every record is delivered or refused; returns how many are neither.
-
-        Not by `flush`, which goes on with reports once a fatal error is raised: out comes a SystemError, and not that
-        we were fenced.
-        """
-        deadline = time.monotonic() + _COMMIT_TIMEOUT_SECONDS
-        while (unsent := len(producer)) and time.monotonic() < deadline:
-            producer.poll(_POLL_SECONDS)
-        return unsent
 
     def _raise_cause(self, failed: Producer) -> None:
         """Raise that we were fenced, or what is not allowed, if that is why nothing was delivered."""

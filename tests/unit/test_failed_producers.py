@@ -1,0 +1,45 @@
+"""Producers that have failed for ever, as librdkafka's own test hook makes them: what is said of what they held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.errors import RetriableError
+from balance_service.kafka.bulk_producer import BulkProducer
+from balance_service.kafka.lasting_producer import LastingProducer
+from tests.support.librdkafka import fail_for_ever
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True, "log_level": 0}
+
+
+def test_many_records_that_cannot_be_appended_any_more_are_told_with_the_reason() -> None:
+    producer = BulkProducer({**NOBODY}, "topic")
+    for number in range(3):
+        producer.send(b"key", b"value", number)
+    fail_for_ever(producer._producer)
+
+    with pytest.raises(RetriableError, match=r"writing to topic 'topic'.*planted"):
+        producer.finish()
+
+
+def test_what_was_under_way_is_reported_where_nothing_more_is_produced() -> None:
+    reported: list[bool] = []
+    lasting = LastingProducer({**NOBODY})
+    failed = lasting._producer
+
+    def report(error: KafkaError | None, _message: Message) -> None:
+        reported.append(error is None)
+
+    for number in range(3):
+        lasting.produce("topic", b"value", b"key", partition=number, on_delivery=report)
+    fail_for_ever(failed)
+
+    lasting.flush(10.0)
+
+    assert reported == [False] * 3
+    assert lasting._producer is not failed
