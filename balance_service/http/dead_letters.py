@@ -129,11 +129,8 @@ class StageLetters:
     async def _decided_there(self, partition: int, outcome: _Outcome, deadline: float) -> None:
         """By the peer that owns the partition, as far as there is one and it answers."""
         routing = self.scatter.routing
-        peers = routing.candidates(partition, takes_standbys=False)
-        for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
-            left = deadline - time.monotonic()
-            until = deadline - left / 2 if following else deadline
-            if await self._decided_by(peer, partition, outcome, until):
+        for peer, seconds, _ in routing.in_turn(partition, deadline, takes_standbys=False):
+            if await self._decided_by(peer, partition, outcome, time.monotonic() + seconds):
                 routing.believe(partition, peer)
                 return
             routing.doubt(partition, peer)

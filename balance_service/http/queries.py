@@ -17,13 +17,12 @@ from balance_service.http.server.problems import Problem, unavailable
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
     from prometheus_client import Histogram
 
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import LocalAnswer, Routing
     from balance_service.observability.metrics import Metrics
 
@@ -35,7 +34,6 @@ _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
 _CUSTOMER = "customer"
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
-_HEADROOM_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -178,7 +176,8 @@ class Queries:
                     return self._answer(partition, local, query)
             # A copy here may be recent enough by the second time.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
-            for peer, seconds, is_last in self._candidates(partition, query, deadline, has_copy=has_copy):
+            peers = self.routing.in_turn(partition, deadline, takes_standbys=query.takes_standbys, is_all=not has_copy)
+            for peer, seconds, is_last in peers:
                 address = peer.address
                 try:
                     answer = await self.proxy.get(peer, query.path, query.parameters, self.address, seconds)
@@ -203,20 +202,6 @@ class Queries:
                 elif is_last:
                     return answer
         raise refusal
-
-    def _candidates(
-        self, partition: int, query: KeyQuery, deadline: float, *, has_copy: bool
-    ) -> Iterator[tuple[Peer, float, bool]]:
-        """The peers to ask in turn, each with the seconds to wait, and whether it is the last one.
-
-        Each gets half of the time left while there is another peer to ask, or a copy here to look at again.
-        """
-        peers = self.routing.candidates(partition, takes_standbys=query.takes_standbys)
-        for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            yield peer, left / 2 if following or has_copy else left + _HEADROOM_SECONDS, not following
 
     def _answer(self, partition: int, local: LocalAnswer, query: KeyQuery | None) -> Answer:
         """An answer from here; without a query, to the plain one for a customer."""

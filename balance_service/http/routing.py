@@ -5,6 +5,7 @@ Called on the event loop's thread only; what it asks answers from immutable snap
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -14,6 +15,8 @@ from balance_service.state.records import Role
 from balance_service.state.task_state import ANSWERING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from balance_service.cluster.membership import Lease
     from balance_service.cluster.server_table import ServerTable
     from balance_service.cluster.watermarks import Watermarks
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _WATERMARK_SECONDS = 3.0
+_HEADROOM_SECONDS = 0.1
 
 
 class LocalAnswer(NamedTuple):
@@ -149,6 +153,20 @@ class Routing:
             standbys = self.servers.standbys(self.read_model, partition, _ANSWERING)
             peers += [Peer(server.address, server.incarnation) for server in standbys]
         return [peer for peer in peers if peer.address != self.address]
+
+    def in_turn(
+        self, partition: int, deadline: float, *, takes_standbys: bool, is_all: bool = True
+    ) -> Iterator[tuple[Peer, float, bool]]:
+        """The same, each with the seconds to wait for it, and whether it is the last one; none after the deadline.
+
+        Each gets half of the time left while something comes after it: another one, or what is not `is_all`.
+        """
+        peers = self.candidates(partition, takes_standbys=takes_standbys)
+        for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            yield peer, left + _HEADROOM_SECONDS if is_all and not following else left / 2, not following
 
     def believe(self, partition: int, peer: Peer) -> None:
         """A peer has answered as the owner of a partition."""
