@@ -137,7 +137,7 @@ def _fold_combined(
     inapplicable: set[bytes] = set()
     strangers: set[bytes] = set()
     created = 0
-    encode, decode = folding.state_codec.encode, folding.state_codec.decode
+    decode = folding.state_codec.decode
     for some in updates:
         keys = some.keys.to_pylist()
         frames = store.get_many(keys)
@@ -155,14 +155,15 @@ def _fold_combined(
                 inapplicable.add(update.key)
                 continue
             try:
-                state, _ = _step(folding, None if before is None else decode(before), update)
-            except PoisonRecordError:
-                inapplicable.add(update.key)
-            else:
+                state = _step(folding, None if before is None else decode(before), update)
                 if state is None:
                     # Only a fold of its own deletes, and its updates are not combined.
                     raise FatalError(f"a standard fold of {folding.read_model.name} has deleted a state")
-                records.append((update.key, encode(state)))
+                _, frame = _framed(folding, state)
+            except PoisonRecordError:
+                inapplicable.add(update.key)
+            else:
+                records.append((update.key, frame))
                 created += before is None
     return columns, records, inapplicable, strangers, created
 
@@ -199,6 +200,11 @@ class _OneByOne:
         Raises:
             TaskHaltedError: the read model's own code failed at an event.
         """
+        # What a fold of its own made may come back as another value, a float's nearest; that must not depend on where a
+        # batch ends.
+        return self._fold(before, events, frames_each=not self.folding.read_model.folds)
+
+    def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
@@ -209,7 +215,9 @@ class _OneByOne:
                 if self.retries.is_repeated(event):
                     duplicates += 1
                     continue
-                following, following_frame = _step(self.folding, state, event)
+                following, following_frame = _step(self.folding, state, event), None
+                if frames_each and following is not None:
+                    following, following_frame = _framed(self.folding, following)
                 if self.emission is not None:
                     outputs += self.emission.of_event(event, following)
             except PoisonRecordError as error:
@@ -223,14 +231,19 @@ class _OneByOne:
                 state, frame, last = following, following_frame, event
                 self.retries.remember(event)
         if last is not None:
+            if frame is None and state is not None:
+                try:
+                    _, frame = _framed(self.folding, state)
+                except PoisonRecordError:
+                    # One of the events is to blame.
+                    self.retries.forget(events)
+                    return self._fold(before, events, frames_each=True)
             if self.emission is not None and state != before:
                 try:
                     outputs += self.emission.of_last(last, state)
                 except OwnCodeFailedError as error:
                     # Its events are applied, so none of them can become a dead letter.
                     raise self._halting(error, last) from error.__cause__
-            if frame is None and state is not None:
-                frame = self.folding.state_codec.encode(state)
             self.after[last.key] = frame
         self.folded.dead_letters += letters
         self.folded.outputs += outputs
@@ -241,18 +254,22 @@ class _OneByOne:
         return error.halting(self.folding.read_model.name, self.source, event.offset)
 
 
-def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> tuple[State | None, bytes | None]:
-    """The state after an update; of a fold of its own with the frame, by which it was checked."""
-    after = call_own(folding.read_model.next_state, state, update.key, update.update, update.timestamp_ms)
-    if after is None or folding.read_model.folds:
-        return after, None
-    # What a fold of its own made may not fit the schema, or come back as another value, a float's nearest; that must
-    # not depend on where a batch ends.
+def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State | None:
+    return call_own(folding.read_model.next_state, state, update.key, update.update, update.timestamp_ms)
+
+
+def _framed(folding: Folding, state: State) -> tuple[State, bytes]:
+    """A state as it is read again, and its frame.
+
+    Raises:
+        PoisonRecordError: it cannot be kept, or not be read again.
+    """
     try:
-        frame = folding.state_codec.encode(after)
-    except Exception as error:  # fastavro raises whatever its writer trips over
-        raise PoisonRecordError(STATE_UNFIT, f"the fold's state does not fit its schema: {error}") from error
-    return folding.state_codec.decode(frame), frame
+        frame = folding.state_codec.encode(state)
+        # What standard folds make comes back as it was.
+        return state if folding.read_model.folds else folding.state_codec.decode(frame), frame
+    except Exception as error:  # fastavro raises whatever its writer and reader trip over
+        raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

@@ -1,0 +1,92 @@
+"""What becomes of an event after which the state could not be kept, or not be read again: it is a dead letter."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.read_models.flow import Stream
+from balance_service.read_models.folds import Count, Latest
+from balance_service.read_models.read_model import ReadModel
+from balance_service.testing import Driver, event
+from tests.support.models import MONEY, WHEN, WIDE_MONEY, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.read_models.read_model import Event, State
+    from balance_service.testing.rows import Given
+
+TEXT = ["null", "string"]
+ship("Written", {"id": "string", "text": TEXT, "paid": ["null", MONEY]})
+ship("LastWritten", {"id": "string", "text": TEXT, "paid": ["null", WIDE_MONEY], "times": "long"})
+ship("Pages", {"pages": {"type": "array", "items": "string"}, "at": ["null", WHEN]})
+# The driver's changelog takes batches of 1 MiB.
+LARGE = "x" * (1 << 20)
+
+
+class LastWritten(ReadModel):
+    """What was written last, and how often something was."""
+
+    name = "test-last-written"
+    source = Stream("writings", "Written")
+    key = "id"
+    state = "LastWritten"
+
+    text = Latest("Written.text")
+    paid = Latest("Written.paid")
+    times = Count("Written")
+
+
+class Pages(ReadModel):
+    """All that was written, and when the last of it was."""
+
+    name = "test-pages"
+    source = Stream("writings", "Written")
+    key = "id"
+    state = "Pages"
+
+    def fold(self, state: State | None, event: Event) -> State | None:
+        return {"pages": [*(state["pages"] if state else ()), event["text"] or ""], "at": event.timestamp_ms}
+
+
+def written(text: str | None, key: str = "k", **more: Any) -> Given:
+    return event("Written", {"id": key, "text": text}, **more)
+
+
+def causes(driver: Driver) -> list[tuple[str, str]]:
+    return [(letter.event.fields["text"], letter.cause) for letter in driver.dead_letters()]
+
+
+@pytest.mark.parametrize("at_ms", [1_700_000_000_000_000, 1 << 62])
+def test_a_state_that_could_not_be_read_again_is_a_dead_letter(at_ms: int) -> None:
+    with Driver(Pages()) as driver:
+        # As a producer stamps that counts in microseconds.
+        driver.given(written("a", timestamp_ms=1), written("b", timestamp_ms=at_ms), written("c", timestamp_ms=3))
+
+        assert causes(driver) == [("b", "state-does-not-fit")]
+        assert driver.view("k")["pages"] == ["a", "c"]
+
+
+@pytest.mark.parametrize("once", [None, "same"])
+@pytest.mark.parametrize("combines", [True, False])
+def test_where_a_standard_fold_makes_what_does_not_fit_its_schema_the_event_to_blame_is_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch, combines: bool, once: str | None
+) -> None:
+    own, misfit = LastWritten.next_state, Decimal("0.001")
+
+    def next_state(model: LastWritten, state: Any, key: bytes, update: Mapping[str, Any], *at: int) -> Any:
+        paid = {"b": misfit, "c": None}.get(update["text"], Decimal("1.00"))
+        return own(model, state, key, {**update, "paid": paid}, *at)
+
+    monkeypatch.setattr(LastWritten, "next_state", next_state)
+    with Driver(LastWritten(), combines_few=combines) as driver:
+        driver.given(
+            written("a", idempotency_key=once), written("a", idempotency_key=once), written("b"), written("z", key="l")
+        )
+
+        assert causes(driver) == [("b", "state-does-not-fit")]
+        assert driver.view("k") == {"text": "a", "paid": Decimal("1.00"), "times": 1 if once else 2}
+        assert driver.view("l")["times"] == 1
