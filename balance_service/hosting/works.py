@@ -12,8 +12,7 @@ from balance_service.avro.types import fields_of
 from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.errors import FatalError
 from balance_service.kafka.clients import producer_config
-from balance_service.kafka.topic_policies import is_compacted
-from balance_service.kafka.topic_setup import largest_batch
+from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.read_models.keys import KeyType
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
@@ -120,6 +119,7 @@ class Works:
             read_model=read_model,
             acceleration=read_model.acceleration(state_codec),
             state_codec=state_codec,
+            largest_bytes=self._largest_bytes(self.topics.config(names.changelog)),
             position_codec=position_codec,
             letters=letters,
             marker_codec=self._codec(names.changelog, load_schema("IdempotencyMarker")),
@@ -148,14 +148,17 @@ class Works:
         return AvroCodec(self.registry, subject_of(topic, schema), schema)
 
     def _target(self, name: str, stage: Stage) -> Target:
-        topic = self.prepared[name]
-        sender = sender_of(stage.full_name, self.prepared[stage.source].topic_id)
-        # The producer's own bound, too: what it refuses once, it refuses for ever.
-        ours = int(str(producer_config(self.settings)["message.max.bytes"]))
+        config = self.topics.config(name)
         return Target(
             topic=name,
-            partitions=topic.partitions,
-            largest_bytes=min(largest_batch(self.topics, topic), ours),
-            is_compacted=is_compacted(self.topics.config(name)),
-            sender=sender,
+            partitions=self.prepared[name].partitions,
+            largest_bytes=self._largest_bytes(config),
+            is_compacted=is_compacted(config),
+            sender=sender_of(stage.full_name, self.prepared[stage.source].topic_id),
         )
+
+    def _largest_bytes(self, config: Mapping[str, str]) -> int:
+        """Of a batch for a topic of this configuration."""
+        # The producer's own bound, too: what it refuses once, it refuses for ever.
+        ours = int(str(producer_config(self.settings)["message.max.bytes"]))
+        return min(int(config[MAX_MESSAGE_BYTES]), ours)

@@ -80,11 +80,6 @@ def prepare_changelog(topics: Topics, stage: Stage, source: Topic) -> Topic:
     return changelog
 
 
-def largest_batch(topics: Topics, topic: Topic) -> int:
-    """The most bytes that a topic takes in one batch."""
-    return int(topics.config(topic.name)[topic_policies.MAX_MESSAGE_BYTES])
-
-
 def dead_letter_bytes(topics: Topics, stage: Stage, source: Topic) -> int:
     """What a batch of dead letters may come to, in bytes; their topic is made again if it was deleted since."""
     name = stage.dead_letters

@@ -12,6 +12,7 @@ import pyarrow as pa
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError, TaskHaltedError
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
+from balance_service.state.outputs import ENVELOPE_BYTES
 from balance_service.state.own_code import OwnCodeFailedError, call_own
 from balance_service.state.records import MISPLACED
 from balance_service.state.work import Folded
@@ -42,6 +43,8 @@ class Folding:
     acceleration: Addition | None
     """What makes states of combined updates that the fold would make alike; None: the fold makes them all."""
     state_codec: AvroCodec
+    largest_bytes: int
+    """Of a batch that the changelog takes."""
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
@@ -58,6 +61,8 @@ class Folding:
 
 def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
     """The outcome of a batch; it does not depend on where batches begin and end.
+
+    One thing aside: what standard folds make is looked at where one ends, when a later event may have made it fit.
 
     Events that came singly are folded so, in offset order. So are those of a key of which the combined update cannot
     be applied, from its events read again.
@@ -171,7 +176,10 @@ def _fold_combined(
 def _accelerated(
     folding: Folding, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
 ) -> list[bytes | None]:
-    """The next states that the acceleration makes; None for those that only the fold can tell."""
+    """The next states that the acceleration makes; None for those that only the fold can tell.
+
+    None is too large for the changelog: it holds a key, which is short, and a number of 8 bytes.
+    """
     if folding.acceleration is None:
         return [None] * len(frames)
     return folding.acceleration.next_states(
@@ -266,6 +274,8 @@ def _framed(folding: Folding, state: State) -> tuple[State, bytes]:
     """
     try:
         frame = folding.state_codec.encode(state)
+        if len(frame) + ENVELOPE_BYTES > folding.largest_bytes:
+            raise ValueError(f"the changelog would refuse its {len(frame)} bytes for ever")
         # What standard folds make comes back as it was.
         return state if folding.read_model.folds else folding.state_codec.decode(frame), frame
     except Exception as error:  # fastavro raises whatever its writer and reader trip over

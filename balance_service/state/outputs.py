@@ -20,8 +20,8 @@ SENDER_HEADER = "sent-by"
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
 UNFIT = "output-does-not-fit"
 OF_THE_KEY = -1
-# What a batch with nothing else in it takes, besides key, value and headers.
-_ENVELOPE_BYTES = 2 << 10
+ENVELOPE_BYTES = 2 << 10
+"""What a batch with nothing else in it takes at most, besides value, headers and the key of an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def output_of(
     if key is None and target.is_compacted:
         raise PoisonRecordError(UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted")
     size = len(key or b"") + len(value or b"") + sum(len(name) + len(of or b"") for name, of in headers)
-    if size + _ENVELOPE_BYTES > target.largest_bytes:
+    if size + ENVELOPE_BYTES > target.largest_bytes:
         raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
     # Without a key there is no order to keep; any partition will do, but the same one if the event is read again.
     partition = origin.partition % target.partitions if key is None else OF_THE_KEY

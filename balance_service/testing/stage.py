@@ -212,6 +212,7 @@ class DrivenStage:
             read_model=read_model,
             acceleration=read_model.acceleration(state_codec) if is_accelerated else None,
             state_codec=state_codec,
+            largest_bytes=_LARGEST_BYTES,
             position_codec=position_codec,
             letters=letters,
             marker_codec=self._codec("markers", load_schema("IdempotencyMarker")),

@@ -49,6 +49,7 @@ FOLDING = Folding(
     read_model=Balance(),
     acceleration=Balance.acceleration(STATES),
     state_codec=STATES,
+    largest_bytes=1 << 20,
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),

@@ -37,6 +37,7 @@ FOLDING = Folding(
     read_model=Balance(),
     acceleration=None,
     state_codec=STATES,
+    largest_bytes=1 << 20,
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,

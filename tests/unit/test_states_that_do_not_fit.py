@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.hosting.works import Works
+from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.read_models.catalogue import hosted_stages
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.folds import Count, Latest
 from balance_service.read_models.read_model import ReadModel
+from balance_service.settings import load_settings
+from balance_service.state.fold import Folding
 from balance_service.testing import Driver, event
+from balance_service.testing.fakes import FakeRegistry
 from tests.support.models import MONEY, WHEN, WIDE_MONEY, ship
+from tests.unit.test_tables_topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,3 +97,39 @@ def test_where_a_standard_fold_makes_what_does_not_fit_its_schema_the_event_to_b
         assert causes(driver) == [("b", "state-does-not-fit")]
         assert driver.view("k") == {"text": "a", "paid": Decimal("1.00"), "times": 1 if once else 2}
         assert driver.view("l")["times"] == 1
+
+
+@pytest.mark.parametrize("combines", [True, False])
+def test_an_event_that_makes_a_state_larger_than_the_changelog_takes_is_a_dead_letter(combines: bool) -> None:
+    with Driver(LastWritten(), combines_few=combines) as driver:
+        driver.given(written("a"), written(LARGE), written("b", key="l")).given(written(None), written(LARGE))
+
+        assert causes(driver) == [(LARGE, "state-does-not-fit")] * 2
+        assert driver.view("k") == {"text": "a", "paid": None, "times": 2}
+        assert driver.view("l") == {"text": "b", "paid": None, "times": 1}
+
+
+def test_a_state_that_grows_beyond_what_the_changelog_takes_keeps_what_it_has() -> None:
+    page = "x" * (300 << 10)
+    with Driver(Pages()) as driver:
+        driver.given(*[written(page)] * 2).given(*[written(page)] * 2, written("the last"))
+
+        assert causes(driver) == [(page, "state-does-not-fit")]
+        assert driver.view("k")["pages"] == [page, page, page, "the last"]
+
+
+@pytest.mark.usefixtures("no_environment")
+@pytest.mark.parametrize(("takes", "largest"), [(3 << 20, 3 << 20), (64 << 20, 16 << 20)])
+def test_a_state_may_be_as_large_as_the_changelog_and_the_producer_take(takes: int, largest: int) -> None:
+    settings, topics, nobody = load_settings(application_id="app"), Topics(balance=2), None
+    stages = hosted_stages(settings)
+    of_topics: Any = topics
+    prepared = prepare_topics(of_topics, settings, [stage.names for stage in stages])
+    topics.configs[stages[0].names.changelog]["max.message.bytes"] = str(takes)
+    tables: Any = nobody
+    works = Works(settings=settings, topics=of_topics, registry=FakeRegistry(), tables=tables, prepared=prepared)
+
+    work = works.of(stages[0])
+
+    assert isinstance(work, Folding)
+    assert work.largest_bytes == largest
