@@ -74,7 +74,7 @@ def commit(batch: TaskBatch, partition: int, work: Work, store: StateStore, writ
     if any(at not in known or not known[at].status.is_open for at in batch.retried):
         return Committed(0, 0, 0, 0)
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
-    folded = work.outcome(replace(batch, unsent=unsent), partition, store)
+    folded = work.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     failed = sorted((*batch.dead_letters, *folded.dead_letters), key=lambda letter: letter.offset)
     changes = work.letters.after(store, known, failed, batch.forgotten, folded.letters)
     moved = replace(

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.outputs import Emit
     from balance_service.read_models.read_model import Event, ReadModel, State
     from balance_service.state.outputs import Target
-    from balance_service.state.records import KeyedUpdate, Output, TaskBatch
-    from balance_service.state.store.store import StateStore
+    from balance_service.state.records import KeyedUpdate, Output, Position, TaskBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +33,9 @@ class Emission:
     source: str
     """The topic that it folds."""
 
-    def of_batch(self, batch: TaskBatch, partition: int, store: StateStore) -> BatchEmission:
+    def of_batch(self, batch: TaskBatch, partition: int, stands_at: Position) -> BatchEmission:
         """The same for one batch of a task."""
-        return BatchEmission(self, batch, partition, store.emitted_up_to)
+        return BatchEmission(self, batch, partition, stands_at.emitted_up_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -28,7 +27,15 @@ if TYPE_CHECKING:
     from balance_service.read_models.read_model import ReadModel, State
     from balance_service.state.emission import BatchEmission, Emission
     from balance_service.state.letters.letters import Letters
-    from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Record, TaskBatch
+    from balance_service.state.records import (
+        CombinedUpdates,
+        DeadLetter,
+        KeyedUpdate,
+        Output,
+        Position,
+        Record,
+        TaskBatch,
+    )
     from balance_service.state.store.store import StateStore
 
 STATE_UNFIT = "state-does-not-fit"
@@ -54,12 +61,12 @@ class Folding:
     emission: Emission | None = None
     """How the read model emits; None if it does not."""
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        return fold(batch, partition, self, store)
+        return fold(batch, partition, stands_at, self, store)
 
 
-def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) -> Folded:
+def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding, store: StateStore) -> Folded:
     """The outcome of a batch; it does not depend on where batches begin and end.
 
     One thing aside: what standard folds make is looked at where one ends, when a later event may have made it fit.
@@ -73,22 +80,15 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     """
     held = _held(batch, folding, store)
     columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store, held)
-    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, store)
+    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, stands_at)
     singly = _by_key(batch.events)
     before = _read(store, folding, singly)
     # A key that has a state here was checked when it came.
     new = [key for key, state in before.items() if state is None]
     strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
-    stands_at = store.position
-    source = "" if stands_at is None else stands_at.source
-    retries = Retries.of(
-        itertools.chain.from_iterable(singly.values()),
-        store,
-        folding,
-        -1 if stands_at is None else stands_at.stream_time_ms,
-    )
+    retries = Retries.of(batch.events, store, folding, stands_at.stream_time_ms)
     folded = Folded(retries.stream_time_ms, columns, created=created)
-    one_by_one = _OneByOne(folding, source, held, emission, retries, folded)
+    one_by_one = _OneByOne(folding, stands_at.source, held, emission, retries, folded)
     for key in singly.keys() - strangers:
         if not one_by_one.fold(before[key], singly[key]):
             read_again.add(key)
@@ -97,7 +97,9 @@ def fold(batch: TaskBatch, partition: int, folding: Folding, store: StateStore) 
     for key, events in _by_key(batch.singles(again) if again else ()).items():
         found = [event.record for event in events if event.record is not None]
         if len(found) < len(events):
-            raise RetriableError(f"of {len(events)} records of a key of {source}, {len(found)} could be read again")
+            raise RetriableError(
+                f"of {len(events)} records of a key of {stands_at.source}, {len(found)} could be read again"
+            )
         if key in strangers:
             folded.dead_letters += [replace(record, cause=MISPLACED) for record in found]
         else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.keys import KeyType
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
-    from balance_service.state.records import Output, TaskBatch
+    from balance_service.state.records import Output, Position, TaskBatch
     from balance_service.state.store.store import StateStore
     from balance_service.state.tables.joined import JoinedTables
     from balance_service.state.work import Folded
@@ -52,9 +52,9 @@ class Joining:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
-        folded, sent_before = unchanged(store), store.emitted_up_to
+        folded, sent_before = unchanged(stands_at), stands_at.emitted_up_to
         # Many events of a batch name one row.
         rows: dict[bytes, Mapping[str, Any]] = {}
         for key, row in rows_of(batch.updates):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from balance_service.read_models.outputs import Emit
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
-    from balance_service.state.records import CombinedUpdates, TaskBatch
+    from balance_service.state.records import CombinedUpdates, Position, TaskBatch
     from balance_service.state.store.store import StateStore
 
 
@@ -42,9 +42,9 @@ class Rekeying:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before, sender = unchanged(store), store.emitted_up_to, self.target.header
+        folded, sent_before, sender = unchanged(stands_at), stands_at.emitted_up_to, self.target.header
         prefix = origin_prefix(self.source, partition)
         for some in batch.updates:
             columns = some.columns
@@ -85,9 +85,9 @@ class Emitting:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before = unchanged(store), store.emitted_up_to
+        folded, sent_before = unchanged(stands_at), stands_at.emitted_up_to
         for key, row in rows_of(batch.updates):
             try:
                 sent = self._sent(key, row, partition)
@@ -120,6 +120,6 @@ def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, 
         yield from zip(some.keys.to_pylist(), arrow_rows.rows_of(some.columns), strict=True)
 
 
-def unchanged(store: StateStore) -> Folded:
+def unchanged(stands_at: Position) -> Folded:
     """What leaves every state, and stream time, as it is."""
-    return Folded(-1 if store.position is None else store.position.stream_time_ms)
+    return Folded(stands_at.stream_time_ms)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
-    from balance_service.state.records import Output, TaskBatch
+    from balance_service.state.records import Output, Position, TaskBatch
     from balance_service.state.store.store import StateStore
     from balance_service.state.work import Folded
 
@@ -36,9 +36,9 @@ class Retrying:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, now_ms, every_ms = unchanged(store), self.letters.now_ms(), self.letters.every_ms
+        folded, now_ms, every_ms = unchanged(stands_at), self.letters.now_ms(), self.letters.every_ms
         for key, row in rows_of(batch.updates):
             offset, timestamp_ms, attempt = row["offset"], row["timestamp"], attempts_before(row["headers"])
             if not batch.retried:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.letters.letter import Letter
     from balance_service.state.letters.letters import Letters
-    from balance_service.state.records import DeadLetter, Output, Record, TaskBatch
+    from balance_service.state.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.state.store.store import StateStore
 
 
@@ -59,5 +59,9 @@ class Work(Protocol):
     def letters(self) -> Letters:
         """How its dead letters are kept."""
 
-    def outcome(self, batch: TaskBatch, partition: int, store: StateStore) -> Folded:
-        """What a batch comes to; apart from how often the last state of a key is sent, wherever batches are cut."""
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore, /) -> Folded:
+        """What a batch comes to; apart from how often the last state of a key is sent, wherever batches are cut.
+
+        Args:
+            stands_at: the store's position.
+        """

@@ -311,7 +311,7 @@ def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateS
 
 
 def test_a_fold_writes_nothing(store: StateStore) -> None:
-    folded = fold(Source(events("1.00")).batch(), PARTITION, FOLDING, store)
+    folded = fold(Source(events("1.00")).batch(), PARTITION, Position(0, EPOCH, "t"), FOLDING, store)
 
     assert (len([*folded.records()]), folded.dead_letters) == (1, [])
     assert balances(store) == {}

@@ -19,7 +19,7 @@ from balance_service.read_models.joins import Global, Join
 from balance_service.read_models.keys import KeyType
 from balance_service.state.joining import Joining
 from balance_service.state.outputs import Target
-from balance_service.state.records import CombinedUpdates, TaskBatch
+from balance_service.state.records import CombinedUpdates, Position, TaskBatch
 from balance_service.state.tables.joined import JoinedTables
 from balance_service.state.tables.store import TableStore, Version
 from balance_service.testing.fakes import FakeRegistry
@@ -92,8 +92,13 @@ class Played:
         columns = {"offset": pa.int64(), "timestamp": pa.int64(), "value": pa.binary(), "headers": headers}
         batch = pa.RecordBatch.from_pylist(rows, pa.schema({**columns, "ScoreEvent": of_event}))
         keys = pa.array([b"key"] * len(rows), pa.binary())
-        store: Any = SimpleNamespace(position=SimpleNamespace(stream_time_ms=-1), emitted_up_to=emitted_up_to)
-        return self._work.outcome(TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]), PARTITION, store)
+        no_store: Any = None
+        return self._work.outcome(
+            TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]),
+            PARTITION,
+            Position(0, 1, "id", emitted_up_to=emitted_up_to),
+            no_store,
+        )
 
     def name(self, folded: Folded) -> str | None:
         """Of the player in the one record that was made; what became of the score if there is none."""

@@ -161,6 +161,7 @@ class Letters:
             made: by the stage itself, of records that it is to take up later; of those that it knows, nothing is made.
         """
         now, changes = self.now_ms(), Changes(_counts(store))
+        sent_before = store.position.emitted_up_to if store.position else 0
         for letter in made:
             if letter.offset not in known:
                 self._change(changes, letter.offset, None, letter)
@@ -170,7 +171,7 @@ class Letters:
                 changes.fresh.append(record)
                 first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms)
                 # What was sent of it before it failed is not sent again once it heals.
-                after = replace(first, is_sent=record.offset < store.emitted_up_to)
+                after = replace(first, is_sent=record.offset < sent_before)
             elif before.status.is_open:
                 after = before.failed_again(record.cause, now, self.every_ms)
             else:

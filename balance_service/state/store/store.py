@@ -115,12 +115,6 @@ class StateStore:
         return None if view is None else view.position
 
     @property
-    def emitted_up_to(self) -> int:
-        """The source offset below which nothing is sent again."""
-        position = self.position
-        return 0 if position is None else position.emitted_up_to
-
-    @property
     def view(self) -> StoreView | None:
         """States and position as of the last write; None once closed."""
         return self._view
