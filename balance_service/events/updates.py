@@ -40,7 +40,8 @@ def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
     if read_model is None:
         return time | as_it_is
     if leg.by is not None:
-        return time | as_it_is | (_events(leg) if leg.joins else {})
+        # What is joined keeps its key until it is made.
+        return time | as_it_is | (_events(leg) if leg.joins else {"record_key": F.col("record_key")})
     if read_model.folds:
         columns = {name: _update(fold, read_model, name) for name, fold in read_model.folds.items()}
         return columns | (time if read_model.outputs else {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import Each, listed
 from balance_service.read_models.read_model import event_of, is_tombstone
-from balance_service.state.outputs import Origin, encoded, output_of
+from balance_service.state.outputs import Sender, encoded
 from balance_service.state.own_code import OwnCodeFailedError, call_own
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Emission:
 
     def of_batch(self, batch: TaskBatch, partition: int, stands_at: Position) -> BatchEmission:
         """The same for one batch of a task."""
-        return BatchEmission(self, batch, partition, stands_at.emitted_up_to)
+        sender = Sender(self.target, self.source, partition)
+        return BatchEmission(self, batch, sender, stands_at.emitted_up_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class BatchEmission:
 
     emission: Emission
     batch: TaskBatch
-    partition: int
+    sender: Sender
     sent_before: int
 
     def of_event(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
@@ -76,10 +77,8 @@ class BatchEmission:
             raise OwnCodeFailedError("", str(error)) from error
 
     def _made(self, update: KeyedUpdate, state: State | None, event: Event | None) -> Sequence[Output]:
-        emission = self.emission
-        origin = Origin(emission.source, self.partition, update.offset, update.timestamp_ms)
+        emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
-            value = None if state is None else encoded(emission.codec, state)
-            return (output_of(emission.target, update.key, value, origin),)
+            return (self.sender.output(*at, None if state is None else encoded(emission.codec, state)),)
         sent = listed(call_own(emission.read_model.emit, state, event))
-        return [output_of(emission.target, update.key, encoded(emission.codec, record), origin) for record in sent]
+        return [self.sender.output(*at, encoded(emission.codec, record)) for record in sent]

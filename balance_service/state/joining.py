@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.types import fields_of
 from balance_service.errors import PoisonRecordError
-from balance_service.state.outputs import Origin, encoded, output_of, passed_on
-from balance_service.state.passing import rows_of, unchanged
-from balance_service.state.records import RESERVED_PREFIX, DeadLetter
+from balance_service.state.outputs import Sender, encoded, passed_on
+from balance_service.state.passing import of_each_event
+from balance_service.state.records import RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.read_models.keys import KeyType
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
+    from balance_service.state.passing import Row
     from balance_service.state.records import Output, Position, TaskBatch
     from balance_service.state.store.store import StateStore
     from balance_service.state.tables.joined import JoinedTables
@@ -54,23 +55,19 @@ class Joining:
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
-        folded, sent_before = unchanged(stands_at), stands_at.emitted_up_to
+        sender = Sender(self.target, self.source, partition)
         # Many events of a batch name one row.
-        rows: dict[bytes, Mapping[str, Any]] = {}
-        for key, row in rows_of(batch.updates):
-            if not batch.is_to_be_sent(row["offset"], sent_before):
-                # What was made of it is kept, and its dead letter too: a second join might come to something else.
-                continue
-            try:
-                made = self._made(row, partition, rows)
-            except PoisonRecordError as error:
-                folded.dead_letters.append(DeadLetter(row["offset"], row["timestamp"], key, row["value"], error.cause))
-            else:
-                folded.outputs += [made] if made is not None else []
-        return folded
+        rows: dict[bytes, Row] = {}
 
-    def _made(self, row: Mapping[str, Any], partition: int, rows: dict[bytes, Mapping[str, Any]]) -> Output | None:
-        """What is passed on of an event; None: nothing is.
+        def made(_key: bytes | None, row: Row) -> Sequence[Output]:
+            # What was made of it is kept, and its dead letter too: a second join might come to something else.
+            is_new = batch.is_to_be_sent(row["offset"], stands_at.emitted_up_to)
+            return self._made(row, partition, rows, sender) if is_new else ()
+
+        return of_each_event(batch, stands_at, made)
+
+    def _made(self, row: Row, partition: int, rows: dict[bytes, Row], sender: Sender) -> Sequence[Output]:
+        """What is passed on of an event: a record, or nothing.
 
         Args:
             rows: those of the batch that are decoded already, by their frames.
@@ -89,7 +86,7 @@ class Joining:
             elif join.missing == "null":
                 of_row = dict.fromkeys(join.take)
             elif join.missing == "drop":
-                return None
+                return ()
             else:
                 raise PoisonRecordError(
                     MISSING, f"there is no {join.table.record} {event[join.on]} in '{join.table.topic}'"
@@ -97,8 +94,7 @@ class Joining:
             values |= {name: of_row[column] for column, name in join.take.items()}
         record = {name: values[name] for name in fields_of(self.schema)}
         key = self._key(record[self.key_type.column])
-        origin = Origin(self.source, partition, row["offset"], timestamp_ms)
-        return output_of(self.target, key, encoded(self.codec, record), origin, versions)
+        return (sender.output(row["offset"], timestamp_ms, key, encoded(self.codec, record), versions),)
 
     def _key(self, value: Any) -> bytes:
         if value is None:

@@ -37,26 +37,6 @@ class Target:
     sender: str
     """What names the stage in its records, as `sender_of` has it."""
 
-    @property
-    def header(self) -> tuple[str, bytes]:
-        """What says so."""
-        return SENDER_HEADER, self.sender.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The record that an output comes of."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-
-    @property
-    def header(self) -> tuple[str, bytes]:
-        """What names it."""
-        return ORIGIN_HEADER, f"{origin_prefix(self.topic, self.partition)}{self.offset}".encode()
-
 
 def sender_of(stage: str, source_topic_id: str) -> str:
     """What names a stage, by its full name, and the very topic that it reads: `<application id>-<stage>:<topic id>`."""
@@ -68,37 +48,48 @@ def origin_prefix(topic: str, partition: int) -> str:
     return f"{topic}:{partition}:"
 
 
-def output_of(
-    target: Target,
-    key: bytes | None,
-    value: bytes | None,
-    origin: Origin,
-    headers: Sequence[tuple[str, bytes | None]] = (),
-) -> Output:
-    """A record for a topic.
+class Sender:
+    """Makes the records for a target of what one partition of a source comes to."""
 
-    Args:
-        headers: that it has besides its origin's.
+    def __init__(self, target: Target, source: str, partition: int) -> None:
+        """Args:
+        source: the topic.
+        """
+        self._target = target
+        self._origin = origin_prefix(source, partition)
+        self._sent_by = SENDER_HEADER, target.sender.encode()
+        # Without a key there is no order to keep; any partition will do, but the same one if the event is read again.
+        self._without_key = partition % target.partitions
 
-    Raises:
-        PoisonRecordError: the topic would refuse it for ever: it is too large, or lacks a key.
-    """
-    if key is None and target.is_compacted:
-        raise PoisonRecordError(UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted")
-    size = len(key or b"") + len(value or b"") + sum(len(name) + len(of or b"") for name, of in headers)
-    if size + ENVELOPE_BYTES > target.largest_bytes:
-        raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
-    # Without a key there is no order to keep; any partition will do, but the same one if the event is read again.
-    partition = origin.partition % target.partitions if key is None else OF_THE_KEY
-    return Output(
-        origin.offset,
-        target.topic,
-        partition,
-        key,
-        value,
-        origin.timestamp_ms,
-        [*headers, origin.header, target.header],
-    )
+    def output(
+        self,
+        offset: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> Output:
+        """A record that comes of the source's at an offset.
+
+        Args:
+            headers: that it has besides those that say so.
+
+        Raises:
+            PoisonRecordError: the topic would refuse it for ever: it is too large, or lacks a key.
+        """
+        target = self._target
+        if key is None and target.is_compacted:
+            raise PoisonRecordError(
+                UNFIT, f"a record without a key does not fit into '{target.topic}', which is compacted"
+            )
+        size = len(key or b"") + len(value or b"")
+        for name, of in headers:
+            size += len(name) + len(of or b"")
+        if size + ENVELOPE_BYTES > target.largest_bytes:
+            raise PoisonRecordError(UNFIT, f"a record of {size} bytes is too large for topic '{target.topic}'")
+        partition = self._without_key if key is None else OF_THE_KEY
+        origin = ORIGIN_HEADER, f"{self._origin}{offset}".encode()
+        return Output(offset, target.topic, partition, key, value, timestamp_ms, [*headers, origin, self._sent_by])
 
 
 def encoded(codec: AvroCodec, record: Mapping[str, Any]) -> bytes:

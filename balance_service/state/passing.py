@@ -9,28 +9,25 @@ from balance_service.avro import arrow_rows
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import listed
 from balance_service.read_models.read_model import event_of
-from balance_service.state.outputs import (
-    OF_THE_KEY,
-    ORIGIN_HEADER,
-    Origin,
-    encoded,
-    origin_prefix,
-    output_of,
-    passed_on,
-)
+from balance_service.state.outputs import Sender, encoded, passed_on
 from balance_service.state.own_code import OwnCodeFailedError, call_own
-from balance_service.state.records import DeadLetter, Output
+from balance_service.state.records import DeadLetter
 from balance_service.state.work import Folded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.read_models.outputs import Emit
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
-    from balance_service.state.records import CombinedUpdates, Position, TaskBatch
+    from balance_service.state.records import CombinedUpdates, Output, Position, TaskBatch
     from balance_service.state.store.store import StateStore
+
+    Row = Mapping[str, Any]
+
+# As columns: to make each row a dict would cost more than all else that is done to it.
+_PASSED_ON = ("offset", "timestamp", "value", "headers", "record_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +41,17 @@ class Rekeying:
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before, sender = unchanged(stands_at), stands_at.emitted_up_to, self.target.header
-        prefix = origin_prefix(self.source, partition)
+        folded, sender = Folded(stands_at.stream_time_ms), Sender(self.target, self.source, partition)
         for some in batch.updates:
-            columns = some.columns
-            rows = zip(
-                columns["offset"].to_pylist(),
-                some.keys.to_pylist(),
-                columns["value"].to_pylist(),
-                columns["timestamp"].to_pylist(),
-                columns["headers"].to_pylist(),
-                strict=True,
-            )
-            folded.outputs += [
-                Output(
-                    offset,
-                    self.target.topic,
-                    OF_THE_KEY,
-                    key,
-                    value,
-                    timestamp,
-                    [*passed_on(headers), (ORIGIN_HEADER, f"{prefix}{offset}".encode()), sender],
-                )
-                for offset, key, value, timestamp, headers in rows
-                if batch.is_to_be_sent(offset, sent_before)
-            ]
+            columns = (some.columns[name].to_pylist() for name in _PASSED_ON)
+            for key, offset, timestamp_ms, value, headers, own_key in zip(some.keys.to_pylist(), *columns, strict=True):
+                try:
+                    output = sender.output(offset, timestamp_ms, key, value, passed_on(headers))
+                except PoisonRecordError as error:
+                    folded.dead_letters.append(DeadLetter(offset, timestamp_ms, own_key, value, error.cause))
+                else:
+                    if batch.is_to_be_sent(offset, stands_at.emitted_up_to):
+                        folded.outputs.append(output)
         return folded
 
 
@@ -87,39 +70,54 @@ class Emitting:
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, sent_before = unchanged(stands_at), stands_at.emitted_up_to
-        for key, row in rows_of(batch.updates):
+        outputs = [(emit, Sender(target, self.source, partition), codec) for emit, target, codec in self.outputs]
+
+        def made(key: bytes | None, row: Row) -> Sequence[Output]:
             try:
-                sent = self._sent(key, row, partition)
+                return self._made(key, row, outputs)
             except OwnCodeFailedError as error:
                 raise error.halting(self.read_model, f"{self.source}:{partition}", row["offset"]) from error.__cause__
-            except PoisonRecordError as error:
-                folded.dead_letters.append(DeadLetter(row["offset"], row["timestamp"], key, row["value"], error.cause))
-            else:
-                folded.outputs += sent if batch.is_to_be_sent(row["offset"], sent_before) else ()
-        return folded
 
-    def _sent(self, key: bytes | None, row: Mapping[str, Any], partition: int) -> list[Output]:
-        event = event_of({name: row[name] for name in self.records}, row["timestamp"])
-        origin = Origin(self.source, partition, row["offset"], row["timestamp"])
-        sent: list[Output] = []
-        for emit, target, codec in self.outputs:
+        return of_each_event(batch, stands_at, made)
+
+    def _made(
+        self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, Sender, AvroCodec | None]]
+    ) -> list[Output]:
+        offset, timestamp_ms = row["offset"], row["timestamp"]
+        event = event_of({name: row[name] for name in self.records}, timestamp_ms)
+        made: list[Output] = []
+        for emit, sender, codec in outputs:
             if emit.where is not None and not emit.where.holds(event):
                 continue
             if emit.make is None or codec is None:
-                sent.append(output_of(target, key, row["value"], origin, passed_on(row["headers"])))
+                made.append(sender.output(offset, timestamp_ms, key, row["value"], passed_on(row["headers"])))
             else:
-                made = listed(call_own(emit.make, event))
-                sent += [output_of(target, key, encoded(codec, record), origin) for record in made]
-        return sent
+                records = listed(call_own(emit.make, event))
+                made += [sender.output(offset, timestamp_ms, key, encoded(codec, record)) for record in records]
+        return made
 
 
-def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, Mapping[str, Any]]]:
+def of_each_event(
+    batch: TaskBatch, stands_at: Position, made: Callable[[bytes | None, Row], Sequence[Output]]
+) -> Folded:
+    """What a batch of events comes to that leaves every state as it is.
+
+    Args:
+        made: what is sent of an event, by its key and row; one of which that raises PoisonRecordError is a dead letter.
+    """
+    folded = Folded(stands_at.stream_time_ms)
+    for key, row in rows_of(batch.updates):
+        offset = row["offset"]
+        try:
+            outputs = made(key, row)
+        except PoisonRecordError as error:
+            folded.dead_letters.append(DeadLetter(offset, row["timestamp"], key, row["value"], error.cause))
+        else:
+            folded.outputs += outputs if batch.is_to_be_sent(offset, stands_at.emitted_up_to) else ()
+    return folded
+
+
+def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, Row]]:
     """The events, each with its key, in offset order."""
     for some in updates:
         yield from zip(some.keys.to_pylist(), arrow_rows.rows_of(some.columns), strict=True)
-
-
-def unchanged(stands_at: Position) -> Folded:
-    """What leaves every state, and stream time, as it is."""
-    return Folded(stands_at.stream_time_ms)

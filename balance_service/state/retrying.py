@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.errors import PoisonRecordError
 from balance_service.state.letters.letter import Letter
-from balance_service.state.outputs import Origin, output_of, passed_on
-from balance_service.state.passing import rows_of, unchanged
-from balance_service.state.records import DeadLetter
+from balance_service.state.outputs import Sender, passed_on
+from balance_service.state.passing import of_each_event, rows_of
+from balance_service.state.work import Folded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
+    from balance_service.state.passing import Row
     from balance_service.state.records import Output, Position, TaskBatch
     from balance_service.state.store.store import StateStore
-    from balance_service.state.work import Folded
 
 ATTEMPT_HEADER = "retry-attempt"
 """Says how often a record was sent to be tried again; set by us, and kept by a producer that fails once more."""
@@ -38,23 +37,21 @@ class Retrying:
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
         """See `Work.outcome`."""
-        folded, now_ms, every_ms = unchanged(stands_at), self.letters.now_ms(), self.letters.every_ms
+        if batch.retried:
+            sender = Sender(self.target, self.source, partition)
+            return of_each_event(batch, stands_at, lambda key, row: (_sent(key, row, sender),))
+        folded, now_ms, every_ms = Folded(stands_at.stream_time_ms), self.letters.now_ms(), self.letters.every_ms
         for key, row in rows_of(batch.updates):
-            offset, timestamp_ms, attempt = row["offset"], row["timestamp"], attempts_before(row["headers"])
-            if not batch.retried:
-                folded.letters.append(Letter.retry(offset, key, attempt, timestamp_ms, now_ms, every_ms))
-                continue
-            try:
-                folded.outputs.append(self._sent(key, row, partition, attempt + 1))
-            except PoisonRecordError as error:
-                folded.dead_letters.append(DeadLetter(offset, timestamp_ms, key, row["value"], error.cause))
+            attempt = attempts_before(row["headers"])
+            folded.letters.append(Letter.retry(row["offset"], key, attempt, row["timestamp"], now_ms, every_ms))
         return folded
 
-    def _sent(self, key: bytes | None, row: Mapping[str, Any], partition: int, attempt: int) -> Output:
-        origin = Origin(self.source, partition, row["offset"], row["timestamp"])
-        headers = [(name, value) for name, value in passed_on(row["headers"]) if name != ATTEMPT_HEADER]
-        headers.append((ATTEMPT_HEADER, str(attempt).encode()))
-        return output_of(self.target, key, row["value"], origin, headers)
+
+def _sent(key: bytes | None, row: Row, sender: Sender) -> Output:
+    """A record as it is, one attempt further."""
+    headers = [(name, value) for name, value in passed_on(row["headers"]) if name != ATTEMPT_HEADER]
+    headers.append((ATTEMPT_HEADER, str(attempts_before(row["headers"]) + 1).encode()))
+    return sender.output(row["offset"], row["timestamp"], key, row["value"], headers)
 
 
 def attempts_before(headers: Sequence[Mapping[str, Any]] | None) -> int:

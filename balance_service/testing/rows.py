@@ -193,7 +193,8 @@ def _misfit(read_model: ReadModel, given: Given, key: bytes | None) -> str | Non
 def _columns(read_model: ReadModel, leg: Leg, given: Given) -> dict[str, Any]:
     headers = given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}]
     update = {} if leg.by is not None or not given.record else _update(read_model, given)
-    return {**update, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
+    own = {} if leg.by is None else {"record_key": key_of(read_model, leg, given)}
+    return {**update, **own, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
 
 
 def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def _column_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
     time = {"timestamp": pa.int64()}
     as_it_is = {"value": pa.binary(), "headers": _HEADERS}
     if leg.by is not None:
-        return time | as_it_is
+        return time | as_it_is | {"record_key": pa.binary()}
     types = _update_types(read_model)
     if read_model.folds:
         return types | (time if read_model.outputs else {})

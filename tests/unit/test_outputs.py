@@ -17,6 +17,7 @@ from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.state.commit import write_position
+from balance_service.state.letters.letter import Status
 from balance_service.testing import Driver, Given, event
 
 if TYPE_CHECKING:
@@ -177,6 +178,22 @@ def test_a_record_is_not_passed_on_by_a_key_that_no_state_could_have() -> None:
 
         assert [letter.cause for letter in driver.dead_letters()] == ["customer-card-no-malformed"]
         assert len(driver.emitted("totals")) == 1
+
+
+def test_a_record_that_the_topic_of_another_key_would_refuse_is_a_dead_letter_with_its_own_key() -> None:
+    # As where it was compressed in its source: its topic takes as much as that, and it goes on uncompressed.
+    large = sold("6.00", record_key="store", customerName="x" * (1 << 20))
+    with Driver(Totals()) as driver:
+        driver.given(sold("5.00"), large, sold("7.00"))
+
+        assert driver.dead_letters() == [(large, "output-does-not-fit")]
+        first = driver._stages[0]
+        ((letter,),) = [letters for _, letters, _ in first.writer.commits if letters]
+        assert (letter.offset, letter.key, letter.value) == (1, b"store", large.body)
+        first.decide([1], Status.SCHEDULED)
+        driver.advance(minutes=0)
+        assert [(kept.offset, kept.status) for kept in first.letters()] == [(1, Status.WAITING)]
+        assert driver.view("1234567890") == {"points": Decimal("12.0000")}
 
 
 def test_the_last_state_of_a_key_is_sent_once_a_commit_and_a_deletion_as_a_tombstone() -> None:
