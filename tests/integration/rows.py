@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class Rows:
     """Writes records of one shipped schema to a topic; leaving it waits until they are acknowledged."""
 
-    def __init__(self, stack: LocalStack, topic: str, schema: str) -> None:
+    def __init__(self, stack: LocalStack, topic: str, schema: str, **config: Any) -> None:
         self._topic = topic
         self._refused: list[KafkaError] = []
         self._registry = SchemaRegistryClient({"url": stack.schema_registry_url})
         conf = {"subject.name.strategy": by_record_name}
         self._serializer = AvroSerializer(self._registry, json.dumps(load_schema(schema)), conf=conf)
-        self._producer = Producer({"bootstrap.servers": stack.bootstrap_servers, "partitioner": "murmur2_random"})
+        self._producer = Producer(
+            {"bootstrap.servers": stack.bootstrap_servers, "partitioner": "murmur2_random", **config}
+        )
 
     def __enter__(self) -> Self:
         return self

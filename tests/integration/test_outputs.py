@@ -210,6 +210,22 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
         assert shipped.key() == b"store-2"
 
 
+def test_what_is_too_large_for_its_next_topic_once_it_is_no_longer_compressed_is_a_dead_letter_and_stops_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    models = named(names["application_id"])
+    settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
+    compressed = {"compression.type": "gzip", "message.max.bytes": 8 << 20}
+    with Till(stack, models.pos, **compressed) as till, running_engine(settings) as engine:
+        till.sell({**invoice(1, "card", "1.00"), "customerName": "x" * (2 << 20)}, invoice(2, "card", "2.00"))
+        wait_until_caught_up(engine)
+
+        (letter,) = read_topic(stack, f"{models.pos}-dead-letters")
+        assert letter.key() == b"store-1"
+        assert ("dead-letter-cause", b"output-does-not-fit") in (letter.headers() or [])
+        assert points(engine, models) == points_of([invoice(2, "card", "2.00")])
+
+
 def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_names_both(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:

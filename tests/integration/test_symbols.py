@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.integration.engines import catch_up, hosted, running_engine, settings_for
 from tests.integration.rows import Rows
+from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,3 +57,25 @@ def test_upserts_tombstones_and_what_the_filter_drops_are_restored_as_they_were(
             writer.flush()
             catch_up(restored)
             assert known(restored) == {"HDFC": "HDFC Bank", "TCS": "back"}
+
+
+def test_a_symbol_of_more_bytes_than_the_changelog_takes_is_a_dead_letter_and_stops_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", models="symbols")
+    compressed = {"compression.type": "gzip", "message.max.bytes": 8 << 20}
+    with Rows(stack, "symbols", "Symbol", **compressed) as writer, running_engine(settings) as engine:
+        for ticker, name in [("LARGE", "before"), ("LARGE", "x" * (2 << 20)), ("SMALL", "told")]:
+            tell(writer, ticker, name)
+        writer.flush()
+        catch_up(engine)
+
+        assert {ticker: name for ticker, name in known(engine).items() if ticker in ("LARGE", "SMALL")} == {
+            "LARGE": "before",
+            "SMALL": "told",
+        }
+        (letter,) = [found for found in read_topic(stack, "symbols-dead-letters") if found.key() == b"LARGE"]
+        assert ("dead-letter-cause", b"state-does-not-fit") in (letter.headers() or [])
+        # The topic is that of other tests, too.
+        for ticker in ("LARGE", "SMALL"):
+            tell(writer, ticker, None)
