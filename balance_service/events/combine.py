@@ -146,16 +146,14 @@ class PartitionRows:
         once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist()
         kept = {row["offset"]: _record(row, "") for row in once} if records is None else records
         idempotency_keys = {row["offset"]: row["idempotency_key"] for row in once}
+        updates = updates.sort_by("offset")
+        keys, offsets = updates["key"].to_pylist(), updates["offset"].to_pylist()
+        has_times = "timestamp" in updates.column_names
+        times = updates["timestamp"].to_pylist() if has_times else [-1] * len(offsets)
+        changed = rows_of(updates.select([name for name in updates.column_names if name not in _ENVELOPE]))
         return [
-            KeyedUpdate(
-                row["key"],
-                {name: value for name, value in row.items() if name not in _ENVELOPE},
-                kept.get(row["offset"]),
-                idempotency_keys.get(row["offset"]),
-                row["offset"],
-                row.get("timestamp", -1),
-            )
-            for row in rows_of(updates.sort_by("offset"))
+            KeyedUpdate(key, update, kept.get(at), idempotency_keys.get(at), at, timestamp_ms)
+            for key, update, at, timestamp_ms in zip(keys, changed, offsets, times, strict=True)
         ]
 
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:

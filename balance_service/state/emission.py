@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from balance_service.avro.codec import frame_header, opened
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import Each, listed
 from balance_service.read_models.read_model import event_of, is_tombstone
@@ -48,8 +49,16 @@ class BatchEmission:
     sender: Sender
     sent_before: int
 
-    def of_event(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
+    @property
+    def takes_each_frame(self) -> bool:
+        """Whether `of_event` sends the state itself."""
+        return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
+
+    def of_event(self, event: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """What is sent of an event, with the state after it.
+
+        Args:
+            frame: of the state, where that is sent itself.
 
         Raises:
             PoisonRecordError: that cannot be sent, so the event is not applied.
@@ -58,10 +67,10 @@ class BatchEmission:
             return ()
         # Made in either case: whether an event is applied must not depend on what was sent before.
         is_plain = self.emission.emit.record is None or is_tombstone(event.update)
-        made = self._made(event, state, None if is_plain else event_of(event.update, event.timestamp_ms))
+        made = self._made(event, state, frame, None if is_plain else event_of(event.update, event.timestamp_ms))
         return made if self.batch.is_to_be_sent(event.offset, self.sent_before) else ()
 
-    def of_last(self, event: KeyedUpdate, state: State | None) -> Sequence[Output]:
+    def of_last(self, event: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """What is sent of a key after all its events of a batch, of which this is the last.
 
         Raises:
@@ -70,15 +79,19 @@ class BatchEmission:
         if self.emission.emit.each is not Each.LAST or not self.batch.is_to_be_sent(event.offset, self.sent_before):
             return ()
         try:
-            return self._made(event, state, None)
+            return self._made(event, state, frame, None)
         except OwnCodeFailedError:
             raise
         except PoisonRecordError as error:
             raise OwnCodeFailedError("", str(error)) from error
 
-    def _made(self, update: KeyedUpdate, state: State | None, event: Event | None) -> Sequence[Output]:
+    def _made(
+        self, update: KeyedUpdate, state: State | None, frame: bytes | None, event: Event | None
+    ) -> Sequence[Output]:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:
-            return (self.sender.output(*at, None if state is None else encoded(emission.codec, state)),)
+            # The schema is that of the states, and may have another id there.
+            value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
+            return (self.sender.output(*at, value),)
         sent = listed(call_own(emission.read_model.emit, state, event))
         return [self.sender.output(*at, encoded(emission.codec, record)) for record in sent]

@@ -212,7 +212,8 @@ class _OneByOne:
         """
         # What a fold of its own made may come back as another value, a float's nearest; that must not depend on where a
         # batch ends.
-        return self._fold(before, events, frames_each=not self.folding.read_model.folds)
+        is_sent = self.emission is not None and self.emission.takes_each_frame
+        return self._fold(before, events, frames_each=is_sent or not self.folding.read_model.folds)
 
     def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
         letters: list[DeadLetter] = []
@@ -229,7 +230,7 @@ class _OneByOne:
                 if frames_each and following is not None:
                     following, following_frame = _framed(self.folding, following)
                 if self.emission is not None:
-                    outputs += self.emission.of_event(event, following)
+                    outputs += self.emission.of_event(event, following, following_frame)
             except PoisonRecordError as error:
                 if event.record is None:
                     self.retries.forget(events)
@@ -250,7 +251,7 @@ class _OneByOne:
                     return self._fold(before, events, frames_each=True)
             if self.emission is not None and state != before:
                 try:
-                    outputs += self.emission.of_last(last, state)
+                    outputs += self.emission.of_last(last, state, frame)
                 except OwnCodeFailedError as error:
                     # Its events are applied, so none of them can become a dead letter.
                     raise self._halting(error, last) from error.__cause__

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.avro.codec import frame_header
 from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.read_models.conditions import same
 from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import add
+from balance_service.read_models.folds import RunningSum, add
 from balance_service.read_models.outputs import EVENT, LAST, Emit
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.state.commit import write_position
+from balance_service.state.fold import Folding
 from balance_service.state.letters.letter import Status
 from balance_service.testing import Driver, Given, event
+from tests.support.models import SCORED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +76,18 @@ class Unmade(ReadModel):
     name = "test-unmade"
     source = Stream("pos", "PosInvoice")
     emits = Emit("told", "Notification", make=lambda invoice: [_notified(invoice["absent"], "7")])
+
+
+class Paid(ReadModel):
+    """A standard fold, of which each state is sent as it is."""
+
+    name = "test-paid"
+    source = Stream("games", SCORED)
+    key = "id"
+    state = "Tally"
+    emits = Emit("paid", each=EVENT)
+
+    paid = RunningSum(f"{SCORED}.paid")
 
 
 def _notified(invoice: Mapping[str, Any], number: str) -> dict[str, Any]:
@@ -210,6 +225,21 @@ def test_the_last_state_of_a_key_is_sent_once_a_commit_and_a_deletion_as_a_tombs
             b"2",
             [("origin", b"test-totals-by-customerCardNo:0:3"), ("sent-by", b"test-totals")],
         )
+
+
+def test_each_state_of_a_standard_fold_is_sent_as_it_is_kept_under_the_schema_of_its_topic() -> None:
+    with Driver(Paid()) as driver:
+        folding = driver._last._work
+        assert isinstance(folding, Folding)
+        assert folding.emission is not None
+        folding.emission.codec.schema_id = 7
+        driver.given(*(event(SCORED, {"id": "g", "paid": Decimal(paid)}) for paid in ("1.00", "2.00")))
+
+        first, second = (output.value for output in driver._last.sent("paid"))
+        assert first is not None
+        assert second is not None
+        assert driver.state_codec.decode(driver.states()[b"g"][:5] + first[5:])["paid"] == Decimal("1.00")
+        assert second == frame_header(7) + driver.states()[b"g"][5:]
 
 
 def test_deliveries_are_shipped_in_whatever_case_and_all_lines_masked() -> None:
