@@ -1,10 +1,12 @@
 """Arrow's columns as Python's rows.
 
-`to_pylist` makes the members of structs and lists one by one, which takes many times as long as a column of them.
+`to_pylist` makes the members of structs and lists one by one, which takes many times as long as a column of them. So
+it does with decimals, of which Python reads the digits sooner.
 """
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -32,7 +34,10 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
             lists.append(values[start : start + length])
             start += length
         return _with_nulls(column, lists)
-    plain: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    if pa.types.is_decimal(column.type):
+        return [None if digits is None else Decimal(digits) for digits in column.cast(pa.string()).to_pylist()]
+    # If told about maps, Arrow makes an object of its own of every value.
+    plain: list[Any] = column.to_pylist(maps_as_pydicts="strict" if pa.types.is_nested(column.type) else None)
     return plain
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.arrow_rows import rows_of, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLAIN: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int64(): st.integers(-(2**63), 2**63 - 1),
@@ -54,6 +58,41 @@ def test_rows_are_those_that_arrow_makes(data: st.DataObject) -> None:
         assert rows_of(rows) == rows.to_pylist(maps_as_pydicts="strict")
         for batch in rows.to_batches():
             assert rows_of(batch) == batch.to_pylist(maps_as_pydicts="strict")
+
+
+@pytest.mark.parametrize(
+    ("kind_of", "most"), [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)]
+)
+@given(st.data())
+def test_a_decimal_has_the_digits_that_arrow_gives_it(
+    kind_of: Callable[[int, int], pa.DataType], most: int, data: st.DataObject
+) -> None:
+    scale = data.draw(st.integers(-most, most))
+    kind = kind_of(most, scale)
+    numbers = data.draw(st.lists(st.integers(-9, 9) | st.integers(-(10**most) + 1, 10**most - 1), max_size=5))
+    # Of their bytes: of few digits and a negative scale, Arrow makes no decimal by itself.
+    stored = b"".join(number.to_bytes(kind.byte_width, "little", signed=True) for number in numbers)
+    column = pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(stored)])
+
+    digits = [Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale)) for number in numbers]
+    assert repr(values_of(column)) == repr(column.to_pylist()) == repr(digits)
+
+
+MAP = pa.map_(pa.string(), pa.int32())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(MAP), [[("a", 1)]]),
+        (pa.large_list(MAP), [[("a", 1)]]),
+        (pa.map_(pa.string(), MAP), [("x", [("a", 1)])]),
+        (pa.map_(pa.string(), pa.struct([("f", MAP)])), [("x", {"f": [("a", 1)]})]),
+    ],
+    ids=str,
+)
+def test_a_map_is_a_dict_whatever_it_is_in(kind: pa.DataType, value: Any) -> None:
+    assert "{'a': 1}" in repr(values_of(pa.array([value], kind)))
 
 
 def test_a_map_with_a_key_twice_is_no_row() -> None:
