@@ -34,7 +34,6 @@ _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 class WriterSchema:
     """A schema as its writer registered it; `record` is its full name, empty if it is no named type."""
 
-    schema_id: int
     record: str
     text: str
 
@@ -136,7 +135,7 @@ class SchemaRegistry:
             record = full_name(json.loads(text)) if registered.schema_type == "AVRO" else ""
         except ValueError:
             record = ""
-        return WriterSchema(schema_id, record, text)
+        return WriterSchema(record, text)
 
     def schema_ids(self, topic: str) -> list[int]:
         """The ids of all schemas registered for a topic by TopicRecordNameStrategy; none if the registry will not say.

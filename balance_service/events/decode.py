@@ -219,13 +219,13 @@ class Decoder:
                 for record, reader in readers.items()
             ),
         )
-        names = {record: reader["name"] for record, reader in readers.items()}
-        undecoded = ~any_of(F.col(name).isNotNull() for name in names.values())
+        names = [reader["name"] for reader in readers.values()]
+        undecoded = ~any_of(F.col(name).isNotNull() for name in names)
         if self._takes_tombstones:
             undecoded &= F.col("value").isNotNull()
         problem = F.coalesce(
             "frame_cause",
-            *(F.col(f"{name}.{PROBLEM}") for name in names.values()),
+            *(F.col(f"{name}.{PROBLEM}") for name in names),
             F.when(undecoded, "body-undecodable"),
         )
         judged = shaped.withColumn("frame_cause", problem)
@@ -234,8 +234,7 @@ class Decoder:
             *self._envelope,
             *self._traceparent,
             "frame_cause",
-            F.coalesce(*(F.when(F.col(n).isNotNull(), F.lit(r)) for r, n in names.items())).alias("event_type"),
-            *(F.when(intact, F.col(name)).alias(name) for name in names.values()),
+            *(F.when(intact, F.col(name)).alias(name) for name in names),
         )
 
     def _is_readable(self, writer: WriterSchema) -> bool:

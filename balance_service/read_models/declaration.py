@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Columns that rows have anyway.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
-_TAKEN = frozenset((*_ENVELOPE, "event_type", "cause", "frame_cause", "note"))
+_TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),

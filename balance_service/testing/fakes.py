@@ -39,7 +39,7 @@ class FakeRegistry(SchemaRegistry):
         if not 1 <= schema_id <= len(self.schemas):
             return None
         schema = self.schemas[schema_id - 1]
-        return WriterSchema(schema_id, full_name(schema), json.dumps(schema))
+        return WriterSchema(full_name(schema), json.dumps(schema))
 
     def _ask(self) -> None:
         if not self.is_up:

@@ -81,7 +81,7 @@ class Writers:
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
         schema = self.schemas[schema_id - 1]
-        return WriterSchema(schema_id, full_name(schema), json.dumps(schema))
+        return WriterSchema(full_name(schema), json.dumps(schema))
 
 
 def decoded(

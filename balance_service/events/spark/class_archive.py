@@ -146,7 +146,7 @@ class _Shipped(SchemaRegistry):
         if not 1 <= schema_id <= len(self._schemas):
             return None
         name, schema = self._schemas[schema_id - 1]
-        return WriterSchema(schema_id, name, json.dumps(schema))
+        return WriterSchema(name, json.dumps(schema))
 
 
 if __name__ == "__main__":
