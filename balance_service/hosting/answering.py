@@ -53,9 +53,9 @@ class Answering:
         routing = self._routing(stage.name, stage.source.partitions, stage.watermarks, stage.tasks)
         scan = LetterScan(
             stage=stage.name,
-            read_model=stage.owner,
+            read_model=stage.of.owner,
             key_type=TEXT if stage.folds is None else stage.folds.key_type,
-            letters=stage.letters,
+            letters=stage.work.letters,
         )
         records = LetterRecords(
             records=partial(records_left_at, self._settings, self._running.engine.topics, stage.source.name),

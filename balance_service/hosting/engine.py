@@ -163,10 +163,10 @@ class Engine:
                 Worker(
                     f"purge-{name}",
                     _PURGE_EVERY_SECONDS,
-                    Purge(self.topics, hosted.source.name, hosted.tasks, hosted.letters).look,
+                    Purge(self.topics, hosted.source.name, hosted.tasks, hosted.work.letters).look,
                 )
                 for name, hosted in self.stages.items()
-                if settings.purge_rekeyed and hosted.stage.reads_rekeyed
+                if settings.purge_rekeyed and hosted.of.names.reads_rekeyed
             ),
             Worker("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
         )
@@ -178,7 +178,7 @@ class Engine:
 
     def stages_of(self, read_model: str) -> Sequence[HostedStage]:
         """All stages of a read model."""
-        return [hosted for hosted in self.stages.values() if hosted.owner == read_model]
+        return [hosted for hosted in self.stages.values() if hosted.of.owner == read_model]
 
     @property
     def problems(self) -> list[str]:

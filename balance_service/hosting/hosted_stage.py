@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from pyspark.sql import SparkSession
 
-    from balance_service.avro.codec import AvroCodec
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.cluster.watermarks import Watermarks
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.flow import Leg
     from balance_service.read_models.read_model import ReadModel, State
-    from balance_service.settings import Settings, Stage
+    from balance_service.settings import Settings
     from balance_service.state.letters.decisions import Decisions, Verdict
-    from balance_service.state.letters.letters import Letters
     from balance_service.state.store.directory import StateDirectory
     from balance_service.state.work import Work
 
@@ -60,41 +57,29 @@ class Shared(Protocol):
 class HostedStage:
     """A stage, and what works on it; `source` is the topic as it was when the instance started."""
 
-    read_model: ReadModel | None
-    """None for a stage of retries."""
-    leg: Leg
-    stage: Stage
+    of: StageOf
+    work: Work
     source: Topic
-    state_codec: AvroCodec | None
-    """None for a stage without states."""
     watermarks: Watermarks
     decoder: Decoder
     feed: Feed
     tasks: Tasks
     source_check: SourceCheck
-    letters: Letters
-    written_to: str
-    """The topic whose producers have encoded what the source holds: records are passed on as they are."""
 
     @property
     def name(self) -> str:
         """The stage's."""
-        return self.stage.name
-
-    @property
-    def owner(self) -> str:
-        """The read model that it works for, by its name; its own, if it works for none."""
-        return self.name if self.read_model is None else self.read_model.name
+        return self.of.names.name
 
     @property
     def is_last(self) -> bool:
         """Whether it is the one that folds or emits, and has the read model's name."""
-        return self.read_model is not None and self.leg.by is None
+        return self.of.read_model is not None and self.of.leg.by is None
 
     @property
     def folds(self) -> ReadModel | None:
         """The read model of which it keeps the states; None if it keeps none."""
-        return self.read_model if self.state_codec is not None else None
+        return self.work.read_model if isinstance(self.work, Folding) else None
 
     @property
     def problems(self) -> Sequence[str]:
@@ -103,14 +88,11 @@ class HostedStage:
 
     def state(self, frame: bytes) -> State:
         """A framed state as a record."""
-        if self.state_codec is None:
-            raise FatalError(f"stage {self.name} has no states, and was asked for one")
-        return self.state_codec.decode(frame)
+        return self._folding.state_codec.decode(frame)
 
     def view(self, frame: bytes) -> Any:
         """What a query answers of a framed state."""
-        state = self.state(frame)
-        return state if self.folds is None else self.folds.view(state)
+        return self._folding.read_model.view(self.state(frame))
 
     def damaged(self, partition: int, error: StoreCorruptedError) -> None:
         """The store of a partition was found to be damaged while it was read: it is to be restored."""
@@ -150,11 +132,17 @@ class HostedStage:
         Raises:
             RetriableError: the registry does not answer.
         """
-        if self.read_model is None:
+        if self.of.read_model is None:
             return
-        topic, schemas = self.written_to, self.leg.event_schemas.values()
+        topic, schemas = self.of.written_to, self.of.leg.event_schemas.values()
         ours = [registry.register(subject_of(topic, schema), schema) for schema in schemas]
         self.decoder.resolve({*ours, *registry.schema_ids(topic)})
+
+    @property
+    def _folding(self) -> Folding:
+        if not isinstance(self.work, Folding):
+            raise FatalError(f"stage {self.name} has no states, and was asked for one")
+        return self.work
 
 
 def host(
@@ -189,16 +177,12 @@ def host(
     )
     tasks = Tasks(stage.names.name, context, feed, shared.on_change)
     return HostedStage(
-        read_model=read_model,
-        leg=leg,
-        stage=stage.names,
+        of=stage,
+        work=work,
         source=source,
-        state_codec=work.state_codec if isinstance(work, Folding) else None,
         watermarks=watermarks,
         decoder=decoder,
         feed=feed,
         tasks=tasks,
         source_check=SourceCheck(topics, source, tasks, may_drop=stage.names.retries),
-        letters=work.letters,
-        written_to=stage.written_to,
     )

@@ -172,7 +172,7 @@ def _status(hosted: HostedStage, task: TaskSnapshot) -> Mapping[str, Any]:
     partition = task.task_id.partition
     return {
         "task": str(task.task_id),
-        "readModel": hosted.owner,
+        "readModel": hosted.of.owner,
         "partition": partition,
         "role": task.role.value.lower(),
         "state": task.state,

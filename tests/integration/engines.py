@@ -59,7 +59,7 @@ def running_engine(settings: Settings) -> Iterator[Engine]:
 def make_anew(engine: Engine, settings: Settings) -> None:
     """The changelog is deleted, and another takes its name, while its owner is at work."""
     engine.topics.delete(balance_stage(settings).changelog)
-    prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
+    prepare_changelog(engine.topics, hosted(engine).of.names, hosted(engine).source)
 
 
 @contextmanager

@@ -49,9 +49,8 @@ def letters_of(engine: Engine) -> list[tuple[str, Status]]:
     """Cause and status of each dead letter of partition 0."""
     task = hosted(engine).tasks.task(0)
     view = None if task is None else task.view
-    return (
-        [] if view is None else [(letter.cause, letter.status) for letter in hosted(engine).letters.page(view, 0, 99)]
-    )
+    found = [] if view is None else hosted(engine).work.letters.page(view, 0, 99)
+    return [(letter.cause, letter.status) for letter in found]
 
 
 def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStack, settings: Settings) -> None:

@@ -33,7 +33,7 @@ def letters_of(engine: Engine) -> dict[int, Status]:
     """The dead letters of partition 0, by offset."""
     task = hosted(engine).tasks.task(0)
     view = None if task is None else task.view
-    return {} if view is None else {at.offset: at.status for at in hosted(engine).letters.page(view, 0, 10)}
+    return {} if view is None else {at.offset: at.status for at in hosted(engine).work.letters.page(view, 0, 10)}
 
 
 def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
@@ -46,7 +46,7 @@ def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
         eventually(lambda: len(letters_of(engine)) == 1, lambda: f"a letter: {letters_of(engine)}", SECONDS)
         (offset,) = letters_of(engine)
         assert hosted(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
-        stage, source = hosted(engine).stage, hosted(engine).source
+        stage, source = hosted(engine).of.names, hosted(engine).source
     # As a week later.
     producer = BulkProducer(producer_config(settings), stage.changelog)
     producer.send(layout._AT + layout._number(offset), None, 0)

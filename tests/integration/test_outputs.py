@@ -139,7 +139,8 @@ def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_no
         with running_engine(settings) as engine:
             till.sell(*sales(40))
             wait_until_caught_up(engine)
-            before, changelog = states(engine, models.rewards.name), engine.stages[models.rewards.name].stage.changelog
+            before = states(engine, models.rewards.name)
+            changelog = engine.stages[models.rewards.name].of.names.changelog
         topics = Topics(settings)
         sent = topics.offsets(models.notifications, range(2))
         topics.delete(changelog)
@@ -161,7 +162,7 @@ def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
         with running_engine(settings) as engine:
             till.sell(*sales(40))
             wait_until_caught_up(engine)
-            changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
+            changelogs = [hosted.of.names.changelog for hosted in engine.stages.values()]
             for changelog in changelogs:
                 engine.topics.delete(changelog)
         with running_engine(settings) as engine:
@@ -185,7 +186,7 @@ def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_mask
         wait_until_caught_up(engine)
 
         assert assert_shipped_once(stack, till, models) == 16
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].of.names.dead_letters)
         assert letter.value() == b"no frame"
         (noted,) = [m for m in read_topic(stack, models.shipments) if m.key() is None]
         assert ("note", b"n") in (noted.headers() or [])
@@ -204,7 +205,7 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
         till.sell(invoice(2, "card", "1.00", delivery="home-delivery"))
         wait_until_caught_up(engine)
 
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].of.names.dead_letters)
         assert ("dead-letter-cause", b"output-does-not-fit") in (letter.headers() or [])
         (shipped,) = read_topic(stack, models.shipments)
         assert shipped.key() == b"store-2"

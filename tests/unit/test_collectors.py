@@ -17,6 +17,7 @@ from balance_service.hosting.collectors import EngineCollector, InstanceCollecto
 from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.kafka.topics import Topic
 from balance_service.observability.metrics import Metrics
+from balance_service.read_models.catalogue import StageOf
 from balance_service.settings import Stage, load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
@@ -82,18 +83,14 @@ class Engine:
         own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
         tasks: Any = SimpleNamespace(snapshots=lambda: own)
         return HostedStage(
-            read_model=model,
-            leg=nobody,
-            stage=Stage(name, "app", source),
+            of=StageOf(model, nobody, Stage(name, "app", source), source),
+            work=nobody,
             source=Topic(source, "id", partitions),
-            state_codec=nobody,
             watermarks=self.watermarks[source],
             decoder=nobody,
             feed=feed,
             tasks=tasks,
             source_check=source_check,
-            letters=nobody,
-            written_to=source,
         )
 
     def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
