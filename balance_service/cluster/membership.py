@@ -126,10 +126,10 @@ class Membership:
         """Join the group; returns at once."""
         self._thread.start()
 
-    def stop(self, timeout_seconds: float = _STOP_SECONDS) -> None:
+    def stop(self) -> None:
         """Leave the group; partitions are revoked first, so that a successor can go on at once."""
         self._stopping.set()
-        self._thread.join(timeout_seconds)
+        self._thread.join(_STOP_SECONDS)
         self.lease.revoke()
 
     def _run(self) -> None:

@@ -215,13 +215,15 @@ def test_nothing_is_asked_any_more_once_it_is_closed() -> None:
     assert peer.asked == [(1, "slow")]
 
 
-def test_idle_connections_are_closed_after_a_while_and_the_peer_forgotten() -> None:
+def test_idle_connections_are_closed_after_a_while_and_the_peer_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_connections, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(peer_connections, "_SWEEP_SECONDS", 1.0)
     peer = Peer()
 
     async def main() -> None:
         server = await asyncio.start_server(peer.serve, "127.0.0.1")
         url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        connections = PeerConnections(idle_seconds=1.0)
+        connections = PeerConnections()
 
         async def ask() -> Received:
             return await connections.ask(url, b"GET /?customerId=c1 HTTP/1.1\r\n\r\n", None)

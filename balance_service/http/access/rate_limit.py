@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # About 10 MB. The one that asked longest ago is forgotten first: its bucket is the likeliest to be full.
-MAX_CLIENTS = 50_000
+_MAX_CLIENTS = 50_000
 _TOO_MANY = 429
 # Less than any interval: sums of intervals are not exact.
 _TOLERANCE_SECONDS = 1e-7
@@ -26,20 +26,13 @@ _TOLERANCE_SECONDS = 1e-7
 class RateLimit:
     """Buckets of all clients. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        per_second: float,
-        burst: int,
-        max_clients: int = MAX_CLIENTS,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, per_second: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
         """Args:
         burst: how many requests a bucket holds.
         """
         self._per_second = per_second
         self._interval = 1.0 / per_second
         self._depth = (burst - 1) * self._interval + _TOLERANCE_SECONDS
-        self._max_clients = max_clients
         self._now = now
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
@@ -64,5 +57,5 @@ class RateLimit:
             )
         self._full_at[client] = full_at + self._interval
         self._full_at.move_to_end(client)
-        if len(self._full_at) > self._max_clients:
+        if len(self._full_at) > _MAX_CLIENTS:
             self._full_at.popitem(last=False)

@@ -168,12 +168,11 @@ class _Peer:
 class PeerConnections:
     """All connections to peers: 64 to each at most; a query that finds all in use waits for one."""
 
-    def __init__(self, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._idle_seconds = idle_seconds
         self._peers: dict[str, _Peer] = {}
         self._open: set[PeerConnection] = set()
-        self._sweeping = self._loop.call_later(min(_SWEEP_SECONDS, idle_seconds), self._sweep)
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         self.is_closed = False
 
     async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False) -> Received:
@@ -254,8 +253,8 @@ class PeerConnections:
 
     def _sweep(self) -> None:
         """Close what has been idle for long, and forget peers of which nothing is left."""
-        self._sweeping = self._loop.call_later(min(_SWEEP_SECONDS, self._idle_seconds), self._sweep)
-        since = self._loop.time() - self._idle_seconds
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+        since = self._loop.time() - _IDLE_SECONDS
         for address, peer in list(self._peers.items()):
             old = [c for c in peer.idle if c.idle_since < since or not c.is_open]
             peer.idle = [c for c in peer.idle if c not in old]

@@ -50,7 +50,6 @@ class Peer(NamedTuple):
 class Mark:
     """A mark that a peer has made: by which run of it, and how many it had made."""
 
-    text: str
     run: str
     number: int
 
@@ -138,7 +137,7 @@ class PeerTrust:
                 f"the forwarded query's proof by BALANCE_PEER_SECRET is not of now; "
                 f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s",
             )
-        return Mark(mark, match["run"], int(match["number"]))
+        return Mark(match["run"], int(match["number"]))
 
     def use(self, mark: Mark | None) -> None:
         """Have a mark be of no more use.

@@ -81,9 +81,7 @@ def load_tls(files: TlsFiles) -> Tls:
     if files.client_ca is not None:
         _trust(server, files.client_ca, _CLIENT_CA)
         server.verify_mode = ssl.CERT_REQUIRED
-    client = client_context(files.ca)
-    _present(client, files)
-    return Tls(server, client)
+    return Tls(server, client_context(files.ca, files))
 
 
 def client_context(ca: Path | None, certificate: TlsFiles | None = None) -> ssl.SSLContext:
