@@ -85,12 +85,17 @@ class Redrive:
         letters = {offset: letter_of(message) for offset, message in records.items()}
         unknown = self._still_unknown(due, records)
         rows: list[dict[str, Any]] = []
-        failed = [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
-        for offset in sorted(records.keys() - unknown):
+        failed: list[DeadLetter] = []
+        for offset, message in sorted(records.items()):
             try:
-                rows.append(_row(offset, records[offset]))
+                row = _row(offset, message)
             except PoisonRecordError as error:
                 failed.append(replace(letters[offset], cause=error.cause))
+            else:
+                if offset in unknown:
+                    failed.append(replace(letters[offset], cause=SCHEMA_ID_UNKNOWN))
+                else:
+                    rows.append(row)
         decoded = self._decoded(rows) if rows else None
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))

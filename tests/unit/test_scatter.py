@@ -15,7 +15,7 @@ from balance_service.http.scan import Count, Entries
 from balance_service.http.server.limits import Limits, UnderWay, limited
 from balance_service.http.server.problems import Problem, problems
 from balance_service.state.records import POSITION_KEY, Position, Role
-from tests.support.querying import EPOCH, PARTITION, POSITIONS, Instance
+from tests.support.querying import BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, Instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -133,6 +133,8 @@ def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_
         return web.json_response(body, headers=headers)
 
     async def run() -> Answer:
+        # It is about how much is asked at once, not about how soon a busy machine answers.
+        instance.timeout_seconds = BUSY_SECONDS
         instance.owns, scatter = False, instance.scatter(MODEL)
         scatter.routing.partitions = partitions
         app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
