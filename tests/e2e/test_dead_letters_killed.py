@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from balance_service.tools.local.process import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
 from tests.e2e.letters import Unread, decide, letter, of_partition, wait_for
 from tests.support.service import (
@@ -155,7 +156,7 @@ def _launch_armed(instance: LocalInstance, failpoint: str) -> None:
 
 
 def _wait_until_killed(instance: LocalInstance) -> None:
-    eventually(lambda: not instance.running, "it is killed")
+    eventually(lambda: not instance.running, "it is up, and killed", READY_TIMEOUT_SECONDS)
     assert "a fail point strikes" in instance.log.read_text()
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from confluent_kafka import TopicPartition
 
+from balance_service.tools.local.process import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
 from tests.e2e.left_in_kafka import admin, create_topic
 from tests.e2e.letters import decide, letter, pages, wait_for
@@ -104,7 +105,7 @@ def test_an_instance_that_is_killed_again_and_again_sends_each_record_once(
         instance.environment["BALANCE_FAILPOINTS"] = failpoint
         instance.launch()
         del instance.environment["BALANCE_FAILPOINTS"]
-        eventually(lambda: not instance.running, "it is killed")
+        eventually(lambda: not instance.running, "it is up, and killed", READY_TIMEOUT_SECONDS)
         assert "a fail point strikes" in instance.log.read_text()
         is_sent = is_scheduled and failpoint.startswith("committed")
         assert len(orders.received()) == len(before) + is_sent * _COUNT
