@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.events.spark.class_archive import archive_of, jvm_options
+from balance_service.events.spark.class_archive import archive_of, is_stale, jvm_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,3 +41,17 @@ def test_an_archive_that_is_there_is_used(java: Path) -> None:
     archive.touch()
 
     assert f"-XX:SharedArchiveFile={archive}" in jvm_options(java, ["a.jar"])
+
+
+def test_jars_that_are_installed_anew_make_an_archive_stale(tmp_path: Path) -> None:
+    archive, jars = tmp_path / "classes.jsa", [tmp_path / "a.jar", tmp_path / "b.jar"]
+    for jar in jars:
+        jar.touch()
+    assert is_stale(archive, [*map(str, jars)])
+    archive.touch()
+    assert not is_stale(archive, [*map(str, jars)])
+
+    later = archive.stat().st_mtime + 1
+    os.utime(jars[1], (later, later))
+
+    assert is_stale(archive, [*map(str, jars)])

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.registry import SchemaRegistry, WriterSchema
@@ -17,7 +18,6 @@ from balance_service.process.jars import cache_folder, locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -66,6 +66,14 @@ def jvm_options(java: Path, jars: Sequence[str]) -> list[str]:
     return [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE, *_QUIET] if archive.is_file() else []
 
 
+def is_stale(archive: Path, jars: Sequence[str]) -> bool:
+    """Whether the JVM would pass over it without a word: there is none, or a jar was installed anew since."""
+    if not archive.is_file():
+        return True
+    made = archive.stat().st_mtime
+    return any(Path(jar).stat().st_mtime > made for jar in jars)
+
+
 def make_archive() -> Path:
     """Run what an instance runs first, and keep the classes that were loaded for it.
 
@@ -77,9 +85,10 @@ def make_archive() -> Path:
     from balance_service.settings import load_settings
 
     settings = load_settings()
-    archive = archive_of(spark_java(), class_path(settings))
+    jars = class_path(settings)
+    archive = archive_of(spark_java(), jars)
     with locked(archive):
-        if not archive.is_file():
+        if is_stale(archive, jars):
             fresh = archive.with_name(archive.name + ".partial")
             spark = start_spark(settings, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *_QUIET])
             _exercise(spark)
