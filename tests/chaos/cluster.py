@@ -216,7 +216,7 @@ class Cluster:
 def active_positions(members: Iterable[Member]) -> dict[int, int]:
     """Partition → position of its running owner, as the instances say themselves."""
     positions: dict[int, int] = {}
-    for task in _tasks(members):
+    for task in tasks_of(members):
         if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
             partition = int(task["partition"])
             positions[partition] = max(positions.get(partition, -1), int(task["position"]))
@@ -225,10 +225,11 @@ def active_positions(members: Iterable[Member]) -> dict[int, int]:
 
 def stood_by(members: Iterable[Member]) -> set[int]:
     """The partitions of which one of these has a standby that is caught up, as they say themselves."""
-    return {int(task["partition"]) for task in _tasks(members) if task["state"] == "TAILING"}
+    return {int(task["partition"]) for task in tasks_of(members) if task["state"] == "TAILING"}
 
 
-def _tasks(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
+def tasks_of(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
+    """All tasks of those that answer, as they say themselves."""
     for member in members:
         yield from (member.status() or {}).get("tasks", ())
 

@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from balance_service.tools.local.instances import LocalInstance
 from balance_service.tools.local.stack import LocalStack
 from tests.chaos.arcade import Arcade
 from tests.chaos.checks import Violation
-from tests.chaos.cluster import Member
+from tests.chaos.cluster import Member, tasks_of
 from tests.chaos.hops import Hops
 from tests.chaos.journal import Journal
 from tests.chaos.plan import OPENING_POINTS, plan_from_environment
@@ -148,7 +148,7 @@ class _Systems:
         time.sleep(_UNDISTURBED_SECONDS)
         self._arcade.stop()
         self._journal.say(f"{self._arcade.sent} purchases and as many scores; catching up")
-        eventually(self._is_caught_up, lambda: f"not caught up: {list(self._tasks())}", _CATCH_UP_SECONDS)
+        eventually(self._is_caught_up, lambda: f"not caught up: {list(tasks_of(self._members))}", _CATCH_UP_SECONDS)
 
     def _await_a_death(self, left: Sequence[Sequence[str]]) -> None:
         def somebody_is_dead() -> bool:
@@ -171,13 +171,9 @@ class _Systems:
         turn = self._chooser.randint(*(_OPENING_TURNS if point in OPENING_POINTS else _TURNS))
         member.launch(f"{point}=kill@{turn}" if point else "")
 
-    def _tasks(self) -> Iterator[dict[str, Any]]:
-        for member in self._members:
-            yield from (member.status() or {}).get("tasks", ())
-
     def _is_caught_up(self) -> bool:
         """Whether every stage stands at its source's end, those before it first."""
-        tasks = {task["task"]: task["position"] for task in self._tasks() if task["state"] == "RUNNING"}
+        tasks = {task["task"]: task["position"] for task in tasks_of(self._members) if task["state"] == "RUNNING"}
         for stage, source in (*_SOURCES.items(), *((s, f"{self._application_id}-{of}") for s, of in _INNER.items())):
             records = read_committed(self._stack.bootstrap_servers, source, _PARTITIONS)
             for partition, of_it in enumerate(records):

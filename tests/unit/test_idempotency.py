@@ -23,6 +23,7 @@ from balance_service.state.idempotency import REUSED
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.state.store.store import StateStore
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
+from tests.support.look_ups import looks_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -245,14 +246,7 @@ def by_time(timestamp_ms: int) -> bytes:
 
 def test_what_was_removed_is_not_looked_at_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
-    looked_from: list[bytes] = []
-    keys = StateStore.keys
-
-    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        looked_from.append(start)
-        return keys(store, start, stop, limit)
-
-    monkeypatch.setattr(StateStore, "keys", counted)
+    looked_from = looks_from(monkeypatch)
     for n in range(3):
         partition.fold(Event("1.00", b"late", 6_049 + 1_000 * n))
 

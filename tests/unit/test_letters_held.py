@@ -14,6 +14,7 @@ from balance_service.state.records import POSITION_KEY, Position
 from balance_service.state.store.store import StateStore
 from balance_service.testing import Driver
 from tests.support.fakes import letters, position_codec
+from tests.support.look_ups import looks_from
 from tests.unit.test_letters import EVERY_MS, UNKNOWN, Named, statuses, told
 
 if TYPE_CHECKING:
@@ -66,14 +67,7 @@ def test_letters_that_hold_no_key_cost_the_keys_of_later_batches_nothing(
 ) -> None:
     named.given(failed).mend(UNKNOWN).advance(minutes=5)
     assert statuses(named) == [status]
-    looked_from: list[bytes] = []
-    keys = StateStore.keys
-
-    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        looked_from.append(start)
-        return keys(store, start, stop, limit)
-
-    monkeypatch.setattr(StateStore, "keys", counted)
+    looked_from = looks_from(monkeypatch)
     named.given(*(told("2", key) for key in "abcdefgh"))
 
     assert named.view("h") == {"names": ["2"]}

@@ -14,6 +14,7 @@ from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Positio
 from balance_service.state.store.database import Database
 from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
 from tests.support.fakes import position_codec
+from tests.support.look_ups import looks_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,14 +231,7 @@ def test_a_view_taken_before_closing_still_answers(path: Path) -> None:
 def test_the_first_of_an_index_are_found_until_they_are_deleted_and_then_no_more_looked_past(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_from: list[bytes] = []
-    keys = StateStore.keys
-
-    def counted(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        looked_from.append(start)
-        return keys(store, start, stop, limit)
-
-    monkeypatch.setattr(StateStore, "keys", counted)
+    looked_from = looks_from(monkeypatch)
     store.write([(b"i%d" % n, b"") for n in range(1, 5)], 1)
 
     assert store.first_keys(b"i", b"i9", 2) == [b"i1", b"i2"]
