@@ -83,7 +83,7 @@ class BatchEmission:
         except OwnCodeFailedError:
             raise
         except PoisonRecordError as error:
-            raise OwnCodeFailedError("", str(error)) from error
+            raise OwnCodeFailedError(error) from error
 
     def _made(
         self, update: KeyedUpdate, state: State | None, frame: bytes | None, event: Event | None

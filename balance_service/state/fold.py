@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.errors import FatalError, PoisonRecordError, RetriableError, TaskHaltedError
+from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.outputs import ENVELOPE_BYTES
@@ -88,7 +88,7 @@ def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding
     strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
     retries = Retries.of(batch.events, store, folding, stands_at.stream_time_ms)
     folded = Folded(retries.stream_time_ms, columns, created=created)
-    one_by_one = _OneByOne(folding, stands_at.source, held, emission, retries, folded)
+    one_by_one = _OneByOne(folding, batch, stands_at.source, held, emission, retries, folded)
     for key in singly.keys() - strangers:
         if not one_by_one.fold(before[key], singly[key]):
             read_again.add(key)
@@ -194,6 +194,7 @@ class _OneByOne:
     """Folds the events of keys one by one. The results go to `folded` and `after`."""
 
     folding: Folding
+    batch: TaskBatch
     source: str
     """A topic and its partition."""
     held: Mapping[bytes, int]
@@ -219,9 +220,10 @@ class _OneByOne:
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
+        held_after = self.held.get(events[0].key, events[-1].offset)
         for event in events:
             try:
-                if event.offset > self.held.get(event.key, event.offset):
+                if event.offset > held_after:
                     raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
                 if self.retries.is_repeated(event):
                     duplicates += 1
@@ -236,7 +238,9 @@ class _OneByOne:
                     self.retries.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
-                    raise self._halting(error, event) from error.__cause__
+                    self._require_letter(error, event)
+                    if self.folding.letters.keeps_order:
+                        held_after = event.offset
                 letters.append(replace(event.record, cause=error.cause))
             else:
                 state, frame, last = following, following_frame, event
@@ -253,16 +257,21 @@ class _OneByOne:
                 try:
                     outputs += self.emission.of_last(last, state, frame)
                 except OwnCodeFailedError as error:
-                    # Its events are applied, so none of them can become a dead letter.
-                    raise self._halting(error, last) from error.__cause__
+                    # What is sent is of all events together, so none of them is applied.
+                    self._require_letter(error, last)
+                    self.retries.forget(events)
+                    self.folded.dead_letters += [
+                        replace(event.record, cause=error.cause) for event in events if event.record is not None
+                    ]
+                    return True
             self.after[last.key] = frame
         self.folded.dead_letters += letters
         self.folded.outputs += outputs
         self.folded.duplicates += duplicates
         return True
 
-    def _halting(self, error: OwnCodeFailedError, event: KeyedUpdate) -> TaskHaltedError:
-        return error.halting(self.folding.read_model.name, self.source, event.offset)
+    def _require_letter(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
+        error.require_letter(self.batch, self.folding.read_model.name, self.source, event.offset)
 
 
 def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State | None:

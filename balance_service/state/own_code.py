@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import structlog
+
 from balance_service.errors import PoisonRecordError, TaskHaltedError
+from balance_service.state.letters.letter import OWN_CODE_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from balance_service.state.records import TaskBatch
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 
 class OwnCodeFailedError(PoisonRecordError):
     """A read model's own code failed, it did not refuse the event; `__cause__` is what it raised."""
 
-    def halting(self, read_model: str, source: str, offset: int) -> TaskHaltedError:
-        """What the task halts for: to pass over the event would skip it.
+    def __init__(self, error: Exception) -> None:
+        super().__init__(OWN_CODE_FAILED, str(error))
+
+    def require_letter(self, batch: TaskBatch, read_model: str, source: str, offset: int) -> None:
+        """Returns if the record was a dead letter that is tried again: it stays one, for an operator.
 
         Args:
             source: a topic and its partition.
+
+        Raises:
+            TaskHaltedError: it is an event that comes, and to pass over it would skip it.
         """
-        halted = TaskHaltedError(
-            f"the code of the read model {read_model} fails at offset {offset} of {source} with {self.__cause__!r}; "
-            "correct it, and restart the instance"
+        told = f"the code of the read model {read_model} fails at offset {offset} of {source} with {self.__cause__!r}"
+        if offset not in batch.retried:
+            raise TaskHaltedError(f"{told}; correct it, and restart the instance") from self.__cause__
+        log.error(
+            "a dead letter waits for an operator",
+            read_model=read_model,
+            reason=f"{told}; correct it and redrive the record, or discard it",
+            exc_info=self.__cause__,
         )
-        halted.__cause__ = self.__cause__
-        return halted
 
 
 def call_own(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,4 +58,4 @@ def call_own(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except PoisonRecordError:
         raise
     except Exception as error:  # whatever is wrong with it
-        raise OwnCodeFailedError("", str(error)) from error
+        raise OwnCodeFailedError(error) from error

@@ -76,7 +76,8 @@ class Emitting:
             try:
                 return self._made(key, row, outputs)
             except OwnCodeFailedError as error:
-                raise error.halting(self.read_model, f"{self.source}:{partition}", row["offset"]) from error.__cause__
+                error.require_letter(batch, self.read_model, f"{self.source}:{partition}", row["offset"])
+                raise
 
         return of_each_event(batch, stands_at, made)
 

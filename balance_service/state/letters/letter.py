@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 BEHIND_CAUSE = "behind-another"
 """Of a record that waits for an earlier one of its key."""
+OWN_CODE_FAILED = "own-code-failed"
+"""Of a dead letter that was tried again, and at which the read model's own code failed."""
 GONE = "record-gone"
 """Of a record that its topic has dropped since."""
 RETRY = "retry"
 """Of a record that another producer keeps as a dead letter: it is sent on, for one more attempt, when it is due."""
 
 _HEALING = frozenset({"schema-id-unknown", "join-missing", RETRY})
-# Of records that could not be read; one that a fold refuses was judged in its turn.
+# Of records that nobody has judged; one that a fold refuses was judged in its turn.
 _HOLDING = frozenset(
     {
         "decimal-loses-digits",
@@ -26,6 +28,7 @@ _HOLDING = frozenset(
         "schema-incompatible",
         "time-out-of-range",
         BEHIND_CAUSE,
+        OWN_CODE_FAILED,
     }
 )
 _FINAL = frozenset(
