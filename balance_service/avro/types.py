@@ -25,7 +25,10 @@ def simple_name(kind: Any) -> str:
     if not isinstance(kind, dict):
         return str(kind)
     nested = kind["type"]
-    return str(kind.get("logicalType", nested if isinstance(nested, str) else simple_name(nested)))
+    plain = nested if isinstance(nested, str) else simple_name(nested)
+    logical = kind.get("logicalType", plain)
+    # A UUID of 16 bytes comes as bytes, from Spark and from fastavro alike.
+    return plain if (plain, logical) == ("fixed", "uuid") else str(logical)
 
 
 def type_name(kind: Any) -> str:

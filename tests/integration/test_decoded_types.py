@@ -56,6 +56,7 @@ SCORED = {
     "photo": b"\x00\xff",
     "ratio": 0.25,
     "ref": "00000000-0000-0000-0000-000000000001",
+    "serial": bytes(range(16)),
 }
 EVENTS = [
     event("Scored", SCORED),

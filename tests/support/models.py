@@ -63,6 +63,7 @@ SCORED = ship(
         "photo": "bytes",
         "ratio": "float",
         "ref": {"type": "string", "logicalType": "uuid"},
+        "serial": {"type": "fixed", "name": "Serial", "size": 16, "logicalType": "uuid"},
     },
 )
 ENDED = ship("Ended", {"id": "string", "reason": ["null", "string"]})
