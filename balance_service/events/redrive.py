@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from balance_service.events.decode import Decoder
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
-    from balance_service.state.letters.letters import Due
+    from balance_service.state.letters.changes import Due
     from balance_service.state.records import KeyedUpdate
 
 # Spark's heap holds several copies of what it decodes together.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
+    from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.letter import Letter
-    from balance_service.state.letters.letters import Changes
 
 
 class KeptBefore:

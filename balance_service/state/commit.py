@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.changelog.writer import ChangelogWriter
+    from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.letter import Letter, Status
-    from balance_service.state.letters.letters import Changes
     from balance_service.state.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.state.store.store import StateStore
     from balance_service.state.work import Work

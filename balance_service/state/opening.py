@@ -22,8 +22,8 @@ from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
+    from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.decisions import Decisions
-    from balance_service.state.letters.letters import Changes
     from balance_service.state.records import TaskId
     from balance_service.state.store.directory import StateDirectory
     from balance_service.state.tables.joined import JoinedTables

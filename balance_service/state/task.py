@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from balance_service.kafka.topics import Topic
     from balance_service.state.changelog.writer import ChangelogWriter
+    from balance_service.state.letters.changes import Due
     from balance_service.state.letters.decisions import Verdict
-    from balance_service.state.letters.letters import Due
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import Position, TaskBatch, TaskId
     from balance_service.state.store.batch import StoreBatch

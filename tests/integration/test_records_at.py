@@ -15,8 +15,8 @@ from balance_service.events.combine import SCHEMA_ID_UNKNOWN
 from balance_service.events.redrive import Redrive
 from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
+from balance_service.state.letters.changes import Due
 from balance_service.state.letters.letter import Letter
-from balance_service.state.letters.letters import Due
 from tests.integration.engines import prepare, settings_for
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ applied, tried in vain or discarded. A record counts only while its letter is op
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from balance_service.process.clock import now_ms
+from balance_service.state.letters.changes import Changes, Due
 from balance_service.state.letters.letter import NEVER, Letter, Status, holds_key, open_letters
 from balance_service.state.records import RESERVED_PREFIX
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.state.records import DeadLetter, Record, TaskBatch
+    from balance_service.state.records import DeadLetter, TaskBatch
     from balance_service.state.store.database import Snapshot
     from balance_service.state.store.store import StateStore, StoreView
 
@@ -36,38 +37,6 @@ _END = b"\xff"
 _NUMBER_BYTES = 8
 _STEP = 1_000
 _BEYOND = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Letters whose time has come, in the order of their records: to be tried again, or to be forgotten."""
-
-    again: Sequence[Letter] = ()
-    forgotten: Sequence[Letter] = ()
-
-
-@dataclass(slots=True)
-class Changes:
-    """What a commit makes of letters: `records` for the changelog and the store, `counts` for the position."""
-
-    counts: Counter[str]
-    records: list[Record] = field(default_factory=list)
-    fresh: list[DeadLetter] = field(default_factory=list)
-    """Records that could not be applied and had no letter before."""
-    after: dict[int, Letter] = field(default_factory=dict)
-    """The letters as they are now, by offset."""
-    freed: set[bytes] = field(default_factory=set)
-    """Keys that a letter held and holds no more."""
-
-    @property
-    def counted(self) -> dict[str, int]:
-        """How many letters there are, by cause and status."""
-        return {name: count for name, count in self.counts.items() if count}
-
-    @property
-    def applied(self) -> int:
-        """How many letters are closed because their records are applied."""
-        return sum(letter.status is Status.APPLIED for letter in self.after.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
