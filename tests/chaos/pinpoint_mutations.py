@@ -145,6 +145,22 @@ PINPOINT_MUTATIONS = (
         "test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it",
     ),
     _pinpoint(
+        "a dead letter at which a model's own code fails halts its task, so that nobody can discard it",
+        "state/own_code.py",
+        "        if offset not in batch.retried:\n",
+        "        if True:\n",
+        "unit/test_own_code_at_letters",
+        "test_it_waits_with_its_cause_and_others_go_on",
+    ),
+    _pinpoint(
+        "a dead letter at which a model's own code fails holds nobody, though order matters",
+        "state/letters/letter.py",
+        "        OWN_CODE_FAILED,\n    }\n",
+        "    }\n",
+        "unit/test_own_code_at_letters",
+        "test_once_it_is_discarded_what_waited_goes_on",
+    ),
+    _pinpoint(
         "an idempotency key that has expired counts until it is removed",
         "state/idempotency.py",
         "marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:\n",
