@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+# `json.dumps` would make an encoder for each text.
+_text = json.JSONEncoder(ensure_ascii=False).encode
+
 
 def exact_json(value: Any) -> str:
     """A view, or any value of an Avro type, as JSON.
@@ -38,10 +41,6 @@ def _object(value: Mapping[str, Any]) -> str:
 
 def _array(value: Sequence[Any]) -> str:
     return "[" + ", ".join([exact_json(member) for member in value]) + "]"
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _double(value: float) -> str:
