@@ -84,7 +84,15 @@ def _text(name: str, description: str, example: str, *, is_required: bool = Fals
     )
 
 
-CAUSE = _text("cause", "List those of one cause.", "schema-id-unknown")
+CAUSE = formed(
+    "cause",
+    # Peers are asked for it by URL.
+    ".{1,200}",
+    "text of 1 to 200 characters",
+    str,
+    description="List those of one cause.",
+    example="schema-id-unknown",
+)
 OF_MODEL = _text("model", "List those of one read model.", "balance")
 STAGE = _text("stage", "Only between instances: the stage that is asked about.", "balance", is_required=True)
 VERDICT_BY = _text("by", "Only between instances: who has decided.", "alice", is_required=True)

@@ -155,6 +155,12 @@ def test_a_malformed_id_is_a_400(pair: Pair, malformed: str) -> None:
     assert_problem(decide(pair[0], "discard", malformed), 400, "an id is stage/partition:offset")
 
 
+def test_a_cause_is_as_long_as_peers_can_be_asked_for(pair: Pair) -> None:
+    for instance in pair:
+        assert get(instance, cause="\N{BROKEN HEART}" * 200).json() == {"deadLetters": [], "next": None}
+        assert_problem(get(instance, cause="x" * 201), 400, "cause must be text of 1 to 200 characters")
+
+
 def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_again(
     stack: LocalStack, settings: dict[str, str], pair: Pair, unread: Unread, tmp_path: Path
 ) -> None:
