@@ -114,6 +114,10 @@ class Instance:
             return ["this instance is starting" + (f": {self._waits_for}" if self._waits_for else "")]
         return self._running.unready()
 
+    def problems(self) -> Sequence[str]:
+        """What is wrong with what it hosts."""
+        return [] if self._running is None else self._running.problems()
+
     def status(self) -> Mapping[str, Any]:
         """This instance's view of itself and of the others."""
         base = {"applicationServer": self._settings.application_server, "ready": not self.unready()}

@@ -105,15 +105,16 @@ class Running:
         membership = engine.membership
         reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
         reasons += [problem for problem in (membership.problem, self.directory.problem) if problem]
-        of_models = [
-            [reason for hosted in engine.stages_of(name) for reason in _unready(hosted)] for name in engine.models
-        ]
-        # One that can answer should get queries; what is wrong with another is in the status.
-        if all(of_models):
-            reasons += [reason for hosted in engine.stages.values() for reason in _unready(hosted)]
+        # One that can answer for some read model should get queries.
+        if all(any(_problems(hosted) for hosted in engine.stages_of(name)) for name in engine.models):
+            reasons += self.problems()
         if membership.partitions and not membership.lease.holds:
             reasons.append("the group has not confirmed this instance lately")
         return reasons
+
+    def problems(self) -> list[str]:
+        """What keeps some read model here from folding, or from being answered for."""
+        return [problem for hosted in self.engine.stages.values() for problem in _problems(hosted)]
 
     def status(self) -> dict[str, Any]:
         """What there is to say of the tasks here, and of the other instances, as JSON."""
@@ -143,7 +144,7 @@ class Running:
         ]
 
 
-def _unready(hosted: HostedStage) -> list[str]:
+def _problems(hosted: HostedStage) -> list[str]:
     """Why a read model should get no queries here now."""
     tasks = [
         f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")

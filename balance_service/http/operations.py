@@ -18,6 +18,9 @@ class Operable(Protocol):
     def unready(self) -> Sequence[str]:
         """Why it should get no queries now; empty if it should."""
 
+    def problems(self) -> Sequence[str]:
+        """What is wrong with what it hosts, whether or not it can answer queries."""
+
     def status(self) -> Mapping[str, Any]:
         """Its view of itself and of the others, as JSON."""
 
@@ -36,10 +39,10 @@ class Operations:
         return web.json_response({"status": "live"})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """200 when queries are welcome, else 503 with the reasons."""
+        """200 when queries are welcome, with what is wrong besides, else 503 with the reasons."""
         reasons = list(self._instance.unready())
         if not reasons:
-            return web.json_response({"status": "ready"})
+            return web.json_response({"status": "ready", "problems": list(self._instance.problems())})
         raise Problem(503, "; ".join(reasons), retry_after=RETRY_AFTER_SECONDS)
 
     async def metrics(self, _request: web.Request) -> web.Response:

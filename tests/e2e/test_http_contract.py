@@ -183,7 +183,7 @@ def test_a_ready_instance_says_so(http: httpx.Client) -> None:
     live, ready = http.get("/health/live"), http.get("/health/ready")
 
     assert (live.status_code, live.json()) == (200, {"status": "live"})
-    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready", "problems": []})
 
 
 def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, customer: str) -> None:

@@ -24,6 +24,9 @@ class Nobody:
     def unready(self) -> Sequence[str]:
         return []
 
+    def problems(self) -> Sequence[str]:
+        return []
+
     def status(self) -> Mapping[str, object]:
         return self._status
 

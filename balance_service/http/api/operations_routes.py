@@ -31,9 +31,14 @@ _READY = Route(
     scopes=frozenset(),
     is_never_refused=True,
     summary="Is the instance ready for queries?",
-    description="200 when this instance has joined its group and its tasks are running. Send it queries only then.",
+    description="200 when this instance has joined its group and can answer for at least one of its read models. Send "
+    "it queries only then.",
     answers=(
-        ok("Ready.", exactly({"status": {"const": "ready"}}), {"status": "ready"}),
+        ok(
+            "Ready; `problems` says what is wrong with a read model meanwhile.",
+            exactly({"status": {"const": "ready"}, "problems": {"type": "array", "items": {"type": "string"}}}),
+            {"status": "ready", "problems": []},
+        ),
         unavailable(
             "Not ready; `detail` has the reasons, separated by semicolons.",
             {

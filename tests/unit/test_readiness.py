@@ -1,0 +1,50 @@
+"""When an instance wants queries, and what it says is wrong meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from balance_service.hosting.running import Running
+from balance_service.state.records import Role, TaskId, TaskSnapshot
+
+HALTED = "activity_0 is HALTED: its fold failed"
+
+
+def stage(model: str, state: str = "RUNNING", reason: str = "", problems: tuple[str, ...] = ()) -> Any:
+    task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, SimpleNamespace(), True)  # type: ignore[arg-type]
+    return SimpleNamespace(name=model, tasks=SimpleNamespace(snapshots=lambda: [task]), problems=problems)
+
+
+def running(*stages: Any) -> Running:
+    joined = threading.Event()
+    joined.set()
+    membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
+    engine = SimpleNamespace(
+        membership=membership,
+        models={s.name: s for s in stages},
+        stages={s.name: s for s in stages},
+        stages_of=lambda name: [s for s in stages if s.name == name],
+    )
+    return Running(engine=engine, directory=SimpleNamespace(problem=""), publisher=None)  # type: ignore[arg-type]
+
+
+def test_while_all_is_well_there_is_no_problem() -> None:
+    instance = running(stage("balance"), stage("activity"))
+
+    assert (instance.unready(), instance.problems()) == ([], [])
+
+
+def test_a_read_model_that_halts_leaves_the_others_their_queries_and_is_told() -> None:
+    instance = running(stage("balance"), stage("activity", "HALTED", "its fold failed"))
+
+    assert (instance.unready(), instance.problems()) == ([], [HALTED])
+
+
+def test_an_instance_of_which_no_read_model_can_answer_wants_no_queries() -> None:
+    instance = running(
+        stage("balance", problems=("Spark cannot read",)), stage("activity", "HALTED", "its fold failed")
+    )
+
+    assert instance.unready() == instance.problems() == ["a partition is not folded: Spark cannot read", HALTED]
