@@ -1,7 +1,8 @@
 # Everything a person or CI runs. `make` alone lists the targets.
 PYTHON ?= python3
 VENV := .venv
-MODELS ?= balance,activity
+USUAL_MODELS := balance,activity
+MODELS ?= $(or $(BALANCE_MODELS),$(USUAL_MODELS))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := balance_service bench tests deploy
@@ -31,7 +32,7 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml balance_service/events
 	@touch $@
 
 run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C; MODELS=balance,activity
-	@exec env BALANCE_MODELS="$${BALANCE_MODELS:-$(MODELS)}" $(BIN)/balance-service local --instances 2 --sample-events
+	@exec env BALANCE_MODELS="$(MODELS)" $(BIN)/balance-service local --instances 2 --sample-events
 
 demo: setup ## The whole story in a minute, each step checked
 	@exec $(BIN)/balance-service demo
