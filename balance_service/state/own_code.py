@@ -35,7 +35,9 @@ class OwnCodeFailedError(PoisonRecordError):
         Raises:
             TaskHaltedError: it is an event that comes, and to pass over it would skip it.
         """
-        told = f"the code of the read model {read_model} fails at offset {offset} of {source} with {self.__cause__!r}"
+        # No more of the exception, which may quote the event: probes are told this without a token.
+        kind = type(self.__cause__).__name__
+        told = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
         if offset not in batch.retried:
             raise TaskHaltedError(f"{told}; correct it, and restart the instance") from self.__cause__
         log.error(

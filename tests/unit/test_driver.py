@@ -207,7 +207,7 @@ def test_a_fold_that_fails_halts_the_task_at_the_event_with_what_it_raised(
         session.given(scored(), scored(tags=["bad"]), scored())
 
     assert str(halted.value) == (
-        "the code of the read model test-session fails at offset 3 of games:0 with KeyError('absent'); "
+        "the code of the read model test-session fails at offset 3 of games:0 with KeyError; "
         "correct it, and restart the instance"
     )
     assert isinstance(halted.value.__cause__, KeyError)

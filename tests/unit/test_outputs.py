@@ -182,7 +182,7 @@ def test_a_failure_of_what_makes_an_output_halts_the_task_at_the_event(model: ty
         driver.given(sold("7.00"))
 
     assert str(halted.value) == (
-        f"the code of the read model {model.name} fails at offset 0 of {topic}:0 with KeyError('absent'); "
+        f"the code of the read model {model.name} fails at offset 0 of {topic}:0 with KeyError; "
         "correct it, and restart the instance"
     )
 
