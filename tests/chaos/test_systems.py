@@ -52,6 +52,7 @@ _PARTITIONS = 2
 _FEW_RECORDS = 2
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _STRIKE_SECONDS = 300.0
+_MOVE_SECONDS, _LOOK_SECONDS = 40.0, 0.1
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
 # So late that each stage has committed before; opening one passes a point once.
@@ -151,10 +152,22 @@ class _Systems:
         eventually(self._is_caught_up, lambda: f"not caught up: {list(tasks_of(self._members))}", _CATCH_UP_SECONDS)
 
     def _await_a_death(self, left: Sequence[Sequence[str]]) -> None:
-        def somebody_is_dead() -> bool:
-            return any(mine and not member.running for member, mine in zip(self._members, left, strict=True))
+        """Wait until an instance has come to its fail point. None comes to one that its partitions have no work for.
 
-        eventually(somebody_is_dead, lambda: f"none of {left} was reached", _STRIKE_SECONDS)
+        So another one is killed now and then, and its partitions move.
+        """
+        members = list(zip(self._members, left, strict=True))
+        deadline = moved = time.monotonic()
+        deadline += _STRIKE_SECONDS
+        while not any(mine and not member.running for member, mine in members):
+            assert time.monotonic() < deadline, f"none of {left} was reached"
+            if time.monotonic() - moved > _MOVE_SECONDS:
+                moved = time.monotonic()
+                member, mine = self._chooser.choice([each for each in members if not each[1]] or members)
+                self._journal.fault("kill", member.name)
+                member.kill()
+                self._launch(member, mine)
+            time.sleep(_LOOK_SECONDS)
 
     def _struck(self, member: Member, mine: list[str]) -> None:
         fault = mine[0]
