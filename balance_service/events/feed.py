@@ -200,10 +200,12 @@ class Feed:
         return not interrupted.is_set() or self._joined is None
 
     def _require_jvm(self, error: QueryEndedError) -> None:
-        """Raises FatalError if the JVM's end is why the query has ended: another query would not help."""
-        gateway: Any = self._spark.sparkContext._gateway
-        if gateway is None or gateway.proc.poll() is not None:
+        """Raises FatalError if the end of Spark is why the query has ended: another query would not help."""
+        context: Any = self._spark.sparkContext
+        if context._gateway is None or context._gateway.proc.poll() is not None:
             raise FatalError("Spark's JVM has ended") from error
+        if context._jsc.sc().isStopped():
+            raise FatalError("Spark has stopped by itself") from error
 
     def _rows(self, partition: int, start: int) -> DataFrame:
         return self._decoder.updates(self._records(partition, start))
@@ -267,7 +269,8 @@ class Feed:
         reach("batch-read")
         try:
             done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
-        except (RetriableError, _AnotherQueryError):
+        except BalanceServiceError:
+            # A transaction that outlasted its time looks as if a successor had fenced it.
             gathering.failed()
             raise
         self._metrics.committed(task.task_id, done)

@@ -20,6 +20,7 @@ from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
 from balance_service.state.opening import TaskContext
 from balance_service.state.source_check import SourceCheck
+from balance_service.state.task_state import TaskState
 from balance_service.state.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ class HostedStage:
             return task.decide(offsets, verdict)
         except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
             self.tasks.failed(task, error)
+            raise
+        except TaskMigratedError as error:
+            # Fenced while nothing is folded: nobody else would notice.
+            if task.state is TaskState.RUNNING:
+                self.tasks.failed(task, error)
             raise
 
     def positions(self) -> dict[tuple[str, int], int]:

@@ -155,5 +155,10 @@ def _write(
 ) -> None:
     """Steps 3 to 5; `records` gives the same each time."""
     frame = codec.encode(position.record())
-    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
-    store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
+    try:
+        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
+        store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
+    except BaseException:
+        # The changelog may have what the store lacks. A decision about a dead letter, say, would put the position back.
+        writer.close()
+        raise

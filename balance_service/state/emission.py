@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import frame_header, opened
 from balance_service.errors import PoisonRecordError
-from balance_service.read_models.outputs import Each, listed
+from balance_service.read_models.outputs import Each
 from balance_service.read_models.read_model import event_of, is_tombstone
 from balance_service.state.outputs import Sender, encoded
-from balance_service.state.own_code import OwnCodeFailedError, call_own
+from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,5 +93,5 @@ class BatchEmission:
             # The schema is that of the states, and may have another id there.
             value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
             return (self.sender.output(*at, value),)
-        sent = listed(call_own(emission.read_model.emit, state, event))
+        sent = made_by_own(emission.read_model.emit, state, event)
         return [self.sender.output(*at, encoded(emission.codec, record)) for record in sent]

@@ -260,9 +260,9 @@ class _OneByOne:
                     # What is sent is of all events together, so none of them is applied.
                     self._require_letter(error, last)
                     self.retries.forget(events)
-                    self.folded.dead_letters += [
-                        replace(event.record, cause=error.cause) for event in events if event.record is not None
-                    ]
+                    refused = {letter.offset for letter in letters}
+                    rest = [event.record for event in events if event.record and event.offset not in refused]
+                    self.folded.dead_letters += [*letters, *(replace(record, cause=error.cause) for record in rest)]
                     return True
             self.after[last.key] = frame
         self.folded.dead_letters += letters

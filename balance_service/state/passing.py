@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
 from balance_service.errors import PoisonRecordError
-from balance_service.read_models.outputs import listed
 from balance_service.read_models.read_model import event_of
 from balance_service.state.outputs import Sender, encoded, passed_on
-from balance_service.state.own_code import OwnCodeFailedError, call_own
+from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 from balance_service.state.records import DeadLetter
 from balance_service.state.work import Folded
 
@@ -93,7 +92,7 @@ class Emitting:
             if emit.make is None or codec is None:
                 made.append(sender.output(offset, timestamp_ms, key, row["value"], passed_on(row["headers"])))
             else:
-                records = listed(call_own(emit.make, event))
+                records = made_by_own(emit.make, event)
                 made += [sender.output(offset, timestamp_ms, key, encoded(codec, record)) for record in records]
         return made
 

@@ -212,7 +212,8 @@ class _Supervisor:
             return _alone(error)
         except Exception as error:
             self._log.exception("a step of the task failed")
-            return RetriableError(f"a step of the task failed: {error}")
+            # No more of it: probes are told this without a token, and it may quote an event.
+            return RetriableError(f"a step of the task failed with {type(error).__name__}")
         if (self.task.state, self.task.role) != before:
             self._on_change()
         return None

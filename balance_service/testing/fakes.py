@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry, WriterSchema
 from balance_service.avro.schemas import full_name
-from balance_service.errors import RetriableError
+from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.state.changelog.writer import ChangelogWriter
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class FakeWriter(ChangelogWriter):
         self.sent: list[Output] = []
         self.held: list[int] = []
         self.end = 0
+        self.is_closed = False
 
     def commit(
         self,
@@ -65,6 +66,8 @@ class FakeWriter(ChangelogWriter):
         outputs: Iterable[Output] = (),
     ) -> int:
         """All or, if told to fail, nothing."""
+        if self.is_closed:
+            raise TaskMigratedError("the task is closed")
         if self.fails_with is not None:
             raise self.fails_with
         self.held.append(holds_up_to)
@@ -74,3 +77,7 @@ class FakeWriter(ChangelogWriter):
         after_position = self.end + len(records) + 1
         self.end = after_position + 1
         return after_position
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self.is_closed = True

@@ -293,6 +293,20 @@ def test_folds_that_come_to_the_same_in_any_order_wait_for_nobody(balance: Drive
     assert amounts(balance) == Decimal("2.00")
 
 
+def test_once_order_matters_later_events_wait_for_what_was_open_before(tmp_path: Path) -> None:
+    any_order, in_order = letters(), letters(keeps_order=True)
+    with closing(StateStore(tmp_path / "store", position_codec())) as store:
+        changes = any_order.carried([Letter.first(3, UNKNOWN, b"k", 0, EVERY_MS)])
+        position = Position(9, 1, "id", letters=changes.counted)
+        store.write([*changes.records, (POSITION_KEY, position_codec().encode(position.record()))], 1)
+        assert in_order.held_from(store, [b"k"], frozenset()) == {}
+
+        store.write([*in_order.at_opening(store).records], 2)
+
+        assert in_order.held_from(store, [b"k"], frozenset()) == {b"k": 3}
+        assert in_order.at_opening(store).records == []
+
+
 def test_what_a_fold_depends_on_tells_whether_order_matters() -> None:
     assert (Balance.keeps_order, Named.keeps_order) == (False, True)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.errors import TaskHaltedError
+from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.order import ANY
 from balance_service.read_models.outputs import LAST, Emit
@@ -40,6 +40,8 @@ class Words(ReadModel):
     state = KEPT
 
     def fold(self, state: State | None, said: Event) -> State:
+        if said["word"] == UNKNOWN:
+            raise PoisonRecordError(UNKNOWN, "a cause that is not its own")
         return {"id": said["id"], "words": [*(state["words"] if state else []), checked(said["word"])]}
 
 
@@ -61,10 +63,13 @@ class WordsSent(ReadModel):
     emits = Emit("test-words-out", ship("WordsOut", {"words": {"type": "array", "items": "string"}}), each=LAST)
 
     def fold(self, state: State | None, said: Event) -> State:
+        if said["word"] == "unsaid":
+            raise PoisonRecordError("word-unsaid", "it was not said")
         return {"id": said["id"], "words": [*(state["words"] if state else []), said["word"]]}
 
-    def emit(self, state: State, _said: Event | None) -> dict[str, Any]:
-        return {"words": [checked(word) for word in state["words"]]}
+    def emit(self, state: State, _said: Event | None) -> Any:
+        # A generator fails only once it is asked for what it makes.
+        yield {"words": [checked(word) for word in state["words"]]}
 
 
 class WordsMade(ReadModel):
@@ -151,6 +156,19 @@ def test_what_is_made_without_a_state_waits_too() -> None:
 
         bugs.clear()
         assert driver.redrive(0).emitted("test-words-made-out") == [{"word": "y"}, {"word": "boom"}]
+
+
+def test_of_letters_that_are_tried_together_each_keeps_a_cause_of_its_own() -> None:
+    with Driver(WordsSent()) as driver:
+        driver.given(said("boom", unreadable=UNKNOWN), said("unsaid", unreadable=UNKNOWN)).mend(UNKNOWN)
+        driver.advance(minutes=5)
+
+        assert told(driver) == [(FAILED, "waiting"), ("word-unsaid", "waiting")]
+
+
+def test_a_cause_that_says_that_a_record_could_not_be_read_is_not_a_folds_to_name() -> None:
+    with Driver(Words()) as driver, pytest.raises(TaskHaltedError, match="with ConfigurationError"):
+        driver.given(said(UNKNOWN))
 
 
 @pytest.mark.parametrize("model", [Words, WordsSent, WordsMade])

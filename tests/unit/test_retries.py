@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from balance_service.errors import RetriableError, StoreFullError
+from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
 from balance_service.read_models.catalogue import stages_of_retries
 from balance_service.settings import load_settings
@@ -135,6 +135,25 @@ def test_a_decision_that_the_store_has_no_room_for_has_the_task_opened_anew(
 
     with pytest.raises(RetriableError, match="the decision is written, and the store lacks it: make room"):
         decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
+
+
+def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise StoreFullError("make room")
+
+    stage.take((b"k", b"v", 0, []))
+    with monkeypatch.context() as full:
+        full.setattr(stage.store, "write", is_full)
+        with pytest.raises(StoreFullError):
+            stage.take((b"k", b"w", 0, []))
+    written = len(stage.writer.commits)
+
+    with pytest.raises(TaskMigratedError):
+        decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
+
+    assert len(stage.writer.commits) == written
 
 
 @pytest.mark.parametrize("attempt", [b"10", b"11", b"999999999"])

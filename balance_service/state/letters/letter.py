@@ -82,6 +82,11 @@ def is_final(cause: str) -> bool:
     return cause in _FINAL or cause.startswith(start) or cause.endswith(end)
 
 
+def is_reserved(cause: str) -> bool:
+    """Whether a cause decides what becomes of a letter next, so that a read model's own code must not name it."""
+    return cause in _HEALING or cause in _HOLDING
+
+
 def holds_key(cause: str) -> bool:
     """Whether later records of its key wait for a record with this cause, where their order matters."""
     return cause in _HOLDING

@@ -176,9 +176,15 @@ class Letters:
         return changes
 
     def at_opening(self, store: StateStore) -> Changes:
-        """What becomes of letters as a task is opened: where order no longer matters, none waits for another."""
+        """What becomes of letters as a task is opened: where order no longer matters, none waits for another.
+
+        Where it matters from now on, later records wait for those that are open.
+        """
         changes = Changes(_counts(store))
         if self.keeps_order:
+            # None does yet where order did not matter before.
+            if self.hold_keys(store) and not store.keys(_OF, _OF + _END, 1):
+                changes.records += [(key, b"") for letter in self.between(store, 0) for key in self._held_by(letter)]
             return changes
         for keys in _steps(store, _OF, _OF + _END):
             changes.records += [(key, None) for key in keys]
@@ -256,8 +262,12 @@ class Letters:
             return []
         offset = _number(letter.offset)
         due = [] if letter.due_ms == NEVER else [_DUE + _number(letter.due_ms) + offset]
-        of_key = [_of(letter.key) + offset] if self.keeps_order and letter.holds_key and letter.key is not None else []
-        return due + of_key
+        return due + self._held_by(letter)
+
+    def _held_by(self, letter: Letter) -> list[bytes]:
+        """The key under which later records find that they wait for a letter, if they do."""
+        holds = self.keeps_order and letter.holds_key and letter.key is not None
+        return [_of(letter.key) + _number(letter.offset)] if holds and letter.key is not None else []
 
 
 def letter_offset(key: bytes) -> int | None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
 from balance_service.read_models.joins import Global
 from balance_service.state.tables.tables import TableId
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from balance_service.state.tables.store import Version
     from balance_service.state.tables.tables import Tables
 
+ROW_UNREADABLE = "row-unreadable"
 _CATCH_UP_SECONDS = 5.0
 
 
@@ -85,7 +86,11 @@ class JoinedTables:
         Raises:
             PoisonRecordError: it does not decode any more: its schema is gone from the registry, or ours has changed.
         """
-        return self.tables.codec(join.table.topic).decode_foreign(frame)
+        try:
+            return self.tables.codec(join.table.topic).decode_foreign(frame)
+        except PoisonRecordError as error:
+            # The event is in order, so its dead letter may be tried again.
+            raise PoisonRecordError(ROW_UNREADABLE, f"its row of '{join.table.topic}': {error}") from error
 
     def _needed(self, partition: int) -> list[TableId]:
         needed: dict[TableId, None] = {}

@@ -64,8 +64,9 @@ class Tables:
         """The caller needs it no longer; returns at once. Whoever holds it next goes on with its store."""
         with self._lock:
             self._held[table] -= 1
-            if not self._held[table]:
-                self._followed.pop(table).give_up()
+            # Of one that was stopped meanwhile, nothing is left to give up.
+            if not self._held[table] and (followed := self._followed.pop(table, None)) is not None:
+                followed.give_up()
 
     def partition(self, table: TableId) -> TablePartition:
         """One that the caller holds."""
