@@ -180,7 +180,10 @@ class Queries:
             for peer, seconds, is_last in peers:
                 address = peer.address
                 try:
-                    answer = await self.proxy.get(peer, query.path, query.parameters, self.address, seconds)
+                    waits = query.min_position is not None
+                    answer = await self.proxy.get(
+                        peer, query.path, query.parameters, self.address, seconds, waits=waits
+                    )
                 except RetriableError as error:
                     self.metrics.proxied(address, "failed")
                     self.routing.doubt(partition, peer)

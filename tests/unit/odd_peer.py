@@ -71,11 +71,11 @@ class Asker:
     proxy: Proxy
     peer: Peer
 
-    async def ask(self, customer: str, seconds: float = SECONDS) -> str:
+    async def ask(self, customer: str, seconds: float = SECONDS, *, waits: bool = False) -> str:
         """The customer whose answer it got, or why it got none."""
         try:
             asked = TrustedPeer(self.peer.address, "i")
-            got = await self.proxy.get(asked, PATH, {"customerId": customer}, "asker:1", seconds)
+            got = await self.proxy.get(asked, PATH, {"customerId": customer}, "asker:1", seconds, waits=waits)
         except RetriableError as error:
             return str(error)
         return got.body.decode().strip('"')

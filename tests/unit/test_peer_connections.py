@@ -60,6 +60,21 @@ def test_a_peer_gets_no_more_than_64_connections_and_every_query_is_answered() -
     assert peer.connections == 64
 
 
+def test_queries_that_wait_at_a_peer_leave_its_64_places_to_the_others_and_are_64_at_most_themselves() -> None:
+    peer = Peer({f"w{n}": [60] for n in range(70)})
+
+    async def steps(asker: Asker) -> None:
+        waiting = [asyncio.ensure_future(asker.ask(f"w{n}", 60, waits=True)) for n in range(70)]
+        await until(lambda: len(peer.asked) == 64, "as many wait as may")
+        assert await asker.ask("c1") == "c1"
+        assert [customer for _, customer in peer.asked] == [*(f"w{n}" for n in range(64)), "c1"]
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+
+    run(peer, steps)
+
+
 HOSTILE: dict[str, Sequence[Act]] = {
     **{name: [sent] for name, (sent, _) in REFUSED.items()},
     "a length that is too large": [answer("Content-Type: application/json", "Content-Length: 99"), None],

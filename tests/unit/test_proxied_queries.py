@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, TCPConnector, web
 from aiohttp.test_utils import TestServer
 
 from balance_service.http.peers.answers import MAX_BODY_BYTES
@@ -25,6 +25,7 @@ from tests.support.querying import (
     ask,
     ask_with_peers,
 )
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -243,6 +244,39 @@ def test_a_compressed_answer_is_refused_not_unpacked(instance: Instance) -> None
     bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
 
     assert ask_with_peers(instance, bomb).status == 503
+
+
+def test_queries_that_wait_for_a_position_at_a_peer_do_not_hold_up_the_others(instance: Instance) -> None:
+    at_once = answering()
+
+    async def stuck(request: web.Request) -> web.StreamResponse:
+        if "minPosition" in request.query:
+            await asyncio.sleep(60)
+        return await at_once(request)
+
+    peer = Peer(stuck)
+    instance.owns, instance.timeout_seconds = False, 2 * BUSY_SECONDS
+
+    async def run() -> tuple[int, bool]:
+        async with (
+            TestServer(peer.app()) as owning,
+            instance.app() as app,
+            TestServer(app) as asked,
+            ClientSession(connector=TCPConnector(limit=0)) as client,
+        ):
+            instance.hear_of_owner(f"127.0.0.1:{owning.port}")
+            url = asked.make_url(PATH).with_query(customerId=CUSTOMER)
+            wanted = url.update_query(minPosition=f"{PARTITION}:11")
+            waiting = [asyncio.ensure_future(client.get(wanted)) for _ in range(64)]
+            await until(lambda: len(peer.asked) == 64, "all of them wait")
+            async with client.get(url) as response:
+                told = response.status, not any(one.done() for one in waiting)
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+            return told
+
+    assert asyncio.run(run()) == (200, True)
 
 
 # --- claims that are not true

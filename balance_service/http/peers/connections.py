@@ -136,6 +136,8 @@ class _Peer:
     def __init__(self) -> None:
         self.idle: list[PeerConnection] = []
         self.slots = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
+        # One partition that stands still would else take the places of all queries to this peer.
+        self.slots_to_wait_in = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
         self.queries = 0
         self._looking_up = asyncio.Lock()
         self._looked_up_at = float("-inf")
@@ -166,7 +168,10 @@ class _Peer:
 
 
 class PeerConnections:
-    """All connections to peers: 64 to each at most; a query that finds all in use waits for one."""
+    """All connections to peers; a query that finds all in use waits for one.
+
+    To each peer there are 64 at most, and 64 more on which queries wait for a position there.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -175,12 +180,17 @@ class PeerConnections:
         self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         self.is_closed = False
 
-    async def ask(self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False) -> Received:
+    async def ask(
+        self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False, waits: bool = False
+    ) -> Received:
         """Send a query to the peer that a URL names, and wait for its answer; cancel it to give it up.
 
         A peer may close a connection just when it is to be used again. A query of which nothing is answered then is
         asked once more, on a new connection. One that `changes` something may have been answered all the same: it is
         asked on a new connection, and once.
+
+        Args:
+            waits: whether the peer is to wait before it answers; such queries have places of their own.
 
         Raises:
             UnexpectedAnswerError: what came is not an answer of an instance.
@@ -191,7 +201,7 @@ class PeerConnections:
             peer = self._peers[url.authority] = _Peer()
         peer.queries += 1
         try:
-            async with peer.slots:
+            async with peer.slots_to_wait_in if waits else peer.slots:
                 connection = None if changes else peer.take_idle(tls)
                 if connection is not None:
                     try:

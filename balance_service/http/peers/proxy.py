@@ -64,22 +64,24 @@ class Proxy:
         timeout_seconds: float,
         *,
         method: str = "GET",
+        waits: bool = False,
     ) -> Answer:
         """What a peer answers at a fixed path.
 
         Args:
             method: another one where something is changed by it; without a body.
+            waits: whether the peer is to wait before it answers: until it has reached a position.
 
         Raises:
             RetriableError: the peer may not be asked, refuses our proof or has none, or did not answer in time or not
                 sensibly.
         """
         if self._tracer is UNTRACED:
-            return await self._get(peer, path, parameters, from_address, timeout_seconds, method)
+            return await self._get(peer, path, parameters, from_address, timeout_seconds, method, waits=waits)
         # Not the path, which may name a key; the peer's own span tells the route.
         attributes = {"http.request.method": method, "server.address": peer.address}
         with open_span(self._tracer, method, SpanKind.CLIENT, attributes) as span:
-            answer = await self._get(peer, path, parameters, from_address, timeout_seconds, method)
+            answer = await self._get(peer, path, parameters, from_address, timeout_seconds, method, waits=waits)
             span.set_attribute("http.response.status_code", answer.status)
             return answer
 
@@ -91,6 +93,8 @@ class Proxy:
         from_address: str,
         timeout_seconds: float,
         method: str,
+        *,
+        waits: bool,
     ) -> Answer:
         address = peer.address
         if not self._trust.allows(address):
@@ -109,7 +113,8 @@ class Proxy:
             # Asked anew each time: connections under a renewed certificate are new ones.
             tls = None if self._tls is None else self._tls.value.client
             async with asyncio.timeout(timeout_seconds):
-                answer, proof = await self._connections.ask(url, request, tls, changes=method != "GET")
+                changes = method != "GET"
+                answer, proof = await self._connections.ask(url, request, tls, changes=changes, waits=waits)
         except UnexpectedAnswerError as error:
             raise RetriableError(f"the owner at {address} {error}") from error
         except ssl.SSLError as error:
