@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from tests.unit.raw_http import COMMAND, LIVE, QUESTION, QUICK, Answer, serving
 
 # Half a second and a look at all connections, on a busy machine.
 SOON = 10.0
+# More than the buffers of two sockets hold.
+LARGE = 16 << 20
 
 
 def test_a_request_that_takes_too_long_is_a_503_problem() -> None:
@@ -129,6 +132,25 @@ def test_a_client_that_reads_no_answers_is_cut_off() -> None:
             return await client.is_closed_within(SOON)
 
     assert asyncio.run(run())
+
+
+def test_a_head_that_does_not_end_behind_an_answer_that_is_not_read_keeps_no_connection() -> None:
+    async def large(_request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * LARGE)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving(replace(QUICK, unsent_seconds=SOON), large) as server:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", server.port))
+                await loop.sock_sendall(client, QUESTION)
+                await loop.sock_recv(client, 1)
+                await loop.sock_sendall(client, b"G")
+                await until(lambda: server.connections == 0, "it is cut off")
+
+    asyncio.run(run())
 
 
 def test_of_the_defaults_no_request_costs_a_connection_more_than_10_s_before_it_is_handled() -> None:

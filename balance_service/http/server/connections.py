@@ -97,10 +97,16 @@ class Connection(AheadOfAiohttp):
             transport.abort()
             return
         if not self._requests and self._head_since is None and now - self._active_at > limits.idle_seconds:
-            self.force_close()
+            self._end(transport)
         elif self._head_since is not None and now - self._head_since > limits.head_seconds:
             transport.write(_HEAD_TOO_SLOW)
-            self.force_close()
+            self._end(transport)
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.force_close()
+        # asyncio would wait until the client has read it all, and no sweep comes here again.
+        if transport.get_write_buffer_size():
+            transport.abort()
 
     def handle_error(
         self,
