@@ -143,7 +143,7 @@ class Queries:
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
         try:
-            return self.routing.read(partition, query.key)
+            return self.routing.read(partition, query.key, _wanted(query))
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, error)
         # Raise outside `except`: the traceback would keep the view, and so the store's lock, alive.

@@ -92,8 +92,10 @@ class Routing:
         """The key's partition."""
         return partition_of(key, self.partitions)
 
-    def read(self, partition: int, key: bytes) -> LocalAnswer | None:
+    def read(self, partition: int, key: bytes, min_offset: int = 0) -> LocalAnswer | None:
         """The state as this instance has it; None if it has none to answer from.
+
+        Below the least offset that will do there is no frame, whatever the store has: it is not read.
 
         It is the owner's answer if the task owns the partition and the lease holds. A standby's, and that of one whose
         lease has run out, is whole and true as of its position, but others may know more.
@@ -104,7 +106,8 @@ class Routing:
         copy = self.copy(partition)
         if copy is None:
             return None
-        frame = copy.view.get(key)
+        # A query that waits for a position comes here every few milliseconds.
+        frame = copy.view.get(key) if copy.position.offset >= min_offset else None
         return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))
 
     def copy(self, partition: int) -> Copy | None:

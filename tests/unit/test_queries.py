@@ -206,6 +206,33 @@ def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None
     assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
 
 
+def test_a_query_that_waits_for_its_position_reads_the_store_only_once_it_is_reached(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.timeout_seconds = 30
+    reads: list[bytes] = []
+    get = StoreView.get
+
+    def counted(view: StoreView, key: bytes) -> bytes | None:
+        reads.append(key)
+        return get(view, key)
+
+    monkeypatch.setattr(StoreView, "get", counted)
+
+    async def run() -> Answer:
+        async with instance.app() as app:
+            asked = asyncio.ensure_future(_ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"}))
+            await asyncio.sleep(0.2)
+            assert reads == []
+            instance.put("3.00")
+            assert reads == []
+            instance.move_to(11)
+            return await asked
+
+    assert asyncio.run(run()).text == '{"amount": 3.00}'
+    assert reads == [CUSTOMER.encode()]
+
+
 def test_a_position_that_is_not_reached_in_time_is_unavailable(instance: Instance) -> None:
     instance.put("1.00")
 
