@@ -119,7 +119,9 @@ class Scatter:
             if attempt:
                 await asyncio.sleep(max(0.0, min(_REFRESH_SECONDS, deadline - time.monotonic())))
             left = deadline - time.monotonic()
-            # Half of it while there is another attempt to come.
+            if left <= 0:
+                break
+            # A peer gets half of it while there is another attempt to come. What is here would take as long again.
             until = time.monotonic() + (left / 2 if attempt + 1 < _ATTEMPTS else left)
             questions = [
                 (peer, some, listed)
@@ -127,7 +129,7 @@ class Scatter:
                 for some, listed in naming("partitions", of_it, path, parameters)
             ]
             found = await asyncio.gather(
-                self._here(scan, missing, max_lag, until),
+                self._here(scan, missing, max_lag, deadline),
                 *(self._there(peer, path, listed, some, until) for peer, some, listed in questions),
             )
             failed = {peer for (peer, *_), part in zip(questions, found[1:], strict=True) if part is None}

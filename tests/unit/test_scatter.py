@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +20,12 @@ from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.querying import BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, Instance
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from balance_service.http.answer import Answer
+    from balance_service.http.routing import Copy
+    from balance_service.http.scan import GoOn, Render, View
 
 
 MODEL = "/api/models/balance"
@@ -68,6 +72,50 @@ def test_what_is_owned_and_cannot_be_read_is_not_counted_as_none(
         owned_by(instance)
 
     assert refused.value.status == 503
+
+
+@dataclass(frozen=True, slots=True)
+class Slow(Count):
+    """Takes its time before the last key, and says when it begins."""
+
+    seconds: float
+    began: list[float] = field(default_factory=list)
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+        self.began.append(time.monotonic())
+        time.sleep(self.seconds)
+        for copy in copies:
+            go_on(copy)
+        return Count.read(self, copies, view, render, go_on)
+
+
+def count_slowly(instance: Instance, scan: Slow) -> int:
+    async def ask() -> Answer:
+        scatter = instance.scatter(MODEL)
+        try:
+            return await scatter.answer("count", scan, partitions=[PARTITION])
+        finally:
+            await scatter.proxy.close()
+
+    return asyncio.run(ask()).status
+
+
+def test_a_local_read_may_take_more_than_half_of_the_deadline(instance: Instance) -> None:
+    instance.timeout_seconds = 5.0
+    slow = Slow(0.6 * instance.timeout_seconds)
+
+    assert count_slowly(instance, slow) == 200
+    assert len(slow.began) == 1
+
+
+def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(instance: Instance) -> None:
+    instance.timeout_seconds = 0.5
+    slow = Slow(0.6)
+
+    with pytest.raises(Problem, match="nobody could be asked"):
+        count_slowly(instance, slow)
+
+    assert len(slow.began) == 1
 
 
 @pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition"])
