@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
+from balance_service.avro.bounded import check_bounded
 from balance_service.avro.types import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
 
@@ -56,10 +57,24 @@ def parsed(schema: Any) -> Any:
     return fastavro.parse_schema(rewritten(schema, _with_uuid_as_text))
 
 
+def parsed_of_writer(text: str) -> Any:
+    """Anybody's schema, as `parsed`, by which it is safe to read, and to skip, what they wrote.
+
+    Raises whatever fastavro does of one that is no Avro schema, ValueError of one that is not safe.
+    """
+    schema = parsed(json.loads(text))
+    check_bounded(schema)
+    return schema
+
+
 def _with_uuid_as_text(kind: Any) -> Any:
+    if not isinstance(kind, dict):
+        return kind
     # Those of 16 bytes fastavro leaves as they are.
-    is_text = isinstance(kind, dict) and (kind.get("type"), kind.get("logicalType")) == ("string", "uuid")
-    return "string" if is_text else kind
+    if (kind.get("type"), kind.get("logicalType")) == ("string", "uuid"):
+        return "string"
+    # With this mark in it, fastavro would take a schema as it is, unseen.
+    return {name: part for name, part in kind.items() if name != "__fastavro_parsed"}
 
 
 class AvroCodec:
@@ -120,8 +135,9 @@ class AvroCodec:
             message = f"a record names schema {schema_id}, which the registry does not know"
             raise PoisonRecordError("schema-id-unknown", message)
         try:
-            writer = parsed(json.loads(registered.text))
+            writer = parsed_of_writer(registered.text)
         except Exception as error:  # fastavro raises whatever its parser trips over
-            raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is no Avro schema: {error}") from error
+            message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
+            raise PoisonRecordError("schema-incompatible", message) from error
         self._writers[schema_id] = writer
         return writer

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import fastavro
-from fastavro.schema import SchemaParseException
 
-from balance_service.avro.codec import opened, parsed
+from balance_service.avro.codec import opened, parsed_of_writer
 from balance_service.errors import PoisonRecordError
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class FrameReader:
             self._parsed[schema_id] = _parse(self._writer(schema_id))
         schema = self._parsed[schema_id]
         if schema is None:
-            raise UndecodableError(f"schema {schema_id} is recursive, or no Avro schema")
+            raise UndecodableError(f"schema {schema_id} is recursive, has items of no bytes, or is no Avro schema")
         try:
             return fastavro.schemaless_reader(io.BytesIO(body), schema, None)
         except Exception as error:  # fastavro raises whatever its reader trips over
@@ -76,22 +74,6 @@ def _opened(frame: bytes) -> tuple[int, bytes]:
 def _parse(writer: WriterSchema) -> Any:
     """A schema as fastavro takes it; None if it can or may not."""
     try:
-        schema = json.loads(writer.text)
-        return None if _contains_itself(schema, frozenset()) else parsed(schema)
-    except (ValueError, SchemaParseException):
+        return parsed_of_writer(writer.text)
+    except Exception:  # fastavro raises whatever its parser trips over
         return None
-
-
-def _contains_itself(schema: Any, enclosing: frozenset[str]) -> bool:
-    """Whether a schema is recursive; a few kilobytes under such a one can end the process inside fastavro."""
-    if isinstance(schema, str):
-        return schema.rpartition(".")[2] in enclosing
-    if isinstance(schema, list):
-        return any(_contains_itself(branch, enclosing) for branch in schema)
-    if not isinstance(schema, dict):
-        return False
-    inside = enclosing | {str(schema["name"]).rpartition(".")[2]} if "name" in schema else enclosing
-    parts = [schema.get("items"), schema.get("values"), *(f["type"] for f in schema.get("fields", []))]
-    if not isinstance(schema.get("type"), str):
-        parts.append(schema.get("type"))
-    return any(_contains_itself(part, inside) for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import AvroCodec
+from balance_service.avro.codec import AvroCodec, frame_header, parsed, parsed_of_writer
 from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
-from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
+from balance_service.process.resources import resource
 from balance_service.state.records import Position
 from tests.support.fakes import FakeRegistry, balance_codec, position_codec
 
@@ -136,6 +138,96 @@ def test_another_scale_never_changes_an_amount(scale: int, amount: str) -> None:
     frame = written_by(registry, with_amount(scale=scale), record)
 
     assert balance_codec(registry).decode(frame)["amount"] == Decimal(amount)
+
+
+def record_of(name: str, *kinds: Any) -> dict[str, Any]:
+    """The schema of a record of fields of these types."""
+    return {"type": "record", "name": name, "fields": [{"name": f"f{i}", "type": kind} for i, kind in enumerate(kinds)]}
+
+
+def array_of(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def doubled(times: int) -> dict[str, Any]:
+    """A record that takes no bytes, and as many values as that power of two."""
+    kind = record_of("R0", "null")
+    for i in range(times):
+        kind = record_of(f"R{i + 1}", kind, f"R{i}")
+    return kind
+
+
+def read_with_more(kind: Any) -> dict[str, Any]:
+    """What is read of a balance whose writer added a field of this type, and wrote the least there can be of it."""
+    registry = FakeRegistry()
+    schema = copy.deepcopy(load_schema("BalanceState"))
+    schema["fields"].append({"name": "more", "type": kind})
+    schema_id = registry.register("newer", schema)
+    return balance_codec(registry).decode_foreign(frame_header(schema_id) + FRAME[5:] + bytes(4))
+
+
+SIZE_0 = {"type": "fixed", "name": "F", "size": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (record_of("N", ["null", "N"]), "N contains itself"),
+        (record_of("N", array_of(record_of("M", "N"))), "N contains itself"),
+        (array_of("null"), "an array's items take no bytes"),
+        (array_of({"type": "null"}), "an array's items take no bytes"),
+        (array_of(record_of("M")), "an array's items take no bytes"),
+        (array_of(SIZE_0), "an array's items take no bytes"),
+        (array_of(record_of("M", "null", record_of("O", SIZE_0))), "an array's items take no bytes"),
+        (record_of("M", record_of("O", "null"), array_of("O")), "an array's items take no bytes"),
+        (["null", {"type": "map", "values": array_of("null")}], "an array's items take no bytes"),
+        (doubled(10), "more than 1000 values that take no bytes"),
+    ],
+    ids=str,
+)
+def test_a_writers_schema_that_a_few_bytes_could_make_endless_is_refused(kind: Any, why: str) -> None:
+    with pytest.raises(PoisonRecordError, match=why) as refused:
+        read_with_more(kind)
+
+    assert refused.value.cause == "schema-incompatible"
+
+
+def test_a_writers_schema_cannot_have_fastavro_read_by_other_types_than_those_looked_through() -> None:
+    schema = record_of("R", record_of("N", "int"), array_of("N"))
+    forged = {**schema, "__fastavro_parsed": True, "__named_schemas": {"N": record_of("N", "N")}}
+
+    assert parsed_of_writer(json.dumps(forged))["__named_schemas"]["N"]["fields"][0]["type"] == "int"
+
+
+def test_a_writers_schema_that_defines_a_name_twice_is_refused() -> None:
+    registry = FakeRegistry()
+    twice = [record_of("N", "int"), record_of("R", array_of("N")), record_of("N")]
+    schema_id = registry.register("newer", twice)  # type: ignore[arg-type]
+
+    with pytest.raises(PoisonRecordError, match="N is defined twice"):
+        balance_codec(registry).decode_foreign(frame_header(schema_id) + bytes(4))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        doubled(2),
+        array_of(["null", "int"]),
+        array_of(record_of("M", "null", "boolean")),
+        array_of(array_of("int")),
+        record_of("M", record_of("O", "int"), array_of("O"), "O"),
+        array_of({"type": "fixed", "name": "F", "size": 1}),
+        array_of({"type": "enum", "name": "E", "symbols": ["A"]}),
+    ],
+    ids=str,
+)
+def test_a_writers_schema_that_only_resembles_an_endless_one_is_read(kind: Any) -> None:
+    assert read_with_more(kind) == STATE
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in resource("schemas").glob("*.avsc")))
+def test_every_schema_of_ours_is_safe_to_read_by(name: str) -> None:
+    assert parsed_of_writer(json.dumps(load_schema(name))) == parsed(load_schema(name))
 
 
 @pytest.mark.parametrize("magic", [1, 0x7F, 0x80, 0xFF])

@@ -39,8 +39,10 @@ def test_a_frame_is_read_by_the_schema_that_it_names(registry: FakeRegistry) -> 
         (b"\x01\x00\x00\x00\x01", "a record's frame starts with 1, not 0"),
         (frame_header(7), "it names schema 7, which the registry does not know"),
         (frame_header(1), "it does not decode under schema 1: "),
-        (frame_header(2), "schema 2 is recursive, or no Avro schema"),
-        (frame_header(3), "schema 3 is recursive, or no Avro schema"),
+        (frame_header(2), "schema 2 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(3), "schema 3 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(4) + b"\0", "schema 4 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(5), "schema 5 is recursive, has items of no bytes, or is no Avro schema"),
     ],
 )
 def test_what_cannot_be_read_says_why(registry: FakeRegistry, frame: bytes, why: str) -> None:
@@ -48,6 +50,9 @@ def test_what_cannot_be_read_says_why(registry: FakeRegistry, frame: bytes, why:
     node = {"type": "record", "name": "Node", "namespace": "n", "fields": [{"name": "next", "type": "n.Node"}]}
     registry.register("nodes", node)
     registry.register("unknown", {"type": "record", "name": "R", "fields": [{"name": "f", "type": "nothing"}]})
+
+    registry.register("endless", {"type": "array", "items": "null"})
+    registry.register("sizeless", {"type": "fixed", "name": "F"})
 
     with pytest.raises(UndecodableError) as undecodable:
         FrameReader(registry).value(frame)
