@@ -39,7 +39,6 @@ _CERTAINLY_NOT_WRITTEN = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
-    KafkaError._PURGE_QUEUE,
 }
 
 Delivered = tuple[int, int]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import KafkaError
 
+from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.errors import RetriableError
 from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.lasting_producer import LastingProducer
+from tests.support.fakes import FakeRegistry
 from tests.support.librdkafka import fail_for_ever
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True, "log_level": 0}
 
@@ -43,3 +46,13 @@ def test_what_was_under_way_is_reported_where_nothing_more_is_produced() -> None
 
     assert reported == [False] * 3
     assert lasting._producer is not failed
+
+
+def test_an_event_that_a_failed_producer_let_go_may_have_been_written() -> None:
+    # Those that wait to be sent once more are let go with those that were never sent, by the same error.
+    publisher = FundsAddedPublisher({**NOBODY}, FakeRegistry(), "topic", 10.0)
+
+    failure = publisher._failure(KafkaError(KafkaError._PURGE_QUEUE))
+    publisher.close()
+
+    assert str(failure).startswith("the event may have been written: ")
