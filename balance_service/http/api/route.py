@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,9 @@ class Routes:
     def add_to(self, app: web.Application, handlers: Handlers) -> None:
         """Have an application answer them."""
         for route in self:
-            app.router.add_route(route.method, route.path, _handler(route.answer, handlers))
+            # By itself aiohttp would find no parameter that has a brace in it.
+            path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
+            app.router.add_route(route.method, path, _handler(route.answer, handlers))
 
 
 def _handler(answer: Answering, handlers: Handlers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

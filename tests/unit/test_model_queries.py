@@ -1,0 +1,72 @@
+"""Queries for one key of any read model, through the application: every key that can be is found at its path."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from balance_service.cluster.partitioner import partition_of
+from balance_service.http.api.routes import ROUTES
+from balance_service.http.handlers import Handlers
+from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
+from balance_service.http.operations import Operations
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.server.app import make_app
+from tests.support.fakes import Nobody
+from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from balance_service.http.api.route import Routes
+
+
+def put(instance: Instance, key: bytes) -> None:
+    """A state of 1.00, in the one partition that the instance has."""
+    assert partition_of(key, PARTITIONS) == PARTITION
+    instance.store.write([(key, STATES.encode({"customerId": "any", "amount": Decimal("1.00")}))], 1)
+    instance.move_to(11)
+
+
+def asked(instance: Instance, model: str, *targets: str, routes: Routes = ROUTES) -> list[tuple[int, str]]:
+    """Status and body of what an instance that hosts a read model answers."""
+
+    async def run() -> list[tuple[int, str]]:
+        proxy = Proxy()
+        handlers = Handlers(Operations(Nobody()))
+        answers = ModelAnswers(instance.queries(proxy), instance.scatter(""), description_of(model))
+        handlers.models = ModelQueries({model: answers}, dict, lambda _name, _partitions: answers)
+        found = []
+        async with TestServer(make_app(handlers, routes=routes)) as server, ClientSession() as client:
+            for target in targets:
+                async with client.get(URL(f"http://{server.host}:{server.port}{target}", encoded=True)) as answer:
+                    found.append((answer.status, await answer.text()))
+        await answers.scatter.proxy.close()
+        await proxy.close()
+        return found
+
+    return asyncio.run(run())
+
+
+def ours(key: str) -> str:
+    """The key, with what it takes to be in the partition of the instance."""
+    return next(text for n in range(99) if partition_of((text := f"{key}{n}").encode(), PARTITIONS) == PARTITION)
+
+
+@pytest.mark.parametrize("key", ["a{b}", "{", "}{", "a/{key}", "100%7B", "Zoë \"'", "c"])
+def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) -> None:
+    instance = Instance(tmp_path / "store")
+    key = ours(key)
+    put(instance, key.encode())
+
+    ((status, body),) = asked(instance, "balance", f"/api/models/balance/keys/{quote(key, safe='')}")
+
+    assert status == 200
+    assert '"value": {"amount": 1.00}' in body
