@@ -94,8 +94,10 @@ class ModelQueries:
 
     async def by_route(self, request: web.Request, model: str, key: Parameter[str], declared: Routes) -> web.Response:
         """The state of one key, asked for at a path that the read model declares."""
-        queries = self.of(model).queries
-        return await queries.get(request, lambda: key_query(request, key, lambda _: declared.path, declared.noun))
+        queries, key_type = self.of(model).queries, key_type_of(model)
+        return await queries.get(
+            request, lambda: key_query(request, key, lambda _: declared.path, declared.noun, key_type)
+        )
 
     async def entries(self, request: web.Request) -> web.Response:
         """Keys and their states, in key order."""

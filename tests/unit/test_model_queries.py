@@ -13,19 +13,21 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.http.api.key_routes import _key_route
+from balance_service.http.api.route import Routes
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.server.app import make_app
+from balance_service.read_models.leaderboard import Leaderboard
+from balance_service.read_models.routes import Routes as KeyRoutes
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from balance_service.http.api.route import Routes
 
 
 def put(instance: Instance, key: bytes) -> None:
@@ -70,3 +72,26 @@ def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) 
 
     assert status == 200
     assert '"value": {"amount": 1.00}' in body
+
+
+def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(tmp_path: Path) -> None:
+    key_type = Leaderboard.key_type
+    number = next(n for n in range(-99, 0) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
+    instance = Instance(tmp_path / "store")
+    put(instance, key_type.encode(number))
+    declared = _key_route(Leaderboard(), KeyRoutes("/api/games.getScores", key="gameId", noun="game"))
+
+    at_declared, at_generic, no_number = asked(
+        instance,
+        "leaderboard",
+        f"/api/games.getScores?gameId={number}",
+        f"/api/models/leaderboard/keys/{number}",
+        "/api/games.getScores?gameId=c1",
+        routes=Routes([*ROUTES, declared]),
+    )
+
+    assert at_declared == (200, '{"amount": 1.00}')
+    assert at_generic == (200, f'{{"key": "{number}", "value": {{"amount": 1.00}}}}')
+    assert no_number[0] == 400
+    assert "must be a number" in no_number[1]
+    assert key_type.parse(declared.parameters[0].example)

@@ -9,7 +9,7 @@ from balance_service.http.api.answers import PROVENANCE, ok, problem, unavailabl
 from balance_service.http.api.declarations import Parameter
 from balance_service.http.api.model_routes import MODELS, OF_ALL
 from balance_service.http.api.route import Route
-from balance_service.http.api.schemas import count, exactly
+from balance_service.http.api.schemas import NUMBER_KEY, count, exactly
 from balance_service.http.collection_queries import CollectionQueries
 from balance_service.http.parameters import LIMIT, MAX_LAG, MIN_POSITION, PARTIAL
 from balance_service.read_models import catalogue
@@ -42,9 +42,7 @@ def _parameter(name: str, key_type: KeyType, description: str, *, is_required: b
         name=name,
         place="path" if is_required else "query",
         description=description,
-        schema={"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,17})$"}
-        if key_type.is_number
-        else {"type": "string"},
+        schema=NUMBER_KEY if key_type.is_number else {"type": "string"},
         parse=parse,
         example="1",
         is_required=is_required,

@@ -10,7 +10,7 @@ from balance_service.http.api.answers import PROVENANCE, ok, problem, unavailabl
 from balance_service.http.api.declarations import Parameter
 from balance_service.http.api.model_routes import MISDIRECTED, MODELS
 from balance_service.http.api.route import Route
-from balance_service.http.api.schemas import CUSTOMER_ID, exactly
+from balance_service.http.api.schemas import CUSTOMER_ID, NUMBER_KEY, exactly
 from balance_service.http.model_queries import NUMBERS
 from balance_service.http.parameters import MAX_LAG, MIN_POSITION
 from balance_service.read_models import catalogue
@@ -30,9 +30,9 @@ def _key_route(model: ReadModel, declared: Routes) -> Route:
     key = Parameter(
         name=declared.key,
         description=f"The {declared.noun}. Percent-encoded UTF-8, given exactly once.",
-        schema=CUSTOMER_ID,
+        schema=NUMBER_KEY if model.key_type.is_number else CUSTOMER_ID,
         parse=partial(checked_key, name=declared.key),
-        example="c1",
+        example="1" if model.key_type.is_number else "c1",
         is_required=True,
     )
 

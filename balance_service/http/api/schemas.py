@@ -54,6 +54,8 @@ CUSTOMER_ID = _schema(
         examples=["c1", "Zoë/42"],
     ),
 )
+NUMBER_KEY: Schema = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,17})$"}
+"""A key that is a number, as it is written in a URL."""
 AMOUNT = _schema(
     "Amount",
     {
