@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 PUBLISH_EVERY_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _FLUSH_SECONDS = 2.0
+# Each second there is a newer record. A backlog would come to peers, after an outage, as what is not of now.
+_UNPUBLISHED_MS = 3_000
 # Whoever writes what is refused may write a lot.
 _WARN_EVERY_SECONDS = 60.0
 _TOLD_CHARACTERS = 300
@@ -72,7 +74,7 @@ class Directory:
         self._tasks = tasks
         self._place = TopicPartition(topic, 0)
         self._consumer = Consumer(consumer_config)
-        self._producer = LastingProducer(producer_config)
+        self._producer = LastingProducer({**producer_config, "message.timeout.ms": _UNPUBLISHED_MS})
         self._stopping = threading.Event()
         self._publish_now = threading.Event()
         self._incarnation = incarnation

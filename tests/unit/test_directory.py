@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import KafkaError
 
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.directory import Directory
+from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
-from tests.support.fakes import Clock
+from tests.support.fakes import Clock, FakeRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,3 +289,26 @@ def test_a_reader_keeps_what_it_took_while_the_listener_hears_more(listener: Lis
     listener.hear("b:1", task(1))
 
     assert [server.address for server in taken] == ["a:1"]
+
+
+def test_what_could_not_be_published_at_once_is_not_told_to_peers_once_it_is_old() -> None:
+    nobody: dict[str, object] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    directory = Directory(
+        consumer_config={**nobody, "group.id": "any"},
+        producer_config={**nobody, "message.timeout.ms": 300_000},
+        topic="servers",
+        address="a:1",
+        incarnation="i1",
+        codec=AvroCodec(FakeRegistry(), "servers", load_schema("ApplicationServer")),
+        signatures=RecordSignatures(None, "servers"),
+        models=[],
+        tasks=list,
+        table=ServerTable(),
+    )
+    failed: list[KafkaError | None] = []
+
+    directory._producer.produce("servers", b"", "a:1", partition=0, on_delivery=lambda error, _: failed.append(error))
+    directory._producer.flush(10.0)
+    directory._consumer.close()
+
+    assert [error and error.code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
