@@ -74,8 +74,8 @@ class Lease:
 def consumer_config(base: ClientConfig, group: str, session_timeout_ms: int) -> ClientConfig:
     """A group member that is never asked to read."""
     return {
-        "partition.assignment.strategy": "cooperative-sticky",
         **base,
+        "partition.assignment.strategy": "cooperative-sticky",
         "group.id": group,
         "session.timeout.ms": session_timeout_ms,
         "heartbeat.interval.ms": min(session_timeout_ms // 10, 500),

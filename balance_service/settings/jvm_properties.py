@@ -31,7 +31,11 @@ _SAME = {
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _ONE_SIDED = "would hold for librdkafka alone, for Spark's Kafka client has no such property; leave it out"
 _RESTRICT_THE_BROKER = f"{_ONE_SIDED}, and restrict what the brokers offer"
+# By another protocol, or in an eager group, no partition could be handed over alone.
+_OUR_CHOICE = "is the service's own choice, on which its membership in the group rests; leave it out"
 _REFUSED = {
+    "group.protocol": _OUR_CHOICE,
+    "partition.assignment.strategy": _OUR_CHOICE,
     "ssl.cipher.suites": _RESTRICT_THE_BROKER,
     "ssl.curves.list": _RESTRICT_THE_BROKER,
     "ssl.sigalgs.list": _RESTRICT_THE_BROKER,
@@ -54,7 +58,8 @@ def jvm_properties(config: Mapping[str, str]) -> dict[str, str]:
     """The properties for the JVM's client.
 
     Raises:
-        PropertyError: one is wrong, names a file that cannot be read, or cannot be honoured by both clients.
+        PropertyError: one is wrong, names a file that cannot be read, cannot be honoured by both clients, or is not
+            the user's to choose.
     """
     for name, why in _REFUSED.items():
         if name in config:

@@ -214,3 +214,11 @@ def test_what_would_not_hold_for_both_clients_is_refused_by_name(
     assert str(caught.value).startswith(f"{name} ")
     assert sentence in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["group.protocol", "partition.assignment.strategy"])
+def test_what_the_membership_rests_on_is_refused_by_name(name: str) -> None:
+    with pytest.raises(PropertyError, match="is the service's own choice") as refused:
+        jvm_properties({name: "any"})
+
+    assert refused.value.name == name

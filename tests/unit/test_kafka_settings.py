@@ -101,6 +101,10 @@ _LOGIN = '"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.user
             {"BALANCE_KAFKA_CONFIG": '{"security.protocol": "TLS"}'},
             "BALANCE_KAFKA_CONFIG: security.protocol is none of",
         ),
+        (
+            {"BALANCE_KAFKA_CONFIG": '{"group.protocol": "consumer"}'},
+            "BALANCE_KAFKA_CONFIG: group.protocol is the service's own choice, ",
+        ),
         ({"BALANCE_KAFKA_CONFIG": "{" + _LOGIN + "}"}, "BALANCE_KAFKA_CONFIG: sasl.password is missing"),
         ({"BALANCE_SCHEMA_REGISTRY_TOKEN": ""}, "BALANCE_SCHEMA_REGISTRY_TOKEN: "),
         (

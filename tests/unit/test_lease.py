@@ -192,6 +192,12 @@ def test_the_users_properties_do_not_replace_the_groups_own() -> None:
     assert config["client.rack"] == "r"
 
 
+def test_a_members_partitions_come_and_go_one_by_one_whatever_the_users_properties_are() -> None:
+    config = consumer_config({"partition.assignment.strategy": "range"}, "g", SESSION_MS)
+
+    assert config["partition.assignment.strategy"] == "cooperative-sticky"
+
+
 @pytest.mark.parametrize("session_ms", [3_000, 10_000, 300_000])
 def test_heartbeats_come_several_times_a_session(session_ms: int) -> None:
     interval = consumer_config({}, "g", session_ms)["heartbeat.interval.ms"]
