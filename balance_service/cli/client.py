@@ -34,9 +34,10 @@ def ask(
     Raises:
         ConfigurationError: a file or an address cannot be used; names the setting.
         RetriableError: nobody answers.
-        BalanceServiceError: the answer is an error.
+        BalanceServiceError: the answer is an error, or not one of an instance: they all are JSON objects.
     """
     base = _base(settings, url)
+    setting = "--url" if url else "BALANCE_APPLICATION_SERVER"
     headers = {}
     if settings.token is not None:
         headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
@@ -51,11 +52,15 @@ def ask(
             answer = client.send(request)
     except httpx.HTTPError as error:
         raise RetriableError(
-            f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct "
-            f"{'--url' if url else 'BALANCE_APPLICATION_SERVER'}"
+            f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"
         ) from error
     if answer.is_error:
         raise BalanceServiceError(_reason(answer))
+    if not answer.is_success or not _is_object(answer):
+        told = f"{answer.status_code} {answer.reason_phrase}{' without a JSON object' if answer.is_success else ''}"
+        raise BalanceServiceError(
+            f"what answers at {base.netloc.decode()} is no instance: it says {told}; correct {setting}"
+        )
     return answer
 
 
@@ -78,6 +83,13 @@ def _context(settings: Settings) -> ssl.SSLContext:
             settings.tls_certificate, settings.tls_key, None if password is None else password.get_secret_value()
         )
     return client_context(settings.tls_ca, own)
+
+
+def _is_object(answer: httpx.Response) -> bool:
+    try:
+        return isinstance(answer.json(), dict)
+    except ValueError:
+        return False
 
 
 def _reason(answer: httpx.Response) -> str:
