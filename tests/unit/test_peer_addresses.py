@@ -60,6 +60,7 @@ def test_a_host_that_is_not_on_the_list_may_not_be_asked(address: str) -> None:
         "localhost:0",
         "localhost:65536",
         "localhost:\u0661",
+        "bücher.cluster.local:80",
         "localhost:1/evil",
         "localhost:1?x",
         "localhost:1#x",

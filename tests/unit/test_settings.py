@@ -132,6 +132,7 @@ def test_settings_cannot_be_changed() -> None:
         ("BALANCE_APPLICATION_SERVER", "localhost:0", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "localhost:70000", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "localhost:\uff15\uff10\uff15\uff11", "is not host:port"),
+        ("BALANCE_APPLICATION_SERVER", "bücher.example:5051", "is not host:port; give an address in ASCII"),
         ("BALANCE_APPLICATION_SERVER", "http://localhost:5051", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "user@localhost:5051", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "::1:5051", "is not host:port"),
@@ -169,7 +170,7 @@ def test_a_refusal_reads_well(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.delenv("BALANCE_PARTITIONS")
     assert refusal(monkeypatch, BALANCE_APPLICATION_SERVER="localhost") == (
-        "BALANCE_APPLICATION_SERVER: 'localhost' is not host:port; give an address that peers can reach"
+        "BALANCE_APPLICATION_SERVER: 'localhost' is not host:port; give an address in ASCII that peers can reach"
     )
 
 
@@ -224,7 +225,9 @@ def test_a_url_with_credentials_is_printed_without_them(password: str) -> None:
     assert shown["BALANCE_SCHEMA_REGISTRY_URL"] == "https://********@there:8081/v7"
 
 
-@pytest.mark.parametrize("address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535"])
+@pytest.mark.parametrize(
+    "address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535", "xn--bcher-kva.example:1"]
+)
 def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address
 
