@@ -83,19 +83,22 @@ class Given:
         raw = self._request.rel_url.raw_path.split("/")[place.split("/").index(f"{{{name}}}")]
         try:
             return unquote_to_bytes(raw).decode()
-        except UnicodeDecodeError:
+        except UnicodeError:
             raise InvalidInputError(f"{name} is not UTF-8") from None
 
     @cached_property
     def _query(self) -> list[tuple[str, str]]:
+        raw = self._request.rel_url.raw_query_string
         try:
+            # One of aiohttp's parsers lets bytes through that are no UTF-8, as surrogates.
+            raw.encode()
             return parse_qsl(
-                self._request.rel_url.raw_query_string,
+                raw,
                 keep_blank_values=True,
                 errors="strict",
                 max_num_fields=_MAX_PARAMETERS,
             )
-        except UnicodeDecodeError:
+        except UnicodeError:
             raise InvalidInputError("the query is not UTF-8") from None
         except ValueError:
             raise InvalidInputError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
