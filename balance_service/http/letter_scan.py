@@ -73,7 +73,9 @@ class LetterScan:
         # What an instance left out may come before what another one has.
         known_up_to = min((LetterId.parse(page["next"]) for page in pages if page["next"]), default=None)
         ordered = heapq.merge(*(page["deadLetters"] for page in pages), key=letter_id)
-        known = [letter for letter in ordered if known_up_to is None or letter_id(letter) <= known_up_to]
+        # Each has an id, or its instance has not answered.
+        by_id = ((letter_id(letter), letter) for letter in ordered)
+        known = [letter for its_id, letter in by_id if known_up_to is None or its_id <= known_up_to]
         is_all = known_up_to is None and len(known) <= self.limit
         last = known[: self.limit][-1]["id"] if len(known) > self.limit else known_up_to
         return _body(known[: self.limit], None if is_all else str(last))

@@ -48,7 +48,10 @@ class Scan(Protocol):
         """
 
     def merge(self, bodies: Sequence[str]) -> str:
-        """The answers of several instances as one."""
+        """The answers of several instances as one, or one as it is.
+
+        Raises whatever reading comes to where an answer is not of the form that `read` gives it.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,8 @@ def _parsed(body: str) -> _Page:
     while not body.startswith("]", at):
         at += len(_SEPARATOR) if entries else 0
         value, end = decoder.raw_decode(body, at)
+        if not isinstance(value["key"], str):
+            raise TypeError("a key is no text")
         entries.append(_Entry(value["key"], body[at:end], value["value"]))
         at = end
     following = body[at + 1 : -1].removeprefix(_NEXT)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
+from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer
 from balance_service.http.peers.proxy import naming
 from balance_service.http.server.problems import Problem, unavailable
@@ -34,6 +34,8 @@ _THREADS = 2
 _MOST_WAITING = 16
 # In the form `0:12,1:40`: each partition with what holds of it.
 _OF_PARTITIONS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
+# What is raised where a peer's answer is not of the form that this version knows.
+_NOT_OF_FORM = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Scatter:
             ]
             found = await asyncio.gather(
                 self._here(scan, missing, max_lag, deadline),
-                *(self._there(peer, path, listed, some, until) for peer, some, listed in questions),
+                *(self._there(scan, peer, path, listed, some, until) for peer, some, listed in questions),
             )
             failed = {peer for (peer, *_), part in zip(questions, found[1:], strict=True) if part is None}
             for part in found:
@@ -225,10 +227,10 @@ class Scatter:
         return owners
 
     async def _there(
-        self, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
+        self, scan: Scan, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
     ) -> _Part | None:
         """What a peer has of some partitions; None if it does not answer, or for others."""
-        part = await self._asked(peer, path, parameters, partitions, until)
+        part = await self._asked(scan, peer, path, parameters, partitions, until)
         for partition in partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, peer)
@@ -237,7 +239,7 @@ class Scatter:
         return part
 
     async def _asked(
-        self, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
+        self, scan: Scan, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
     ) -> _Part | None:
         try:
             answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
@@ -245,16 +247,21 @@ class Scatter:
             return None
         if answer.status != 200 or answer.headers.get("Balance-Application-Server") != peer.address:
             return None
-        told = {name: _of_partitions(answer.headers.get(name, "")) for name in _OF_PARTITIONS}
-        if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):
+        try:
+            told = {name: _of_partitions(answer.headers.get(name, "")) for name in _OF_PARTITIONS}
+            if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):
+                return None
+            # Merged with nothing else, it comes out as it went in, if it can be read.
+            body = await asyncio.to_thread(scan.merge, [answer.body.decode()])
+        except _NOT_OF_FORM:
             return None
-        return _Part(answer.body.decode(), told)
+        return _Part(body, told)
 
     async def _merged(self, scan: Scan, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
         bodies = [part.body for part in parts]
         try:
             body = bodies[0] if len(bodies) == 1 else await self.threads.run(scan.merge, bodies)
-        except (ValueError, KeyError, TypeError) as error:
+        except _NOT_OF_FORM as error:
             raise unavailable("a peer's answer is not of the form that this version knows") from error
         headers = {"Balance-Application-Server": self.address}
         for name in _OF_PARTITIONS:

@@ -13,10 +13,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.http.api.routes import ROUTES
-from balance_service.http.scan import Count, Entries
+from balance_service.http.letter_scan import LetterScan
+from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.limits import Limits, UnderWay, limited
 from balance_service.http.server.problems import Problem, problems
+from balance_service.read_models.keys import TEXT
 from balance_service.state.records import POSITION_KEY, Position, Role
+from tests.support.fakes import letters
 from tests.support.querying import BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, Instance
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.answer import Answer
     from balance_service.http.routing import Copy
-    from balance_service.http.scan import GoOn, Render, View
+    from balance_service.http.scan import GoOn, Render, Scan, View
 
 
 MODEL = "/api/models/balance"
@@ -118,7 +121,7 @@ def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(ins
     assert len(slow.began) == 1
 
 
-@pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition"])
+@pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition", "nonsense"])
 def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_others_nothing(
     instance: Instance, lie: str
 ) -> None:
@@ -139,6 +142,10 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
             await asyncio.sleep(60)
         if lie == "of another partition":
             return told(request, PARTITION + 1, 666)
+        if lie == "nonsense":
+            answer = told(request, PARTITION, 666)
+            answer.body = b"\xff"
+            return answer
         return web.json_response({"count": 666}, status=421 if lie == "refuses" else 200)
 
     def app(handler: Callable[[web.Request], Awaitable[web.Response]]) -> web.Application:
@@ -159,6 +166,80 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
 
     assert asyncio.run(run()) == [3, 3, 3]
     assert asked == ["liar", "owner", "owner", "owner"]
+
+
+TOP = Top(by="amount")
+LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
+ODD: list[tuple[Scan, bytes]] = [
+    (Count(), b'{"count": "\xff"}'),
+    (Count(), b""),
+    (Count(), b"[]"),
+    (Count(), b'{"count": null}'),
+    (Count(), b'{"count": Infinity}'),
+    (Entries(), b'{"count": 3}'),
+    (Entries(), b'{"entries": [7], "next": null}'),
+    (Entries(), b'{"entries": [{"key": "a"}], "next": null}'),
+    (Entries(), b'{"entries": [{"key": "a", "value": 1}, {"key": {}, "value": 1}], "next": null}'),
+    (Entries(), b'{"entries": [], "next": []}'),
+    (Entries(), b'{"entries": [' + b"[" * 100_000),
+    (TOP, b'{"entries": [{"key": "a", "value": null}]}'),
+    (TOP, b'{"entries": [], "next": "a"}'),
+    (LETTERS, b'{"deadLetters": 7, "next": null}'),
+    (LETTERS, b'{"deadLetters": [{"id": "balance/0:1"}, 7], "next": null}'),
+    (LETTERS, b'{"deadLetters": [{"id": "balance/0:1"}, {"id": "7"}], "next": null}'),
+    (LETTERS, b'{"deadLetters": [], "next": "7"}'),
+]
+
+
+def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = str(PARTITION)) -> Answer:
+    """The answer where the one peer answers with a body about a partition."""
+
+    async def owner(request: web.Request) -> web.Response:
+        headers = {"Balance-Application-Server": request.host, "Balance-Position": f"{partition}:9"}
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def run() -> Answer:
+        instance.owns, scatter = False, instance.scatter(MODEL)
+        app = web.Application()
+        app.router.add_get(f"{MODEL}/scan", owner)
+        async with TestServer(app) as server:
+            instance.hear_of_owner(f"127.0.0.1:{server.port}")
+            try:
+                return await scatter.answer("scan", scan, partitions=[PARTITION])
+            finally:
+                await scatter.proxy.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("scan", "body"), ODD)
+def test_a_peers_body_that_is_not_of_the_form_is_no_answer(instance: Instance, scan: Scan, body: bytes) -> None:
+    with pytest.raises(Problem, match="nobody could be asked") as refused:
+        answered_by(instance, scan, body)
+
+    assert refused.value.status == 503
+
+
+def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(instance: Instance) -> None:
+    with pytest.raises(Problem, match="nobody could be asked"):
+        answered_by(instance, Count(), b'{"count": 3}', partition=5000 * "1")
+
+
+@pytest.mark.parametrize(
+    ("scan", "body"),
+    [
+        (Count(), b'{"count": 3}'),
+        (
+            Entries(limit=2),
+            '{"entries": [{"key": "a", "value": 1.10}, {"key": "ë", "value": {}}], "next": "ë"}'.encode(),
+        ),
+        (TOP, b'{"entries": [{"key": "a", "value": {"amount": 1.10}}]}'),
+        (TOP, b'{"entries": [{"key": "a", "value": {"amount": 1.10}}], "next": "a"}'),
+        (LETTERS, b'{"deadLetters": [{"id": "balance/0:1", "key": null}], "next": "balance/0:1"}'),
+    ],
+)
+def test_a_peers_body_that_is_of_the_form_is_passed_on_as_it_is(instance: Instance, scan: Scan, body: bytes) -> None:
+    assert json.loads(answered_by(instance, scan, body).body, parse_float=str) == json.loads(body, parse_float=str)
 
 
 @pytest.mark.parametrize("partitions", [1, 700, 1000, 2500])
