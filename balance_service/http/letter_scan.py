@@ -59,12 +59,17 @@ class LetterScan:
         told: list[dict[str, Any]] = []
         last, size = "", 0
         for looked_at, (partition, letter) in enumerate(self._from(copies, go_on)):
-            if len(told) == self.limit or looked_at == _MOST_LOOKED_AT or size > MOST_BYTES:
+            if len(told) == self.limit or looked_at == _MOST_LOOKED_AT:
                 return _body(told, last)
-            last = str(LetterId(self.stage, partition, letter.offset))
+            name = str(LetterId(self.stage, partition, letter.offset))
             if self._is_wanted(letter):
-                told.append(self._told(last, letter))
-                size += len(letter.key or b"")
+                one = self._told(name, letter)
+                # A byte of a key that is no text is six of JSON.
+                size += len(json.dumps(one))
+                if told and size > MOST_BYTES:
+                    return _body(told, last)
+                told.append(one)
+            last = name
         return _body(told, None)
 
     def merge(self, bodies: Sequence[str]) -> str:
