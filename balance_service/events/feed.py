@@ -204,7 +204,8 @@ class Feed:
         context: Any = self._spark.sparkContext
         if context._gateway is None or context._gateway.proc.poll() is not None:
             raise FatalError("Spark's JVM has ended") from error
-        if context._jsc.sc().isStopped():
+        session: Any = self._spark._jsparkSession
+        if session.sparkContext().isStopped():
             raise FatalError("Spark has stopped by itself") from error
 
     def _rows(self, partition: int, start: int) -> DataFrame:

@@ -20,10 +20,9 @@ from balance_service.state.records import TaskId
 def feed(*, is_stopped: bool = False, exit_code: int | None = None) -> Feed:
     """One without Spark."""
     gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code))
-    context = SimpleNamespace(
-        _gateway=gateway, _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
-    )
-    parts: Any = SimpleNamespace(sparkContext=context, max_records_per_batch=1_000_000)
+    context = SimpleNamespace(_gateway=gateway)
+    session = SimpleNamespace(sparkContext=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+    parts: Any = SimpleNamespace(sparkContext=context, _jsparkSession=session, max_records_per_batch=1_000_000)
     return Feed(
         spark=parts,
         settings=parts,

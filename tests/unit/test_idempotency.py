@@ -269,7 +269,8 @@ def test_what_has_expired_is_removed_though_the_commit_that_found_it_failed(part
     partition.writer.fails_with = RetriableError("the broker does not answer")
     with pytest.raises(RetriableError):
         partition.fold(Event("1.00", b"b", 9_000))
-    partition.writer.fails_with = None
+    # The task is opened anew.
+    partition.writer = FakeWriter()
     partition.position -= 1
     # Another part of what was tried, as after a disk that was full: stream time is behind what it was.
     partition.fold(Event("1.00", b"c", 6_000))
