@@ -25,7 +25,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "the lease is looked at before the read",
         "http/routing.py",
-        "        frame = copy.view.get(key)\n"
+        "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
         "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))\n",
         "        is_owned = self.is_owned(copy)\n"
         "        return LocalAnswer(copy.view.get(key), copy.position, self.lag_of(copy), is_owned)\n",
