@@ -39,9 +39,9 @@ MUTATIONS = (
     Mutation(
         "position committed in a transaction of its own, before the states",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
-        "    writer.commit([], [], frame, store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "        writer.commit([], [], frame, store.changelog_offset)\n"
+        "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "kill-at-begun=3,kill-at-committed=3",
         WRONG,
     ),
@@ -210,9 +210,9 @@ MUTATIONS = (
     Mutation(
         "the store is written before the transaction is committed",
         "balance_service/state/commit.py",
-        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
-        "    store.write((*records(), (POSITION_KEY, frame)), store.changelog_offset)\n"
-        "    changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
+        "        store.write((*records(), (POSITION_KEY, frame)), store.changelog_offset)\n"
+        "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "kill-at-begun=3,kill-at-produced=3",
         (*WRONG, "stale", "backwards"),
     ),
