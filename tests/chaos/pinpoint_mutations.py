@@ -145,6 +145,14 @@ PINPOINT_MUTATIONS = (
         "test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it",
     ),
     _pinpoint(
+        "after a commit that the store lacks, a decision puts the position back",
+        "state/commit.py",
+        "        writer.close()\n        raise",
+        "        raise",
+        "unit/test_retries",
+        "test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back",
+    ),
+    _pinpoint(
         "a dead letter at which a model's own code fails halts its task, so that nobody can discard it",
         "state/own_code.py",
         "        if offset not in batch.retried:\n",
