@@ -30,6 +30,9 @@ def add_funds(body: bytes) -> AddFunds:
 def decision(body: bytes) -> tuple[list[LetterId], str]:
     """Which dead letters a decision is about, each once, and its reason. Raises InvalidInputError."""
     parsed = _parsed(body, _DECISION_EXAMPLE)
+    # What is discarded is gone, so nothing that was meant to narrow it may be passed over.
+    if unknown := parsed.keys() - {"ids", "reason"}:
+        raise InvalidInputError(f"the body has '{min(unknown)}', which is not known here; send {_DECISION_EXAMPLE}")
     ids, reason = parsed.get("ids"), parsed.get("reason")
     if not isinstance(ids, list) or not 1 <= len(ids) <= MOST_IDS or not all(type(one) is str for one in ids):
         raise InvalidInputError(f"ids must be a list of 1 to {MOST_IDS} ids of dead letters; send {_DECISION_EXAMPLE}")

@@ -188,6 +188,11 @@ def test_a_decision_without_a_reason_that_can_be_read_is_refused(reason: Any) ->
         decision(json.dumps({"ids": ["balance/1:42"], "reason": reason}).encode())
 
 
+def test_a_decision_with_a_name_that_is_unknown_here_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="the body has 'model', which is not known here"):
+        decision(b'{"ids": ["balance/1:42"], "reason": "x", "model": "balance"}')
+
+
 def test_a_command_may_carry_what_is_unknown_here() -> None:
     assert add_funds(b'{"amount": 1, "note": "x", "customerId": "c1"}').customer_id == "c1"
 
