@@ -266,8 +266,9 @@ class Letters:
 
     def _held_by(self, letter: Letter) -> list[bytes]:
         """The key under which later records find that they wait for a letter, if they do."""
-        holds = self.keeps_order and letter.holds_key and letter.key is not None
-        return [_of(letter.key) + _number(letter.offset)] if holds and letter.key is not None else []
+        if letter.key is None or not self.keeps_order or not letter.holds_key:
+            return []
+        return [_of(letter.key) + _number(letter.offset)]
 
 
 def letter_offset(key: bytes) -> int | None:
