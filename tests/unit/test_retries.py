@@ -124,12 +124,13 @@ def test_a_record_is_due_by_its_own_timestamp_and_the_attempts_before(stage: Sta
     assert (stage.sent, stage.dead_letters) == ([], [])
 
 
+def is_full(*_: object) -> None:
+    raise StoreFullError("make room")
+
+
 def test_a_decision_that_the_store_has_no_room_for_has_the_task_opened_anew(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_full(*_: object) -> None:
-        raise StoreFullError("make room")
-
     stage.take((b"k", b"v", 0, []))
     monkeypatch.setattr(stage.store, "write", is_full)
 
@@ -140,9 +141,6 @@ def test_a_decision_that_the_store_has_no_room_for_has_the_task_opened_anew(
 def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_full(*_: object) -> None:
-        raise StoreFullError("make room")
-
     stage.take((b"k", b"v", 0, []))
     with monkeypatch.context() as full:
         full.setattr(stage.store, "write", is_full)
