@@ -11,6 +11,7 @@ from balance_service.http.given import Given
 from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
+from balance_service.http.scatter import NOT_OF_FORM, not_of_form
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ class CollectionQueries:
     async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
         """What is known of one key."""
         answer = await models.one(request, models.of(self.name), self.key, self.declared.noun)
-        return answer if answer.status != _OK else self._with(answer, _parsed(answer)["value"])
+        if answer.status != _OK:
+            return answer
+        try:
+            value = _parsed(answer)["value"]
+        except NOT_OF_FORM as error:
+            raise not_of_form() from error
+        return self._with(answer, value)
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
         """What is known of each key, in their order, a page at a time."""

@@ -38,6 +38,7 @@ from balance_service.http.letter_parameters import (
 )
 from balance_service.http.parameters import LIMIT, PARTITIONS
 from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
+from balance_service.http.scatter import NOT_OF_FORM
 from balance_service.http.server.problems import Problem, unavailable
 from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 
@@ -151,8 +152,12 @@ class StageLetters:
                 if answer.status != _MISDIRECTED:
                     outcome.unknown(asked)
                 return False
-            refused = json.loads(answer.body)["refused"].items()
-            outcome.told(asked, {int(offset): str(why) for offset, why in refused})
+            try:
+                refused = {int(offset): str(why) for offset, why in json.loads(answer.body)["refused"].items()}
+            except NOT_OF_FORM:
+                outcome.unknown(asked)
+                return False
+            outcome.told(asked, refused)
         return True
 
 

@@ -34,8 +34,8 @@ _THREADS = 2
 _MOST_WAITING = 16
 # In the form `0:12,1:40`: each partition with what holds of it.
 _OF_PARTITIONS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
-# What is raised where a peer's answer is not of the form that this version knows.
-_NOT_OF_FORM = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
+NOT_OF_FORM = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
+"""What is raised where a peer's answer is not of the form that this version knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class Scatter:
                 return None
             # Merged with nothing else, it comes out as it went in, if it can be read.
             body = await asyncio.to_thread(scan.merge, [answer.body.decode()])
-        except _NOT_OF_FORM:
+        except NOT_OF_FORM:
             return None
         return _Part(body, told)
 
@@ -261,8 +261,8 @@ class Scatter:
         bodies = [part.body for part in parts]
         try:
             body = bodies[0] if len(bodies) == 1 else await self.threads.run(scan.merge, bodies)
-        except _NOT_OF_FORM as error:
-            raise unavailable("a peer's answer is not of the form that this version knows") from error
+        except NOT_OF_FORM as error:
+            raise not_of_form() from error
         headers = {"Balance-Application-Server": self.address}
         for name in _OF_PARTITIONS:
             told = {partition: value for part in parts for partition, value in part.told[name].items()}
@@ -271,6 +271,11 @@ class Scatter:
         if lacking := _listed(missing):
             headers["Balance-Missing"] = lacking
         return Answer(200, body.encode(), JSON, headers)
+
+
+def not_of_form() -> Problem:
+    """Such an answer is none."""
+    return unavailable("a peer's answer is not of the form that this version knows")
 
 
 def _told(copies: Iterable[Copy], routing: Routing) -> dict[str, dict[int, str]]:

@@ -68,6 +68,8 @@ class Owner:
             request.transport.abort()
         if becomes == "says that it took too long":
             return web.json_response({}, status=503)
+        if becomes == "is of another form":
+            return web.json_response([])
         return web.json_response({"refused": {str(offset): why for offset, why in refused.items()}})
 
     def app(self) -> web.Application:
@@ -114,7 +116,7 @@ def decided(
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("becomes", ["is lost", "says that it took too long"])
+@pytest.mark.parametrize("becomes", ["is lost", "says that it took too long", "is of another form"])
 def test_what_was_carried_out_is_not_told_as_refused_where_the_answer_is_lost(instance: Instance, becomes: str) -> None:
     owner = Owner(answers=[becomes])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
@@ -95,3 +95,26 @@ def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(
     assert no_number[0] == 400
     assert "must be a number" in no_number[1]
     assert key_type.parse(declared.parameters[0].example)
+
+
+def test_what_a_peer_answers_in_another_form_is_refused(tmp_path: Path) -> None:
+    key_type = Leaderboard.key_type
+    number = next(n for n in range(99) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
+    instance = Instance(tmp_path / "store", owns=False)
+
+    async def answer(request: web.Request) -> web.Response:
+        told = {"Balance-Application-Server": request.host, "Balance-Role": "active"}
+        return web.json_response(["no object"], headers=told)
+
+    async def run() -> tuple[int, str]:
+        peer = web.Application()
+        peer.router.add_get("/{any:.*}", answer)
+        async with TestServer(peer) as server:
+            instance.hear_of_owner(f"127.0.0.1:{server.port}")
+            ((status, body),) = await asyncio.to_thread(asked, instance, "leaderboard", f"/leaderboard/{number}")
+            return status, body
+
+    status, body = asyncio.run(run())
+
+    assert status == 503
+    assert "not of the form" in body
