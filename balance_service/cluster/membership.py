@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.kafka.clients import not_authorized
+from balance_service.kafka.clients import new_client, not_authorized
 from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Membership:
         self.problem = ""
         """What the brokers do not allow; empty while all is well."""
         self._grants = f"Read on group '{config['group.id']}' and on {_named(self._topics)}"
-        self._consumer = Consumer({**config, "on_commit": self._committed})
+        self._consumer = new_client(Consumer, {**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized, refused
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized
 from balance_service.kafka.connection import Connection
 from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
@@ -75,13 +75,8 @@ class FundsAddedPublisher:
         self._tracer = tracer
         self._serialize = FundsAddedSerializer(registry, topic)
         self._connection = Connection()
-        try:
-            config = self._connection.watched(config)
-            self._producer = LastingProducer(
-                {**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0}
-            )
-        except KafkaException as error:
-            raise refused(error) from error
+        config = self._connection.watched(config)
+        self._producer = LastingProducer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()

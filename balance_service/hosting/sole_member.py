@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from balance_service.cluster.membership import consumer_config
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
-from balance_service.kafka.clients import by_remedy, common_config
+from balance_service.kafka.clients import by_remedy, common_config, new_client
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
@@ -37,7 +37,7 @@ class SoleMember:
         self._assigned: set[int] = set()
         self._was_revoked = False
         config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
-        self._consumer = Consumer({**config, "max.poll.interval.ms": _POLL_INTERVAL_MS})
+        self._consumer = new_client(Consumer, {**config, "max.poll.interval.ms": _POLL_INTERVAL_MS})
 
     def __enter__(self) -> Self:
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import by_remedy, reader_config
+from balance_service.kafka.clients import by_remedy, new_client, reader_config
 from balance_service.kafka.messages import offset_of, place_of, what_has_come
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class BoundedReader:
         self._silent_since: float | None = None
         self.unfinished = {partition for partition, start in starts.items() if start < ends[partition]}
         self._grants = f"Read on topic '{topic}' and on group '{settings.application_id}'"
-        self._consumer = Consumer({**reader_config(settings), "queued.max.messages.kbytes": _QUEUE_KBYTES})
+        self._consumer = new_client(Consumer, {**reader_config(settings), "queued.max.messages.kbytes": _QUEUE_KBYTES})
 
     def __enter__(self) -> Self:
         try:

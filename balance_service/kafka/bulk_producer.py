@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, Producer
 
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import by_remedy, not_authorized, refused
+from balance_service.kafka.clients import by_remedy, new_client, not_authorized
 from balance_service.kafka.connection import Connection
 from balance_service.kafka.deliveries import undelivered
 
@@ -32,10 +32,8 @@ class BulkProducer:
         self._failed = 0
         self._first_failure: KafkaError | None = None
         self._connection = Connection()
-        try:
-            self._producer = Producer({**self._connection.watched(config), "linger.ms": 20, "compression.type": "lz4"})
-        except KafkaException as error:
-            raise refused(error) from error
+        watched = self._connection.watched(config)
+        self._producer = new_client(Producer, {**watched, "linger.ms": 20, "compression.type": "lz4"})
 
     def send(self, key: bytes | None, value: bytes | None, partition: int = _OF_THE_KEY) -> None:
         """Hand one record over; waits while the queue is full.

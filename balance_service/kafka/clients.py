@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -11,11 +11,14 @@ from confluent_kafka import KafkaError, KafkaException
 from balance_service.errors import ConfigurationError, NotAuthorizedError, RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from confluent_kafka import Producer
 
     from balance_service.settings import Settings
 
 ClientConfig = dict[str, object]
+_Client = TypeVar("_Client")
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 """Kafka header by which a producer names an event, so that of several with one name and key one is applied."""
@@ -136,8 +139,15 @@ def transaction_error(failed: Producer) -> KafkaError | None:
     return None
 
 
-def refused(error: KafkaException) -> ConfigurationError:
-    """The error of a client that could not be made: of its properties, only the user's own can be wrong."""
-    cause = error.args[0] if error.args else None
-    said = cause.str() if isinstance(cause, KafkaError) else str(error)
-    return ConfigurationError(f"BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE: {said}")
+def new_client(kind: Callable[[Any], _Client], config: ClientConfig) -> _Client:
+    """A consumer, producer or other client.
+
+    Raises:
+        ConfigurationError: it refuses a property; only the user's own can be wrong.
+    """
+    try:
+        return kind(config)
+    except KafkaException as error:
+        cause = error.args[0] if error.args else None
+        said = cause.str() if isinstance(cause, KafkaError) else str(error)
+        raise ConfigurationError(f"BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE: {said}") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from balance_service.kafka.clients import new_client
 from balance_service.kafka.deliveries import undelivered
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ class LastingProducer:
     """
 
     def __init__(self, config: ClientConfig) -> None:
-        """Raises KafkaException for a wrong property."""
+        """Raises ConfigurationError for a wrong property."""
         self._config = config
         self._lock = threading.Lock()
-        self._producer = Producer(config)
+        self._producer = new_client(Producer, config)
 
     def produce(self, topic: str, value: bytes | None, key: str | bytes, **more: Any) -> None:
         """Queue a record. Raises BufferError if there is no room, KafkaException if it cannot be taken."""
@@ -64,7 +65,7 @@ class LastingProducer:
         with self._lock:
             if self._producer is failed:
                 log.warning("a producer has failed for ever; another takes its place", error=str(error))
-                self._producer = Producer(self._config)
+                self._producer = new_client(Producer, self._config)
                 failed.purge()
                 # The first may still raise the error.
                 for _ in range(2):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.errors import BalanceServiceError, StoreCorruptedError
-from balance_service.kafka.clients import by_remedy
+from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.messages import offset_of, what_has_come
 from balance_service.process.failpoints import in_a_part
 
@@ -40,7 +40,7 @@ class PartitionReader:
         # At the end already, there is nothing to wait for.
         self._reached = start
         self._grants = f"Read on topic '{topic}' and on group '{config['group.id']}'"
-        self._consumer = Consumer({**config, **_QUEUE})
+        self._consumer = new_client(Consumer, {**config, **_QUEUE})
         self._consumer.assign([TopicPartition(topic, partition, start)])
 
     @property

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import structlog
 from confluent_kafka import (
@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka.clients import by_remedy, common_config, refused
+from balance_service.kafka.clients import by_remedy, common_config, new_client
 from balance_service.kafka.connection import Connection
 
 if TYPE_CHECKING:
@@ -68,12 +68,7 @@ class Topics:
         """Raises ConfigurationError if the client refuses a property."""
         self._settings = settings
         self._connection = Connection()
-        # Its stub knows neither logger nor callback.
-        config = cast("dict[str, str | int | float | bool]", self._connection.watched(common_config(settings)))
-        try:
-            self._admin = AdminClient(config)
-        except KafkaException as error:
-            raise refused(error) from error
+        self._admin = new_client(AdminClient, self._connection.watched(common_config(settings)))
 
     def find(self, name: str) -> Topic | None:
         """A topic as it is now; None if there is none.

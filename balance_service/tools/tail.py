@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError, PoisonRecordError
-from balance_service.kafka.clients import by_remedy, reader_config, refused
+from balance_service.kafka.clients import by_remedy, new_client, reader_config
 from balance_service.kafka.messages import headers_of, place_of, what_has_come
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.json_view import exact_json
@@ -45,10 +45,7 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
         raise ConfigurationError(f"topic '{topic}' does not exist")
     starts = topics.offsets(topic, range(found.partitions), earliest=from_beginning, committed=not from_beginning)
     grants = f"Read on topic '{topic}' and on group '{settings.application_id}'"
-    try:
-        consumer = Consumer(reader_config(settings))
-    except KafkaException as error:
-        raise refused(error) from error
+    consumer = new_client(Consumer, reader_config(settings))
     with closing(SchemaRegistry.from_settings(settings)) as registry, closing(consumer):
         frames = FrameReader(registry)
         try:

@@ -56,10 +56,21 @@ def test_a_setting_that_cannot_be_right_is_named(settings: dict[str, str], name:
     assert_refused(done, _REFUSED, name)
 
 
-def test_a_property_that_kafka_does_not_know_is_named_with_its_setting(settings: dict[str, str]) -> None:
-    done = run(settings | {"BALANCE_KAFKA_CONFIG": '{"no.such.property": "1"}'}, "serve")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("no.such.property", "1"),
+        # These are refused by consumers alone, for what other properties are.
+        ("fetch.max.bytes", "2"),
+        ("max.poll.interval.ms", "5"),
+    ],
+)
+def test_a_property_that_a_kafka_client_refuses_is_named_with_its_setting(
+    settings: dict[str, str], name: str, value: str
+) -> None:
+    done = run(settings | {"BALANCE_KAFKA_CONFIG": json.dumps({name: value})}, "serve")
 
-    assert_refused(done, _REFUSED, "BALANCE_KAFKA_CONFIG", "no.such.property")
+    assert_refused(done, _REFUSED, "BALANCE_KAFKA_CONFIG", name)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from balance_service.errors import (
     RetriableError,
     TaskMigratedError,
 )
-from balance_service.kafka.clients import by_remedy, not_authorized, transaction_error
+from balance_service.kafka.clients import by_remedy, new_client, not_authorized, transaction_error
 from balance_service.kafka.deliveries import undelivered
 from balance_service.kafka.messages import offset_of
 from balance_service.process.failpoints import reach
@@ -57,7 +57,7 @@ class ChangelogWriter:
         envelope: in what dead letters are written.
         """
         self._envelope = envelope
-        self._producer: Producer | None = Producer(config)
+        self._producer: Producer | None = new_client(Producer, config)
         self._transactional_id = str(config["transactional.id"])
         self._partition = task_id.partition
         self._changelog = changelog

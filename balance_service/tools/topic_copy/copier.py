@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import (
     by_remedy,
+    new_client,
     not_authorized,
     reader_config,
-    refused,
     transaction_error,
     transactional_config,
 )
@@ -71,19 +71,17 @@ class Copier:
             f"Write on topic '{target.name}' and on transactional id '{name}', "
             f"Read on group '{name}' and on topic '{source.name}'"
         )
-        try:
-            self._group = Consumer({**reader_config(settings), "group.id": name})
-            self._producer = Producer(
-                {
-                    "compression.type": "lz4",
-                    **transactional_config(settings, name),
-                    "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                    "message.max.bytes": _LARGEST_RECORD_BYTES,
-                    "delivery.report.only.error": True,
-                }
-            )
-        except KafkaException as error:
-            raise refused(error) from error
+        self._group = new_client(Consumer, {**reader_config(settings), "group.id": name})
+        self._producer = new_client(
+            Producer,
+            {
+                "compression.type": "lz4",
+                **transactional_config(settings, name),
+                "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+                "message.max.bytes": _LARGEST_RECORD_BYTES,
+                "delivery.report.only.error": True,
+            },
+        )
 
     def __enter__(self) -> Self:
         try:
