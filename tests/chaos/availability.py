@@ -9,6 +9,7 @@ JVM needs is not there, and they are longer by that.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +39,8 @@ _STANDSTILL_SECONDS = 3 * PROGRESS_SECONDS
 _MOST_REFUSED = 0.1
 _FEWEST = 50
 _WATCHED_SECONDS = 2 * PROGRESS_SECONDS
+# Faults after which another instance has to own a partition.
+_ENDING = frozenset({"kill", "remove"})
 
 
 class Succession(NamedTuple):
@@ -51,13 +54,18 @@ class Succession(NamedTuple):
     """By anybody, to a query that takes standbys."""
     is_alone: bool
     """Whether no other fault came before that."""
+    observed: float
+    """For how long after the fault anybody asked."""
 
 
 def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator[Succession]:
     """For every fault and partition of the instance that it struck."""
     by_partition: dict[int, list[Answer]] = defaultdict(list)
-    for answer in sorted((a for a in answers if a.speaks), key=lambda a: a.received):
-        by_partition[answer.partition].append(answer)
+    asked_until = 0.0
+    for answer in sorted(answers, key=lambda a: a.received):
+        asked_until = answer.received
+        if answer.speaks:
+            by_partition[answer.partition].append(answer)
     for entry in entries:
         for partition in entry.partitions:
             of_it = by_partition[partition]
@@ -75,6 +83,7 @@ def successions(answers: Iterable[Answer], entries: Sequence[Entry]) -> Iterator
                 None if owned is None else owned - entry.at,
                 None if flagged is None else flagged - entry.at,
                 not others,
+                min(asked_until - entry.at, _WATCHED_SECONDS),
             )
 
 
@@ -85,8 +94,11 @@ def check_successions(found: Iterable[Succession]) -> Iterator[Violation]:
         owned = _REMOVED_SECONDS if fault == "remove" else _OWNED_SECONDS
         flagged = _FLAGGED_SECONDS if fault == "kill" and one.partition in one.entry.stood_by else owned
         for what, took, bound in (("a new owner", one.owned, owned), ("a standby's answer", one.flagged, flagged)):
-            if one.is_alone and took is not None and took > bound:
-                told = f"partition {one.partition} has {what} {took:.1f} s after {fault} of {one.entry.member}"
+            # What was paused may go on before it has a successor.
+            never = math.inf if fault in _ENDING and one.observed > bound else 0.0
+            late = never if took is None else took
+            if one.is_alone and late > bound:
+                told = f"partition {one.partition} has {what} {late:.1f} s after {fault} of {one.entry.member}"
                 yield Violation("silent", f"{told}, and {bound:.0f} s are promised")
 
 

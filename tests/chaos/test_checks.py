@@ -266,9 +266,10 @@ def test_a_standby_that_was_caught_up_and_answers_late_is_found(
 ) -> None:
     at = 100.0
     kill = Entry(at, "kill", "a", frozenset({0}), frozenset(stood_by))
+    owner = replace(_RIGHT, sent=at + 0.4, received=at + 0.5, server="c")
     after = replace(_RIGHT, sent=at + seconds - 0.1, received=at + seconds, server="b", role="standby", max_lag=200)
 
-    found = list(check_successions(successions([after], [kill])))
+    found = list(check_successions(successions([owner, after], [kill])))
 
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
 
@@ -291,11 +292,32 @@ def test_a_new_owner_that_comes_late_is_found(
         *(Entry(at + after, "kill", "b", frozenset()) for after in others),
     ]
     before = replace(_RIGHT, sent=at - 1, received=at - 0.9)
+    standby = replace(_RIGHT, sent=at + 0.4, received=at + 0.5, server="b", role="standby", max_lag=200)
     after = replace(_RIGHT, sent=at + seconds - 0.1, received=at + seconds, server="b", epoch=4)
 
-    found = list(check_successions(successions([before, after], entries)))
+    found = list(check_successions(successions([before, standby, after], entries)))
 
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
+
+
+@pytest.mark.parametrize(
+    ("fault", "asked_seconds", "is_found"),
+    [
+        ("kill", PROGRESS_SECONDS, True),
+        ("remove", PROGRESS_SECONDS, True),
+        # Nobody has asked for long enough.
+        ("kill", 1.0, False),
+        ("pause", PROGRESS_SECONDS, False),
+    ],
+)
+def test_a_new_owner_that_never_comes_is_found(fault: str, asked_seconds: float, is_found: bool) -> None:
+    at = 100.0
+    before = replace(_RIGHT, sent=at - 1, received=at - 0.9)
+    refused = replace(before, status=503, sent=at + asked_seconds - 0.1, received=at + asked_seconds)
+
+    found = list(check_successions(successions([before, refused], [Entry(at, fault, "a", frozenset({0}))])))
+
+    assert [violation.kind for violation in found] == ["silent", "silent"] * is_found
 
 
 @pytest.mark.parametrize(
