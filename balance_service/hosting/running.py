@@ -106,7 +106,7 @@ class Running:
         reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
         reasons += [problem for problem in (membership.problem, self.directory.problem) if problem]
         # One that can answer for some read model should get queries.
-        if all(any(_problems(hosted) for hosted in engine.stages_of(name)) for name in engine.models):
+        if all(any(_is_unfit(hosted) for hosted in engine.stages_of(name)) for name in engine.models):
             reasons += self.problems()
         if membership.partitions and not membership.lease.holds:
             reasons.append("the group has not confirmed this instance lately")
@@ -145,13 +145,23 @@ class Running:
 
 
 def _problems(hosted: HostedStage) -> list[str]:
-    """Why a read model should get no queries here now."""
-    tasks = [
-        f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "")
+    """What is wrong with a stage here."""
+    tasks = [f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "") for task in _idle(hosted)]
+    return tasks + [f"a partition is not folded: {problem}" for problem in hosted.problems]
+
+
+def _is_unfit(hosted: HostedStage) -> bool:
+    """Whether queries had better go to another instance. A task that waits, such as for room on the disk, answers."""
+    return bool(hosted.problems) or any(not task.answers for task in _idle(hosted))
+
+
+def _idle(hosted: HostedStage) -> list[TaskSnapshot]:
+    """The tasks that should fold, or that say what is wrong, and do not run."""
+    return [
+        task
         for task in hosted.tasks.snapshots()
         if task.state != TaskState.RUNNING.value and (task.role is Role.ACTIVE or task.reason)
     ]
-    return tasks + [f"a partition is not folded: {problem}" for problem in hosted.problems]
 
 
 def _chooser(table: ServerTable, hosted: HostedStage, settings: Settings) -> StandbyChooser:

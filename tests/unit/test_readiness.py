@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from balance_service.hosting.running import Running
-from balance_service.state.records import Role, TaskId, TaskSnapshot
+from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.state.task_state import ANSWERING, TaskState
 
 HALTED = "activity_0 is HALTED: its fold failed"
 
 
 def stage(model: str, state: str = "RUNNING", reason: str = "", problems: tuple[str, ...] = ()) -> Any:
-    task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, SimpleNamespace(), True)  # type: ignore[arg-type]
+    answers = TaskState(state) in ANSWERING
+    task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
     return SimpleNamespace(name=model, tasks=SimpleNamespace(snapshots=lambda: [task]), problems=problems)
 
 
@@ -48,3 +50,15 @@ def test_an_instance_of_which_no_read_model_can_answer_wants_no_queries() -> Non
     )
 
     assert instance.unready() == instance.problems() == ["a partition is not folded: Spark cannot read", HALTED]
+
+
+def test_a_task_that_waits_answers_so_its_instance_keeps_its_queries_and_says_why() -> None:
+    instance = running(stage("balance", "WAITING", "make room"))
+
+    assert (instance.unready(), instance.problems()) == ([], ["balance_0 is WAITING: make room"])
+
+
+def test_an_instance_whose_one_task_restores_wants_no_queries() -> None:
+    instance = running(stage("balance", "RESTORING"))
+
+    assert instance.unready() == instance.problems() == ["balance_0 is RESTORING"]
