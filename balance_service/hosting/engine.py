@@ -50,7 +50,7 @@ _STOP_TASKS_SECONDS = 3.0
 _LEAST_STOP_SECONDS = 0.5
 _STOP_WORKER_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
-_CHECK_EVERY_SECONDS = 5.0
+CHECK_EVERY_SECONDS = 5.0
 _SAMPLE_EVERY_SECONDS = 5.0
 # As often as Kafka Streams does.
 _PURGE_EVERY_SECONDS = 30.0
@@ -156,7 +156,7 @@ class Engine:
                 for name, w in self.watermarks.items()
             ),
             *(
-                Worker(f"source-check-{name}", _CHECK_EVERY_SECONDS, hosted.source_check.look)
+                Worker(f"source-check-{name}", CHECK_EVERY_SECONDS, hosted.source_check.look)
                 for name, hosted in self.stages.items()
             ),
             *(

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _WATERMARK_SECONDS = 3.0
-_HEADROOM_SECONDS = 0.1
+HEADROOM_SECONDS = 0.1
+"""What the last peer is given beyond the deadline, so that its own refusal arrives."""
 
 
 class LocalAnswer(NamedTuple):
@@ -169,7 +170,7 @@ class Routing:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            yield peer, left + _HEADROOM_SECONDS if is_all and not following else left / 2, not following
+            yield peer, left + HEADROOM_SECONDS if is_all and not following else left / 2, not following
 
     def believe(self, partition: int, peer: Peer) -> None:
         """A peer has answered as the owner of a partition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ _SECRET = "a secret that all instances share"
 _CUSTOMERS = {customer: "1.50" for partition in range(PARTITIONS) for customer in customers_of(partition, 3)}
 _MOST_SECONDS = 10.0
 _FORGING_SECONDS = 12.0
+_CLAIMED_SECONDS = 5.0
+_SERVER = "Balance-Application-Server"
 
 
 @pytest.fixture(scope="module")
@@ -139,31 +142,37 @@ def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_
 ) -> None:
     # Who knows the secret is trusted. This one stands for whoever changes what a real peer answers.
     signatures = RecordSignatures(SharedSecret(_SECRET), directory.topic)
-    with lying() as liar, claiming(directory, liar.address, signatures):
+    models = "/api/models/balance"
+    ids = [f"balance/{partition}:{10**6}" for partition in range(PARTITIONS)]
+    with lying() as liar:
         for instance in fed:
-            eventually(
-                lambda i=instance: any(s["applicationServer"] == liar.address for s in status(i)["applicationServers"]),  # type: ignore[misc]
-                "the claim is known",
-            )
-        with asked_all_the_time(fed) as poller:
-            for instance in fed:
-                with httpx.Client(base_url=instance.url, timeout=30) as client:
-                    for path in ("entries", "count", "top?by=amount"):
-                        found = _asked_again(client, "GET", f"/api/models/balance/{path}")
-                        assert FORGED not in found.text
-                        assert "666" not in found.text
-                        assert found.status_code == 200
-                    for customer in _CUSTOMERS:
-                        assert _asked_again(client, "GET", f"/api/models/balance/keys/{customer}").status_code == 200
-                    assert _asked_again(client, "GET", "/api/deadLetters").json() == {"deadLetters": [], "next": None}
-                    ids = [f"balance/{partition}:{10**6}" for partition in range(PARTITIONS)]
-                    decided = client.post("/api/deadLetters.discard", json={"ids": ids, "reason": "a test"})
-                    # There are no such letters, as only their owners know.
-                    assert decided.status_code == 404, decided.text
+            with httpx.Client(base_url=instance.url, timeout=30) as client:
+                others = next(c for c in _CUSTOMERS if ask(instance.url, c).headers[_SERVER] != address(instance))
+                lists = [f"{models}/{question}" for question in ("entries", "count", "top?by=amount")]
+                for path in (*lists, f"{models}/keys/{others}", f"{queries.PATH}?customerId={others}"):
+                    _claim_anew(fed, directory, liar.address, signatures)
+                    found = _asked_again(client, "GET", path)
+                    assert found.status_code == 200
+                    assert FORGED not in found.text
+                    assert "666" not in found.text
+                _claim_anew(fed, directory, liar.address, signatures)
+                assert _asked_again(client, "GET", "/api/deadLetters").json() == {"deadLetters": [], "next": None}
+                _claim_anew(fed, directory, liar.address, signatures)
+                decided = client.post("/api/deadLetters.discard", json={"ids": ids, "reason": "a test"})
+                # There are no such letters, as only their owners know.
+                assert decided.status_code == 404, decided.text
+        asked = {line.split()[1].partition("?")[0].partition("/keys/")[0] for line in liar.asked}
+        with claiming(directory, liar.address, signatures), asked_all_the_time(fed) as poller:
+            time.sleep(_CLAIMED_SECONDS)
 
+    assert asked == {
+        *(f"{models}/{question}" for question in ("entries", "count", "top")),
+        models,
+        queries.PATH,
+        "/api/deadLetters",
+        "/api/deadLetters.discard",
+    }
     assert max(poller.silences.values()) < _MOST_SECONDS
-    asked = {line.partition("?")[0] for line in liar.asked}
-    assert any(queries.PATH in line for line in asked)
 
 
 @pytest.mark.parametrize("is_renewed", [False, True])
@@ -213,6 +222,17 @@ def claiming(directory: DirectoryWriter, server: str, signatures: RecordSignatur
         over.set()
         thread.join()
         directory.bid_farewell(server)
+
+
+def _claim_anew(pair: Pair, directory: DirectoryWriter, server: str, signatures: RecordSignatures) -> None:
+    """Have it claimed by an instance that nobody has had a wrong answer of yet, until both know."""
+    incarnation = uuid.uuid4().hex
+    directory.claim(server, signatures, incarnation)
+    for instance in pair:
+        eventually(
+            lambda i=instance: any(s["incarnation"] == incarnation for s in status(i)["applicationServers"]),  # type: ignore[misc]
+            "the claim is known",
+        )
 
 
 def _asked_again(client: httpx.Client, method: str, path: str) -> httpx.Response:

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from balance_service.tools.local.stack import LocalStack
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
-HALTS_WITHIN_SECONDS = 20
+# It is looked at every 5 s.
+HALTS_WITHIN_SECONDS = 10
 
 
 @pytest.fixture

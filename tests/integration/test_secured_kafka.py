@@ -140,7 +140,7 @@ def test_no_secret_shows_anywhere(instance: LocalInstance, settings: dict[str, s
     process = process_of(instance)
     commands = [process.cmdline(), *(child.cmdline() for child in process.children(recursive=True))]
     assert any("java" in command[0] for command in commands)
-    seen = {f"arguments of {command[0]}": " ".join(command) for command in commands}
+    seen = {f"arguments of {number} {command[0]}": " ".join(command) for number, command in enumerate(commands)}
     asked = ("/metrics", "/api/status", "/health/ready", "/openapi.json", "/api/customers.getBalance")
     seen |= {path: _get(instance, path) for path in asked}
     printed = run(instance.environment, "serve", "--print-config")

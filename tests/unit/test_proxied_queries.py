@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
 from aiohttp.test_utils import TestServer
 
 from balance_service.http.peers.answers import MAX_BODY_BYTES
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.queries import PATH
+from balance_service.http.routing import HEADROOM_SECONDS
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,
     OTHER_PARTITION,
     PARTITION,
     TIMEOUT_SECONDS,
+    Answer,
     Instance,
     Peer,
     answering,
@@ -28,8 +31,10 @@ from tests.support.querying import (
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
+
+    from balance_service.http.answer import Answer as Received
 
 
 @pytest.fixture
@@ -113,19 +118,37 @@ def test_nobody_is_asked_a_third_time(instance: Instance) -> None:
     assert len(peer.asked) == 2
 
 
-def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance) -> None:
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Until when a peer was given time, for each time that one was asked; by the monotonic clock."""
+    allowed: list[float] = []
+    get = Proxy.get
+
+    async def noted(
+        proxy: Proxy, peer: Asked, path: str, parameters: Mapping[str, str], sender: str, seconds: float, **more: Any
+    ) -> Received:
+        allowed.append(time.monotonic() + seconds)
+        return await get(proxy, peer, path, parameters, sender, seconds, **more)
+
+    monkeypatch.setattr(Proxy, "get", noted)
+    return allowed
+
+
+def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance, allowed: list[float]) -> None:
     async def slowly(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         return web.json_response({})
 
+    began = time.monotonic()
     answer = ask_with_peers(instance, Peer(slowly))
 
     assert answer.status == 503
     assert answer.headers["Retry-After"] == "1"
     assert answer.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
+    assert_within_the_deadline(allowed, began, answer)
 
 
-def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance) -> None:
+def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance, allowed: list[float]) -> None:
     async def trickle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -134,10 +157,19 @@ def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance
             await asyncio.sleep(0.05)
         return response
 
+    began = time.monotonic()
     answer = ask_with_peers(instance, Peer(trickle))
 
     assert answer.status == 503
     assert answer.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
+    assert_within_the_deadline(allowed, began, answer)
+
+
+def assert_within_the_deadline(allowed: list[float], began: float, answer: Answer) -> None:
+    """However late a busy machine is: no peer was given more time than the deadline, and its headroom, left."""
+    setting_up = time.monotonic() - began - answer.seconds
+    assert allowed
+    assert max(allowed) - began - setting_up < TIMEOUT_SECONDS + HEADROOM_SECONDS
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no such host:1", "[::1:1", "", "a@b:c"])
