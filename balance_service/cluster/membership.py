@@ -129,7 +129,8 @@ class Membership:
     def stop(self) -> None:
         """Leave the group; partitions are revoked first, so that a successor can go on at once."""
         self._stopping.set()
-        self._thread.join(_STOP_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_SECONDS)
         self.lease.revoke()
 
     def _run(self) -> None:

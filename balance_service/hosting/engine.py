@@ -16,6 +16,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
+from balance_service.events.spark.row_query import in_short
 from balance_service.events.spark.sampler import SparkSampler
 from balance_service.events.spark.session import start_spark
 from balance_service.hosting.hosted_stage import HostedStage, host
@@ -48,7 +49,7 @@ T = TypeVar("T")
 _RETRY_SECONDS = 2.0
 _STOP_TASKS_SECONDS = 3.0
 _LEAST_STOP_SECONDS = 0.5
-_STOP_WORKER_SECONDS = 0.5
+_STOP_WORKERS_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
 CHECK_EVERY_SECONDS = 5.0
 _SAMPLE_EVERY_SECONDS = 5.0
@@ -194,14 +195,21 @@ class Engine:
     def stop(self) -> None:
         """Let go of everything. What takes longer than its bound is left to the end of the process."""
         self.membership.stop()
+        # All are told before the first is waited for: what each waits for may be the same broker.
         for worker in self._workers:
-            worker.stop(_STOP_WORKER_SECONDS)
+            worker.stop(0.0)
+        deadline = time.monotonic() + _STOP_WORKERS_SECONDS
+        for worker in self._workers:
+            worker.stop(max(0.0, deadline - time.monotonic()))
         # Nothing may use Spark while it stops. A thread that hangs in it ends with the process, and Spark does too.
         deadline = time.monotonic() + _STOP_TASKS_SECONDS
         ended = [hosted.tasks.stop(max(0.0, deadline - time.monotonic())) for hosted in self.stages.values()]
         self.tables.stop(max(_LEAST_STOP_SECONDS, deadline - time.monotonic()))
         if all(ended):
-            self.spark.stop()
+            try:
+                self.spark.stop()
+            except Exception as error:  # py4j raises many things where the JVM has ended
+                log.warning("Spark could not be stopped", error=in_short(error))
         self.registry.close()
         self.state_directory.close()
 

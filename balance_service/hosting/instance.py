@@ -26,6 +26,7 @@ from balance_service.http.wiring import Front
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
+from balance_service.process.thread_failures import noting_failures
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.catalogue import hosted_stages
 from balance_service.settings.address import address_of
@@ -73,17 +74,12 @@ class Instance:
             FatalError: a thread failed, so that the instance could not go on.
         """
         loop = asyncio.get_running_loop()
-        failures: list[BaseException] = []
+        with noting_failures(lambda: loop.call_soon_threadsafe(self._stopping.set)) as failures:
+            await self._run(loop)
+        if failures:
+            raise FatalError(f"the instance could not go on: {failures[0]}")
 
-        def thread_failed(failure: threading.ExceptHookArgs) -> None:
-            log.critical(
-                "a thread failed; stopping", thread=getattr(failure.thread, "name", ""), exc_info=failure.exc_value
-            )
-            failures.append(failure.exc_value or failure.exc_type())
-            loop.call_soon_threadsafe(self._stopping.set)
-
-        # None of our threads ends by itself: an instance without one of them would be half alive.
-        threading.excepthook = thread_failed
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         proxy = await self._front.open()
@@ -103,8 +99,6 @@ class Instance:
             await self._front.close()
             await asyncio.to_thread(self._stop_tracing, _STOP_TRACING_SECONDS)
             log.info("stopped")
-        if failures:
-            raise FatalError(f"the instance could not go on: {failures[0]}")
 
     def unready(self) -> Sequence[str]:
         """Why this instance should get no queries now."""

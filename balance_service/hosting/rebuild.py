@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.errors import ConfigurationError
+from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.kept_before import KeptBefore
 from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.metrics import Metrics
+from balance_service.process.thread_failures import noting_failures
 from balance_service.read_models.catalogue import stages_of
 from balance_service.state.opening import was_purged
 from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic
@@ -58,6 +59,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         ConfigurationError: it keeps no states, another member is in the group, the source's keys have moved, or what
             its last stage reads has been purged.
         RetriableError: a broker or the registry does not answer.
+        FatalError: a thread has failed, such as where Spark's JVM has ended.
     """
     if not read_model.has_states():
         raise ConfigurationError(
@@ -78,12 +80,15 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         alone.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
-    # What the stages before it have passed on is kept.
-    engine = Engine(settings, [last], metrics, patience)
-    try:
-        return _replay(engine, engine.stages[stage.name], patience, progress)
-    finally:
-        engine.stop()
+    with noting_failures(lambda: None) as failures:
+        # What the stages before it have passed on is kept.
+        engine = Engine(settings, [last], metrics, patience)
+        try:
+            seconds = _replay(engine, engine.stages[stage.name], patience, progress, failures)
+        finally:
+            engine.stop()
+    # A commit counts a moment after its position can be seen.
+    return Rebuilt(metrics.totals(), seconds)
 
 
 def _kept_before(settings: Settings, topics: Topics, read_model: ReadModel, stage: Stage, source: Topic) -> KeptBefore:
@@ -111,7 +116,18 @@ def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
             raise ConfigurationError(was_purged(source.name, partition, start))
 
 
-def _replay(engine: Engine, hosted: HostedStage, patience: Patience, progress: Callable[[int, int], None]) -> Rebuilt:
+def _replay(
+    engine: Engine,
+    hosted: HostedStage,
+    patience: Patience,
+    progress: Callable[[int, int], None],
+    failures: Sequence[BaseException],
+) -> float:
+    """Have everything folded; in how many seconds.
+
+    Args:
+        failures: what has ended a thread so far.
+    """
     source, tasks = hosted.source, hosted.tasks
     ends = patience.until_up(lambda: engine.topics.offsets(source.name, range(source.partitions)))
     total = sum(ends.values())
@@ -120,12 +136,17 @@ def _replay(engine: Engine, hosted: HostedStage, patience: Patience, progress: C
     everything = frozenset((source.name, partition) for partition in ends)
     while True:
         time.sleep(_LOOK_EVERY_SECONDS)
+        if failures:
+            raise FatalError(f"the rebuild could not go on: {failures[0]}; run it again")
         if engine.membership.joined.is_set() and engine.membership.partitions != everything:
-            raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
+            # It may be this process that the group has lost, while the broker was away, say.
+            if patience.until_up(engine.topics.group_members) > 1:
+                raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
+            continue
         positions = {task.task_id.partition: task.position for task in tasks.all()}
         for task in tasks.snapshots():
             if task.state == TaskState.HALTED.value:
                 raise ConfigurationError(f"{task.task_id} is halted: {task.reason}")
         progress(sum(min(max(0, positions.get(p, 0)), end) for p, end in ends.items()), total)
         if positions.keys() == ends.keys() and all(positions[p] >= end for p, end in ends.items()):
-            return Rebuilt(engine.metrics.totals(), time.monotonic() - began)
+            return time.monotonic() - began

@@ -95,9 +95,11 @@ class Running:
 
     def stop(self) -> None:
         """Let go of everything, within bounds."""
-        self.engine.stop()
-        self.directory.stop(_STOP_DIRECTORY_SECONDS)
-        self.publisher.close()
+        try:
+            self.engine.stop()
+        finally:
+            self.directory.stop(_STOP_DIRECTORY_SECONDS)
+            self.publisher.close()
 
     def unready(self) -> list[str]:
         """Why the instance should get no queries now."""

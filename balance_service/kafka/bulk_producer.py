@@ -52,13 +52,15 @@ class BulkProducer:
         self._sent += 1
 
     def finish(self) -> int:
-        """Wait until every record that was handed over is acknowledged; returns how many there are.
+        """Wait as long as records are acknowledged, until all that were handed over are; returns how many there are.
 
         Raises:
             BalanceServiceError: not all of them are.
         """
         try:
-            unsent = undelivered(self._producer, _FINISH_SECONDS)
+            unsent = len(self._producer)
+            while unsent and (left := undelivered(self._producer, _FINISH_SECONDS)) < unsent:
+                unsent = left
         except KafkaException as error:
             raise by_remedy(error, f"writing to topic '{self._topic}'", self._grant) from error
         if self._first_failure is not None or unsent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +11,7 @@ from confluent_kafka import KafkaError
 
 from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.errors import RetriableError
+from balance_service.kafka import bulk_producer
 from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.lasting_producer import LastingProducer
 from tests.support.fakes import FakeRegistry
@@ -27,6 +30,34 @@ def test_many_records_that_cannot_be_appended_any_more_are_told_with_the_reason(
     fail_for_ever(producer._producer)
 
     with pytest.raises(RetriableError, match=r"writing to topic 'topic'.*planted"):
+        producer.finish()
+
+
+class Draining:
+    """A producer of which a record is acknowledged with each poll, as many as there are."""
+
+    def __init__(self, left: int, acknowledged: int) -> None:
+        self._left = left
+        self._acknowledged = acknowledged
+
+    def __len__(self) -> int:
+        return self._left
+
+    def poll(self, _seconds: float) -> None:
+        time.sleep(0.03)
+        if self._acknowledged:
+            self._left, self._acknowledged = self._left - 1, self._acknowledged - 1
+
+
+@pytest.mark.parametrize("acknowledged", [5, 2])
+def test_many_records_are_waited_for_as_long_as_some_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, acknowledged: int
+) -> None:
+    monkeypatch.setattr(bulk_producer, "_FINISH_SECONDS", 0.1)
+    producer = BulkProducer({**NOBODY}, "topic")
+    monkeypatch.setattr(producer, "_producer", Draining(5, acknowledged))
+
+    with nullcontext() if acknowledged == 5 else pytest.raises(RetriableError, match="3 of 0 records"):
         producer.finish()
 
 
