@@ -47,6 +47,8 @@ _CUSTOMERS = {customer: "1.50" for partition in range(PARTITIONS) for customer i
 _MOST_SECONDS = 10.0
 _FORGING_SECONDS = 12.0
 _CLAIMED_SECONDS = 5.0
+# Of a machine that is busy with other tests, where nobody has anything to wait for.
+_UNMOVED_SECONDS = 2.0
 _SERVER = "Balance-Application-Server"
 
 
@@ -102,8 +104,7 @@ def test_forged_records_are_ignored_and_told_of_while_queries_go_on(fed: Pair, d
             time.sleep(0.2)
 
     assert liar.asked == []
-    # It takes a second until an instance is heard again of which a farewell was believed.
-    assert max(poller.silences.values()) < _MOST_SECONDS
+    assert max(poller.silences.values()) < _UNMOVED_SECONDS
     for instance in fed:
         known = {server["applicationServer"] for server in status(instance)["applicationServers"]}
         assert known == {address(other) for other in fed}

@@ -213,8 +213,11 @@ def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not_while_clients_go
         return shown == ssl.PEM_cert_to_DER_cert(certificate.read_text())
 
     async def run() -> tuple[list[int], int]:
-        found = []
-        kept = aiohttp.TCPConnector(ssl=client_context(authority.certificate))
+        found: list[int] = []
+        knocked: list[str] = []
+        is_over = asyncio.Event()
+        context = client_context(authority.certificate)
+        kept = aiohttp.TCPConnector(ssl=context)
         async with (
             running(Instance(tmp_path / "store"), settings) as front,
             aiohttp.ClientSession(connector=kept) as session,
@@ -229,11 +232,27 @@ def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not_while_clients_go
             await asyncio.sleep(4 * LOOK_SECONDS)
             await probe()
             found.append((await get(operated(front, "/health/live"), authority.certificate))[0])
+
+            async def knock() -> None:
+                while not is_over.is_set():
+                    try:
+                        _, writer = await asyncio.open_connection(HOST, front.port, ssl=context)
+                    except OSError as error:
+                        knocked.append(repr(error))
+                    else:
+                        writer.close()
+                        await writer.wait_closed()
+                        knocked.append("let in")
+
+            knocking = asyncio.create_task(knock())
             authority.issue("renewed")
             for _ in range(200):
                 if await asyncio.to_thread(is_shown, front.port):
                     break
                 await asyncio.sleep(LOOK_SECONDS)
+            is_over.set()
+            await knocking
+            assert set(knocked) == {"let in"}
             await probe()
             connections = len(kept._conns)
             found.append((await get(operated(front, "/health/live"), authority.certificate))[0])
