@@ -7,14 +7,12 @@ letter is written twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.kafka.bounded_reader import reader_of_all
-from balance_service.kafka.bulk_producer import BulkProducer
-from balance_service.kafka.clients import producer_config
 from balance_service.state.letters.decisions import Decisions
 from balance_service.state.letters.letters import Letters, letter_offset
 from balance_service.state.opening import open_writer
@@ -22,9 +20,12 @@ from balance_service.state.records import POSITION_KEY, Position, TaskId
 from balance_service.state.sent import sent_up_to
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings, Stage
+    from balance_service.state.changelog.writer import ChangelogWriter
     from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.letter import Letter
 
@@ -66,29 +67,32 @@ class KeptBefore:
     def keep(self, changelog: Topic) -> None:
         """Write it to the changelog that was made anew, as where each partition begins.
 
-        Interrupted before, what was sent is found from what is in the topics that it was sent to, and what was decided
-        from the decisions; other dead letters are written once more.
+        Of each partition, all of it or nothing. Interrupted before, what was sent is found from what is in the topics
+        that it was sent to, and what was decided from the decisions; other dead letters are written once more.
 
         Raises:
-            BalanceServiceError: not all of it is acknowledged.
+            BalanceServiceError: some of it may not be written.
         """
         partitions = range(self._source.partitions)
         starts = self._topics.offsets(self._source.name, partitions, earliest=True)
-        producer = BulkProducer(producer_config(self._settings), changelog.name)
         for partition in partitions:
             letters = self._letters.carried(self._known[partition].values())
-            for key, value in letters.records:
-                producer.send(key, value, partition)
             position = self._beginning(partition, starts[partition], changelog, letters)
-            producer.send(POSITION_KEY, self._codec.encode(position.record()), partition)
-        producer.finish()
+            with self._fenced(partition) as writer:
+                writer.commit(letters.records, (), self._codec.encode(position.record()), 0)
 
     def _fence(self) -> None:
         """End what an instance that is cut off may have left open: committed later, it would be sent a second time."""
         for partition in range(self._source.partitions):
-            task_id = TaskId(self._stage.name, partition)
-            with closing(open_writer(task_id, self._settings, self._stage, self._topics, self._source)) as writer:
-                writer.fence()
+            with self._fenced(partition):
+                pass
+
+    @contextmanager
+    def _fenced(self, partition: int) -> Iterator[ChangelogWriter]:
+        task_id = TaskId(self._stage.name, partition)
+        with closing(open_writer(task_id, self._settings, self._stage, self._topics, self._source)) as writer:
+            writer.fence()
+            yield writer
 
     def _beginning(self, partition: int, start: int, changelog: Topic, letters: Changes) -> Position:
         # Not from the first that is left, unless that is allowed: the task says then what is gone.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
+from balance_service.state.changelog.writer import ChangelogCutError
 from balance_service.state.records import POSITION_KEY
 
 if TYPE_CHECKING:
@@ -158,6 +159,11 @@ def _write(
     try:
         changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
         store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
+    except ChangelogCutError:
+        writer.close()
+        # What was sent and not committed takes offsets, too: the changelog may end beyond the store from now on.
+        store.distrust()
+        raise
     except BaseException:
         # The changelog may have what the store lacks. A decision about a dead letter, say, would put the position back.
         writer.close()

@@ -139,6 +139,9 @@ class Task:
     def promote(self) -> None:
         """As a standby, become the owner, from where it is. Raises as `open`."""
         with self._held():
+            if self._state is TaskState.HALTED:
+                # Whoever asked has not seen it yet.
+                return
             self._replica.check_same_logs()
             self._own()
 

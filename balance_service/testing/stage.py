@@ -128,7 +128,7 @@ class DrivenStage:
         self.store = self._new_store()
         self.writer.commits, self.writer.end = [], 0
         sent_before = max(before.offset, before.emitted_up_to)
-        stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before)
+        stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
         write_position(stands_at, self._work.position_codec, self.store, self.writer, carried)
         left_out = set(self._work.letters.left_out_from(self.store, 0))
         events = {at: given for at, given in enumerate(self.events) if at not in left_out}

@@ -181,6 +181,8 @@ def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everyt
     assert code == 0, leaving.log
     assert seconds < STOP_SECONDS
     assert not poller.wrong, poller.wrong[:5]
+    # Nobody waits for the end of a session that its member has left.
+    assert max(poller.silences.values()) < SESSION_TIMEOUT_SECONDS
     listed = [server["applicationServer"] for server in status(staying)["applicationServers"]]
     assert listed == [address(staying)]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -78,12 +80,44 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
             catch_up(engine)
     damage(settings.state_dir / "balance_0")
 
-    with running_engine(settings) as engine:
+    with running_engine(settings) as engine, watched(engine) as answered:
         write_all(stack, settings, "0.20")
         catch_up(engine)
         wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
         assert wrong == {}
         assert counted(engine, "applied") == len(CUSTOMERS)
+        (task,) = hosted(engine).tasks.snapshots()
+        # What the log lacks may be little; of tables, it is all of them.
+        assert task.restored >= (1 if damage is cut_write_ahead_log else len(CUSTOMERS))
+    assert answered <= {Decimal("0.10"), Decimal("0.30")}
+    assert answered
+
+
+@contextmanager
+def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
+    """Whatever is answered meanwhile about a customer who has a balance; None where that is said not to be so."""
+    answered: set[Decimal | None] = set()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            for customer in CUSTOMERS:
+                task = hosted(engine).tasks.task(0)
+                view = None if task is None else task.view
+                if view is not None:
+                    # Damage that is met is no answer.
+                    with suppress(StoreCorruptedError):
+                        frame = view.get(customer.encode())
+                        answered.add(None if frame is None else hosted(engine).state(frame)["amount"])
+                del view
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            yield answered
+        finally:
+            is_over.set()
+            looking.result()
 
 
 def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_meanwhile(

@@ -168,8 +168,15 @@ def test_what_was_applied_before_is_refused_even_where_an_answer_is_lost(instanc
     owner = Owner(answers=["is lost"])
     owner.letters[ONE] = Status.APPLIED
 
-    for verdict in (DISCARD, REDRIVE):
-        assert decided(instance, owner, verdict, offsets=[ONE]) == {ONE: "it is applied already"}
+    assert decided(instance, owner, DISCARD, offsets=[ONE]) == {ONE: "it is applied already"}
+
+
+def test_what_is_redriven_and_applied_before_it_is_asked_for_again_is_not_told_as_refused(instance: Instance) -> None:
+    owner = Owner(answers=["is lost"])
+
+    # It is applied at once, so the second answer says that it is closed.
+    assert decided(instance, owner, REDRIVE, offsets=[ONE]) == {}
+    assert owner.letters[ONE] is Status.APPLIED
 
 
 def test_what_is_written_here_though_its_commit_seemed_to_fail_is_not_told_as_refused(instance: Instance) -> None:

@@ -209,3 +209,13 @@ def test_a_task_without_a_store_has_neither_view_nor_position(state: TaskState) 
 
     assert task.view is None
     assert task.snapshot().position == -1
+
+
+def test_a_standby_that_was_halted_just_before_is_not_promoted() -> None:
+    task = task_in(TaskState.TAILING)
+    task.halt("the source is gone")
+
+    # What it would need, it has not.
+    task.promote()
+
+    assert task.state is TaskState.HALTED

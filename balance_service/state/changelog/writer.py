@@ -35,7 +35,13 @@ _FENCE_TIMEOUT_SECONDS = 10.0
 _CONNECT_TIMEOUT_SECONDS = 2.0
 _COMMIT_TIMEOUT_SECONDS = 30.0
 _ROOM_WITHIN_SECONDS = 0.01
+# To librdkafka 0 is now, and -1 too.
+_EARLIEST_MS = 1
 _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
+
+
+class ChangelogCutError(RetriableError):
+    """The changelog ends before the store does: it was made anew, or has lost its end."""
 
 
 class ChangelogWriter:
@@ -105,8 +111,8 @@ class ChangelogWriter:
         Raises:
             TaskMigratedError: fenced; certainly not committed.
             NotAuthorizedError: the brokers do not allow it; not committed.
-            RetriableError: not committed, as where the changelog ends below that, for it was made anew or has lost its
-                end; or nobody knows, and the changelog will say.
+            ChangelogCutError: it ends below that; not committed.
+            RetriableError: not committed, or nobody knows, and the changelog will say.
         """
         try:
             return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to, outputs)
@@ -160,7 +166,7 @@ class ChangelogWriter:
                 output.partition,
                 output.value,
                 output.key,
-                timestamp=max(output.timestamp_ms, 0),
+                timestamp=max(output.timestamp_ms, _EARLIEST_MS),
                 headers=output.headers,
             )
         for letter in dead_letters:
@@ -178,7 +184,7 @@ class ChangelogWriter:
         # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
         # would be believed, and all that the changelog had before be lost.
         if (began := delivery.position_offset - count) < holds_up_to:
-            raise RetriableError(
+            raise ChangelogCutError(
                 f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
                 f"{holds_up_to}: it was made anew, or has lost its end"
             )

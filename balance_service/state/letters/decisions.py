@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import InvalidInputError
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.read_models.keys import CONTROL_CHARACTERS
 from balance_service.state.letters.letter import Letter, Status, is_final
 from balance_service.state.outputs import OF_THE_KEY
@@ -146,7 +146,11 @@ class Decisions:
         topic = topics.find(self.topic)
         if topic is None:
             return found
-        with reader_of_all(settings, topics, topic) as reader:
+        everything = range(topic.partitions)
+        # To the very end, beyond what others have open: behind it, there may be a decision of ours.
+        ends = topics.offsets(topic.name, everything)
+        starts = topics.offsets(topic.name, everything, earliest=True)
+        with BoundedReader(settings, topic.name, starts, ends) as reader:
             while reader.unfinished:
                 for message in reader.read():
                     record = self.codec.decode(message.value() or b"")

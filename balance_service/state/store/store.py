@@ -28,6 +28,7 @@ _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _REACHES_KEY = RESERVED_PREFIX + b"reaches"
 
+_BEYOND_ANY_END = 2**63 - 1
 # A batch is in memory as a whole, and once more in the memtable.
 _PART = 20_000
 
@@ -177,6 +178,12 @@ class StateStore:
         """
         batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset.to_bytes(8, "big"))
         self._write(batch)
+
+    def distrust(self) -> None:
+        """Note that it holds what its changelog has lost: whatever opens it next gives it up for the changelog."""
+        batch = StoreBatch()
+        batch.put(_REACHES_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))
+        self._db.write(batch)
 
     def close(self) -> None:
         """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
