@@ -153,6 +153,22 @@ PINPOINT_MUTATIONS = (
         "test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back",
     ),
     _pinpoint(
+        "a store that holds what its changelog has lost is believed once the changelog has grown",
+        "state/commit.py",
+        "        store.distrust()\n",
+        "",
+        "unit/test_changelog_cut",
+        "test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again",
+    ),
+    _pinpoint(
+        "decisions are read as far as no transaction is open",
+        "state/letters/decisions.py",
+        "        ends = topics.offsets(topic.name, everything)\n",
+        "        ends = topics.offsets(topic.name, everything, committed=True)\n",
+        "unit/test_decisions_behind_others",
+        "test_one_that_lies_behind_anothers_open_transaction_is_known",
+    ),
+    _pinpoint(
         "a dead letter at which a model's own code fails halts its task, so that nobody can discard it",
         "state/own_code.py",
         "        if offset not in batch.retried:\n",
