@@ -31,7 +31,7 @@ _STRIKE_SECONDS = 120.0
 _STRIKE_ATTEMPTS = 4
 _SUCCESSION_SECONDS = 25.0
 _SILENCE_SECONDS = 9.0
-_STOPPED_BROKER_SECONDS = 70.0
+_BROKER_AWAY_SECONDS = 70.0
 _TURNS = (4, 9)
 
 
@@ -109,14 +109,12 @@ class Chaos:
             while time.monotonic() < pause_until and any(lane.is_alive() for lane in lanes):
                 time.sleep(0.2)
             began = time.monotonic()
-            if fault == "stop-broker-long":
-                self.journal.fault(fault, told=f"for {_STOPPED_BROKER_SECONDS:.0f} s")
-                stack.stop_broker()
-                time.sleep(_STOPPED_BROKER_SECONDS)
-            else:
-                self.journal.fault(fault)
-                stack.kill_broker()
-                time.sleep(chooser.uniform(0, 2))
+            is_long = fault == "kill-broker-long"
+            self.journal.fault(fault, told=f"for {_BROKER_AWAY_SECONDS:.0f} s" if is_long else "")
+            # Not stopped: a broker without another replica that is asked to end in the middle of a commit may drop its
+            # marker (seen with 4.3.0), and the transaction hangs for ever.
+            stack.kill_broker()
+            time.sleep(_BROKER_AWAY_SECONDS if is_long else chooser.uniform(0, 2))
             stack.start_broker()
             self.journal.outages.append((began, time.monotonic()))
             self.journal.say("the broker is up again")

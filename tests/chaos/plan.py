@@ -32,7 +32,7 @@ INSTANCE_FAULTS = (
     "silence",
 )
 STORE_FAULTS = ("delete-store", "damage-store")
-BROKER_FAULTS = ("restart-broker", "stop-broker-long")
+BROKER_FAULTS = ("restart-broker", "kill-broker-long")
 FAULTS = (*INSTANCE_FAULTS, *STORE_FAULTS, *BROKER_FAULTS)
 
 _SHORT = {
@@ -120,7 +120,7 @@ def plan_from_environment() -> Plan:
     named = os.environ.get("CHAOS_FAULTS")
     if minutes:
         rounds = [dict(_FULL_ROUND) for _ in range(max(1, round(minutes / _MINUTES_PER_ROUND)))]
-        rounds[0]["stop-broker-long"] = 1
+        rounds[0]["kill-broker-long"] = 1
         for number, each in enumerate(rounds):
             if number % 2:
                 each["pause-at-produced"] = each.pop("pause-at-begun")

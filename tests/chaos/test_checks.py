@@ -194,7 +194,7 @@ def test_the_long_plan_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None
     assert counts["pause"] + counts["pause-at-begun"] + counts["pause-at-produced"] >= 20
     assert counts["restart-broker"] >= 20
     assert counts["delete-store"] + counts["damage-store"] >= 20
-    assert counts["stop-broker-long"] == 1
+    assert counts["kill-broker-long"] == 1
 
 
 def test_what_an_instance_must_never_tell_is_in_its_words() -> None:

@@ -87,7 +87,10 @@ class ChangelogReader:
             if self._read(answers=answers):
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_SECONDS:
-                raise RetriableError(f"the {self._log.name} was not read to its end in time")
+                raise RetriableError(
+                    f"the {self._log.name} was not read to its end in time; if that goes on while the broker answers, a "
+                    "transaction hangs there (docs/runbook.md)"
+                )
 
     def tail(self) -> bool:
         """Read what is there, or wait briefly for more; returns whether the reader came upon the end.
