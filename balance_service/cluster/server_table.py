@@ -121,6 +121,18 @@ class ServerTable:
         """Those of them that can answer."""
         return [server for server, task in self.claims(stage, partition) if task.state in states]
 
+    def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
+        """The instance that has a partition: its owner or, where nobody claims it yet, the one that is opening it."""
+        now = self._clock()
+        claims = self.claims(stage, partition)
+        # While it restores it has no epoch.
+        opening = [
+            server
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == ACTIVE and not server.is_suspect(now)
+        ]
+        return claims[0][0] if claims else min(opening, key=lambda server: server.address, default=None)
+
     def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
         """The instances that stand by and can answer, the one that is furthest first."""
         now = self._clock()

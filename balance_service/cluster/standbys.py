@@ -54,8 +54,8 @@ class StandbyChooser:
         now = self._clock()
         live = {s.address for s in self._table.servers() if s.hosts(self._read_model) and not s.is_suspect(now)}
         for partition in range(self._partitions if self._replicas else 0):
-            claims = self._table.claims(self._read_model, partition)
-            owner = claims[0][0].address if claims else None
+            server = self._table.assigned(self._read_model, partition)
+            owner = None if server is None else server.address
             task = f"{self._read_model}_{partition}"
             if owner == self._address:
                 self._wanted_at.pop(partition, None)

@@ -59,6 +59,10 @@ class Listener:
     def standbys(self) -> list[str]:
         return [server.address for server in self.table.standbys("balance", 0, ANSWERING)]
 
+    def assigned(self) -> str | None:
+        server = self.table.assigned("balance", 0)
+        return None if server is None else server.address
+
     def only(self) -> ApplicationServer:
         (server,) = self.table.servers()
         return server
@@ -183,6 +187,22 @@ def test_a_task_without_an_epoch_claims_nothing(listener: Listener) -> None:
     listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
 
     assert listener.owner(0) == "old:1"
+
+
+def test_whoever_opens_a_partition_has_it_unless_another_claims_it(listener: Listener) -> None:
+    listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
+    listener.hear("standby:1", task(0, role="STANDBY", epoch=0, state="TAILING"))
+    while_opening = listener.assigned()
+    listener.hear("z-owner:1", task(0, epoch=1))
+
+    assert (while_opening, listener.assigned()) == ("opening:1", "z-owner:1")
+
+
+def test_a_silent_server_opens_nothing(listener: Listener) -> None:
+    listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
+    listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
+
+    assert listener.assigned() is None
 
 
 def test_a_server_is_suspect_only_after_three_seconds_of_silence(listener: Listener) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,12 +48,12 @@ def test_standbys_are_spread_over_the_instances() -> None:
     assert min(first.count(address) for address in addresses) > 60
 
 
-def record(address: str, role: str, epoch: int, model: str = "balance") -> dict[str, Any]:
+def record(address: str, role: str, epoch: int, model: str = "balance", state: str = "RUNNING") -> dict[str, Any]:
     task = {
         "readModel": "balance",
         "partition": 0,
         "role": role,
-        "state": "RUNNING",
+        "state": state,
         "epoch": epoch,
         "position": 1,
     }
@@ -60,14 +61,18 @@ def record(address: str, role: str, epoch: int, model: str = "balance") -> dict[
     return {"address": address, "incarnation": "i", "models": [{"name": model, "partitions": 1}], "tasks": tasks}
 
 
-class Cluster:
-    """Instances `a`, `b` and `c`; `a` owns partition 0."""
+def standby(address: str, model: str = "balance") -> dict[str, Any]:
+    return record(address, "STANDBY", 0, model, "TAILING")
 
-    def __init__(self) -> None:
+
+class Cluster:
+    """Instances `a`, `b` and `c`; one owns partition 0."""
+
+    def __init__(self, owner: str = "a") -> None:
         self.clock = Clock()
         self.table = ServerTable(self.clock)
         self.choosers = {name: self.chooser(name) for name in ("a", "b", "c")}
-        self.hear("a", "b", "c")
+        self.hear("a", "b", "c", owner=owner)
 
     def chooser(self, name: str, replicas: int = 1) -> StandbyChooser:
         return StandbyChooser(
@@ -76,7 +81,8 @@ class Cluster:
 
     def hear(self, *names: str, owner: str = "a", epoch: int = 1) -> None:
         for name in names:
-            self.table.hear(name, record(name, "ACTIVE", epoch if name == owner else 0), live=True)
+            said = record(name, "ACTIVE", epoch) if name == owner else standby(name)
+            self.table.hear(name, said, live=True)
 
     def standing_by(self) -> list[str]:
         return [name for name, chooser in self.choosers.items() if chooser.partitions() == frozenset({0})]
@@ -92,6 +98,18 @@ def test_when_the_owner_falls_silent_its_standby_stays() -> None:
     for _ in range(30):
         cluster.clock.now += 1
         cluster.hear("b", "c")
+
+        assert cluster.standing_by() == before
+
+
+@pytest.mark.parametrize("owner", ["a", "b", "c"])
+def test_while_the_owner_restores_its_standby_stays(owner: str) -> None:
+    cluster = Cluster(owner)
+    before = cluster.standing_by()
+    for _ in range(30):
+        cluster.clock.now += 1
+        cluster.hear(*{"a", "b", "c"} - {owner}, owner=owner)
+        cluster.table.hear(owner, record(owner, "ACTIVE", 0, state="RESTORING"), live=True)
 
         assert cluster.standing_by() == before
 
@@ -115,7 +133,7 @@ def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
     assert cluster.choosers[first].partitions() == frozenset()
     cluster.hear("a", owner="a", epoch=3)
     assert cluster.choosers[first].partitions() == frozenset({0})
-    cluster.table.hear(other, record(other, "ACTIVE", 0), live=True)
+    cluster.table.hear(other, standby(other), live=True)
     cluster.table.hear(first, None, live=True)
     assert cluster.choosers[first].partitions() == frozenset({0})
     cluster.clock.now += 20
@@ -127,7 +145,7 @@ def test_an_instance_that_does_not_host_the_read_model_is_not_counted_on() -> No
     cluster = Cluster()
     (chosen_before,) = cluster.standing_by()
     (other,) = {"b", "c"} - {chosen_before}
-    cluster.table.hear(chosen_before, record(chosen_before, "ACTIVE", 0, "leaderboard"), live=True)
+    cluster.table.hear(chosen_before, standby(chosen_before, "leaderboard"), live=True)
 
     assert other in cluster.standing_by()
 
