@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from balance_service.cluster.server_table import ServerTable
 
@@ -53,6 +53,14 @@ class StandbyChooser:
         """The partitions this instance is chosen for, or was a moment ago."""
         now = self._clock()
         live = {s.address for s in self._table.servers() if s.hosts(self._read_model) and not s.is_suspect(now)}
+        if self._address in live:
+            self._choose(live, now)
+        else:
+            # The brokers are away, or it was paused: that it hears nobody says nothing about the others.
+            self._wanted_at = dict.fromkeys(self._wanted_at, now)
+        return frozenset(self._wanted_at)
+
+    def _choose(self, live: Collection[str], now: float) -> None:
         for partition in range(self._partitions if self._replicas else 0):
             server = self._table.assigned(self._read_model, partition)
             owner = None if server is None else server.address
@@ -61,7 +69,7 @@ class StandbyChooser:
                 self._wanted_at.pop(partition, None)
             elif self._address in chosen(task, live, owner, self._replicas):
                 self._wanted_at[partition] = now
-        return frozenset(p for p, at in self._wanted_at.items() if now - at < _KEEP_SECONDS)
+        self._wanted_at = {p: at for p, at in self._wanted_at.items() if now - at < _KEEP_SECONDS}
 
 
 def _rank(task: str, address: str) -> bytes:

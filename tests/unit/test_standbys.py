@@ -65,6 +65,10 @@ def standby(address: str, model: str = "balance") -> dict[str, Any]:
     return record(address, "STANDBY", 0, model, "TAILING")
 
 
+# The one that ranks highest with the partition comes first.
+RANKED = chosen("balance_0", ("a", "b", "c"), None, 3)
+
+
 class Cluster:
     """Instances `a`, `b` and `c`; one owns partition 0."""
 
@@ -125,20 +129,60 @@ def test_when_the_standby_falls_silent_another_one_stands_by() -> None:
 
 
 def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
+    first, second, third = RANKED
+    cluster = Cluster(owner=first)
+    assert cluster.standing_by() == [second]
+
+    moments = []
+    for _ in range(16):
+        cluster.hear(*RANKED, owner=third, epoch=2)
+        moments.append(cluster.standing_by())
+        cluster.clock.now += 1
+
+    assert moments == [sorted([first, second])] * 15 + [[first]]
+
+
+def test_an_owner_does_not_stand_by_for_its_own_partition() -> None:
     cluster = Cluster()
     (first,) = cluster.standing_by()
-    (other,) = {"b", "c"} - {first}
     cluster.hear(first, owner=first, epoch=2)
 
     assert cluster.choosers[first].partitions() == frozenset()
     cluster.hear("a", owner="a", epoch=3)
     assert cluster.choosers[first].partitions() == frozenset({0})
-    cluster.table.hear(other, standby(other), live=True)
-    cluster.table.hear(first, None, live=True)
-    assert cluster.choosers[first].partitions() == frozenset({0})
-    cluster.clock.now += 20
-    cluster.hear("a", other, epoch=3)
-    assert cluster.choosers[first].partitions() == frozenset()
+
+
+def test_while_brokers_are_away_standbys_stay_and_no_other_is_opened() -> None:
+    cluster = Cluster()
+    before = cluster.standing_by()
+    for _ in range(60):
+        cluster.clock.now += 1
+
+        assert cluster.standing_by() == before
+
+    cluster.hear("a", "b", "c")
+    assert cluster.standing_by() == before
+
+
+def test_after_a_pause_a_standby_stays_while_nothing_has_been_heard_yet() -> None:
+    cluster = Cluster()
+    before = cluster.standing_by()
+    cluster.clock.now += 3600
+
+    assert cluster.standing_by() == before
+
+
+def test_what_is_no_longer_kept_does_not_come_back_while_nothing_is_heard() -> None:
+    first, _, third = RANKED
+    cluster = Cluster(owner=first)
+    cluster.standing_by()
+    for _ in range(16):
+        cluster.hear(*RANKED, owner=third, epoch=2)
+        cluster.standing_by()
+        cluster.clock.now += 1
+    cluster.clock.now += 60
+
+    assert cluster.standing_by() == [first]
 
 
 def test_an_instance_that_does_not_host_the_read_model_is_not_counted_on() -> None:
