@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
 from balance_service.process.clock import elapsed
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def chosen(task: str, addresses: Iterable[str], owner: str | None, replicas: int
 
 
 class StandbyChooser:
-    """The partitions of a read model that this instance stands by for. Called by one thread."""
+    """The partitions of a read model that this instance stands by for. Called by one thread, about once a second."""
 
     def __init__(
         self,
@@ -48,17 +49,27 @@ class StandbyChooser:
         self._replicas = replicas
         self._clock = clock
         self._wanted_at: dict[int, float] = {}
+        self._asked_at = self._deaf_at = float("-inf")
 
     def partitions(self) -> frozenset[int]:
         """The partitions this instance is chosen for, or was a moment ago."""
         now = self._clock()
         live = {s.address for s in self._table.servers() if s.hosts(self._read_model) and not s.is_suspect(now)}
-        if self._address in live:
+        if self._has_listened(live, now):
             self._choose(live, now)
         else:
-            # The brokers are away, or it was paused: that it hears nobody says nothing about the others.
+            # It has just started, or was paused, or the brokers are away: whom it does not hear may well be up.
             self._wanted_at = dict.fromkeys(self._wanted_at, now)
         return frozenset(self._wanted_at)
+
+    def _has_listened(self, live: Collection[str], now: float) -> bool:
+        """Whether it has heard itself, without a gap, for as long as it takes to hear all others that are up."""
+        # After a pause it may hear first what it said before that.
+        was_paused = now - self._asked_at > SUSPECT_AFTER_SECONDS
+        if was_paused or self._address not in live:
+            self._deaf_at = now
+        self._asked_at = now
+        return now - self._deaf_at > SUSPECT_AFTER_SECONDS
 
     def _choose(self, live: Collection[str], now: float) -> None:
         for partition in range(self._partitions if self._replicas else 0):

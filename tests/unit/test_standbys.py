@@ -76,11 +76,19 @@ class Cluster:
         self.clock = Clock()
         self.table = ServerTable(self.clock)
         self.choosers = {name: self.chooser(name) for name in ("a", "b", "c")}
-        self.hear("a", "b", "c", owner=owner)
+        for _ in range(5):
+            self.clock.now += 1
+            self.hear("a", "b", "c", owner=owner)
+            self.standing_by()
 
-    def chooser(self, name: str, replicas: int = 1) -> StandbyChooser:
+    def chooser(self, name: str, replicas: int = 1, table: ServerTable | None = None) -> StandbyChooser:
         return StandbyChooser(
-            table=self.table, read_model="balance", partitions=1, address=name, replicas=replicas, clock=self.clock
+            table=table or self.table,
+            read_model="balance",
+            partitions=1,
+            address=name,
+            replicas=replicas,
+            clock=self.clock,
         )
 
     def hear(self, *names: str, owner: str = "a", epoch: int = 1) -> None:
@@ -122,8 +130,10 @@ def test_when_the_standby_falls_silent_another_one_stands_by() -> None:
     cluster = Cluster()
     (silent,) = cluster.standing_by()
     (other,) = {"b", "c"} - {silent}
-    cluster.clock.now += 4
-    cluster.hear("a", other)
+    for _ in range(4):
+        cluster.clock.now += 1
+        cluster.hear("a", other)
+        cluster.standing_by()
 
     assert other in cluster.standing_by()
 
@@ -160,7 +170,50 @@ def test_while_brokers_are_away_standbys_stay_and_no_other_is_opened() -> None:
 
         assert cluster.standing_by() == before
 
+    for name in before:
+        cluster.hear(name)
+        assert cluster.standing_by() == before
     cluster.hear("a", "b", "c")
+    assert cluster.standing_by() == before
+
+
+def test_an_instance_that_has_just_started_chooses_nothing_before_it_had_time_to_hear_the_others() -> None:
+    cluster = Cluster()
+    lowest = RANKED[-1]
+    table = ServerTable(cluster.clock)
+    chooser = cluster.chooser(lowest, table=table)
+    table.hear("a", record("a", "ACTIVE", 1), live=False)
+    chosen_for = [chooser.partitions()]
+    for moment in range(30):
+        cluster.clock.now += 0.5
+        table.hear(lowest, standby(lowest), live=True)
+        if moment > 4:
+            for name in RANKED[:-1]:
+                table.hear(name, standby(name), live=True)
+        chosen_for.append(chooser.partitions())
+
+    assert set(chosen_for) == {frozenset()}
+
+
+def test_an_instance_that_has_just_started_stands_by_soon() -> None:
+    cluster = Cluster()
+    (first,) = cluster.standing_by()
+    started = cluster.chooser(first)
+    chosen_for = []
+    for _ in range(6):
+        cluster.hear("a", "b", "c")
+        chosen_for.append(started.partitions())
+        cluster.clock.now += 1
+
+    assert chosen_for == [frozenset()] * 4 + [frozenset({0})] * 2
+
+
+def test_after_a_pause_it_hears_first_what_it_said_before_and_chooses_nothing_by_that() -> None:
+    cluster = Cluster()
+    before = cluster.standing_by()
+    cluster.clock.now += 3600
+    cluster.hear(*{"b", "c"} - {*before})
+
     assert cluster.standing_by() == before
 
 
