@@ -225,6 +225,9 @@ class _Supervisor:
             state, error = self.task.state, None
             if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
                 error = self._attempt(self.task.tail if self.role is Role.STANDBY else self.task.promote)
+            elif state is TaskState.HALTED and self.task.role is Role.STANDBY and self.role is Role.ACTIVE:
+                # The partition has moved here. Opened as its owner, the task halts again if it must.
+                error = RetriableError("the task halted as a standby, and is to own its partition now")
             elif state is TaskState.RUNNING:
                 error = self._attempt(partial(self._feed.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):

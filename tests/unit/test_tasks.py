@@ -1,0 +1,124 @@
+"""Tasks of one instance: a partition that is given to it is opened, whatever became of its standby."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from balance_service.errors import TaskHaltedError
+from balance_service.state import tasks as module
+from balance_service.state.records import Role
+from balance_service.state.task import Task
+from balance_service.state.task_state import TaskState
+from balance_service.state.tasks import Tasks
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from balance_service.state.opening import TaskContext
+
+HALTED_STANDBY = (Role.STANDBY, TaskState.HALTED)
+TAILING_STANDBY = (Role.STANDBY, TaskState.TAILING)
+HALTED_OWNER = (Role.ACTIVE, TaskState.HALTED)
+RUNNING_OWNER = (Role.ACTIVE, TaskState.RUNNING)
+
+
+class Opening:
+    """What becomes of tasks when they are opened, as the test says; none needs a broker."""
+
+    def __init__(self) -> None:
+        self.halts: set[Role] = set()
+        self.opened: list[Role] = []
+
+    def task(self, *args: Any) -> Task:
+        return _Task(self, *args)
+
+    def run(self, _task: Task, interrupted: threading.Event) -> None:
+        interrupted.wait()
+
+
+class _Task(Task):
+    def __init__(self, opening: Opening, *args: Any) -> None:
+        super().__init__(*args)
+        self._opening = opening
+
+    def open(self) -> None:
+        self._opening.opened.append(self.role)
+        self._to(TaskState.RESTORING)
+        self._halt_if_told(self.role)
+        self._to(TaskState.RUNNING if self.role is Role.ACTIVE else TaskState.TAILING)
+
+    def tail(self) -> None:
+        time.sleep(0.01)
+
+    def promote(self) -> None:
+        self._halt_if_told(Role.ACTIVE)
+
+    def _halt_if_told(self, role: Role) -> None:
+        if role in self._opening.halts:
+            raise TaskHaltedError("for a person to look")
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
+    played = Opening()
+    monkeypatch.setattr(module, "Task", played.task)
+    return played
+
+
+@pytest.fixture
+def tasks(opening: Opening) -> Iterator[Tasks]:
+    kept = Tasks("balance", cast("TaskContext", SimpleNamespace(joined=None)), opening, lambda: None)
+    yield kept
+    assert kept.stop(5)
+
+
+def becomes(tasks: Tasks, role: Role, state: TaskState) -> None:
+    eventually(lambda: [(t.role, t.state) for t in tasks.all()] == [(role, state)], f"the task is {role} and {state}")
+
+
+def test_a_standby_that_has_halted_is_opened_anew_once_it_is_to_own_its_partition(
+    tasks: Tasks, opening: Opening
+) -> None:
+    opening.halts = {Role.STANDBY}
+    tasks.stand_by([0])
+    becomes(tasks, *HALTED_STANDBY)
+
+    tasks.assign([0])
+
+    becomes(tasks, *RUNNING_OWNER)
+    assert opening.opened == [Role.STANDBY, Role.ACTIVE]
+
+
+def test_a_standby_that_halts_while_it_is_promoted_is_opened_as_owner_and_then_stays_halted(
+    tasks: Tasks, opening: Opening
+) -> None:
+    opening.halts = {Role.ACTIVE}
+    tasks.stand_by([0])
+    becomes(tasks, *TAILING_STANDBY)
+
+    tasks.assign([0])
+
+    becomes(tasks, *HALTED_OWNER)
+    # The group may give it once more. Longer than the first back-off.
+    tasks.assign([0])
+    time.sleep(0.5)
+    becomes(tasks, *HALTED_OWNER)
+    assert opening.opened == [Role.STANDBY, Role.ACTIVE]
+
+
+def test_a_standby_that_has_halted_stays_so_while_it_is_one(tasks: Tasks, opening: Opening) -> None:
+    opening.halts = {Role.STANDBY}
+    tasks.stand_by([0])
+    becomes(tasks, *HALTED_STANDBY)
+
+    tasks.stand_by([0])
+    time.sleep(0.5)
+
+    becomes(tasks, *HALTED_STANDBY)
+    assert opening.opened == [Role.STANDBY]
