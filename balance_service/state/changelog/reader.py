@@ -88,8 +88,8 @@ class ChangelogReader:
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_SECONDS:
                 raise RetriableError(
-                    f"the {self._log.name} was not read to its end in time; if that goes on while the broker answers, a "
-                    "transaction hangs there (docs/runbook.md)"
+                    f"the {self._log.name} was not read to its end in time; if that goes on while the broker answers, "
+                    "a transaction hangs there (docs/runbook.md)"
                 )
 
     def tail(self) -> bool:
