@@ -142,7 +142,7 @@ class Running:
             f"{hosted.name}_{partition}"
             for hosted in self.engine.stages.values()
             for partition in range(hosted.source.partitions)
-            if not table.claims(hosted.name, partition)
+            if table.assigned(hosted.name, partition) is None
         ]
 
 
