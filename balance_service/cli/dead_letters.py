@@ -12,7 +12,7 @@ import click
 from balance_service.cli.client import ask, at_url
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
-from balance_service.state.letters.decisions import LetterId
+from balance_service.state.letters.decisions import MOST_IDS, LetterId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +143,8 @@ def _fitting(ids: Sequence[str]) -> Iterator[list[str]]:
     """Some ids at a time, as many as fit into a request."""
     some: list[str] = []
     for letter_id in ids:
-        if sum(map(len, some)) + len(letter_id) + _QUOTED * len(some) > _MOST_ID_BYTES:
+        size = sum(map(len, some)) + len(letter_id) + _QUOTED * len(some)
+        if len(some) == MOST_IDS or size > _MOST_ID_BYTES:
             yield some
             some = []
         some.append(letter_id)

@@ -10,10 +10,9 @@ from typing import Any
 from balance_service.commands.add_funds import AMOUNT_RULE, AddFunds, amount_of
 from balance_service.errors import InvalidInputError
 from balance_service.read_models.keys import checked_key
-from balance_service.state.letters.decisions import LetterId, reason_of
+from balance_service.state.letters.decisions import MOST_IDS, LetterId, reason_of
 
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
-MOST_IDS = 500
 _DECISION_EXAMPLE = '{"ids": ["balance/1:42"], "reason": "a test event"}'
 _EXAMPLE = '{"customerId": "c1", "amount": 12.34}'
 

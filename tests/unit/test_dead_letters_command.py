@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,10 @@ from httpx import Response
 
 from balance_service.cli import dead_letters as command
 from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.http import bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -32,9 +37,9 @@ class Service:
         return Response(202, json={"accepted": [one for one in body["ids"] if one[-1] != "0"], "refused": refused})
 
 
-def discard(monkeypatch: pytest.MonkeyPatch, service: Service) -> Any:
+def discard(monkeypatch: pytest.MonkeyPatch, service: Service, ids: Sequence[str] = _IDS) -> Any:
     monkeypatch.setattr(command, "ask", service.ask)
-    return CliRunner().invoke(command.dead_letters, ["discard", *_IDS, "--reason", "x"], catch_exceptions=True)
+    return CliRunner().invoke(command.dead_letters, ["discard", *ids, "--reason", "x"], catch_exceptions=True)
 
 
 def test_all_are_decided_about_in_as_many_requests_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +51,17 @@ def test_all_are_decided_about_in_as_many_requests_as_it_takes(monkeypatch: pyte
     assert done.stderr.count(": not done: no sense") == 200
     assert [one for some in service.asked for one in some] == _IDS
     assert len(service.asked) > 2
+
+
+def test_no_request_has_more_ids_than_an_instance_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+    ids = [f"balance/0:{offset}" for offset in range(1_001)]
+
+    discard(monkeypatch, service, ids)
+
+    taken = [bodies.decision(json.dumps({"ids": some, "reason": "x"}).encode())[0] for some in service.asked]
+    assert [str(one) for some in taken for one in some] == ids
+    assert len(taken) == 3
 
 
 def test_what_was_done_before_an_error_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from balance_service.http.api.declarations import Answer, Body, Content
 from balance_service.http.api.model_routes import MISDIRECTED
 from balance_service.http.api.route import Route, Tag
 from balance_service.http.api.schemas import count, exactly, text
-from balance_service.http.bodies import MOST_IDS
 from balance_service.http.dead_letters import PATH
 from balance_service.http.letter_parameters import (
     AFTER_LETTER,
@@ -22,7 +21,7 @@ from balance_service.http.letter_parameters import (
     STATUS,
 )
 from balance_service.http.parameters import LIMIT
-from balance_service.state.letters.decisions import LETTER_ID_PATTERN, NO_LETTER, REASON_PATTERN, Decision
+from balance_service.state.letters.decisions import LETTER_ID_PATTERN, MOST_IDS, NO_LETTER, REASON_PATTERN, Decision
 from balance_service.state.letters.letter import Status
 
 if TYPE_CHECKING:

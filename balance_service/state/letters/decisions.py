@@ -32,6 +32,8 @@ STAGE_PATTERN = "[a-zA-Z0-9._-]{1,249}"
 _ID = re.compile(f"({STAGE_PATTERN})/([0-9]{{1,10}}):([0-9]{{1,18}})")
 LETTER_ID_PATTERN = f"^{_ID.pattern}$"
 MOST_REASON = 200
+# Of one request.
+MOST_IDS = 500
 REASON_PATTERN = rf"^[^\s{CONTROL_CHARACTERS}][^{CONTROL_CHARACTERS}]{{0,{MOST_REASON - 1}}}$"
 # JSON can say half of a character alone, which is no text. Not every dialect of patterns can.
 _SURROGATE = re.compile("[\ud800-\udfff]")
