@@ -24,6 +24,14 @@ at_url = click.option(
 )
 
 
+class AnsweredError(BalanceServiceError):
+    """An instance answers with an error; `status` is that of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def ask(
     settings: Settings, url: str | None, path: str, parameters: dict[str, str], *, body: object = None
 ) -> httpx.Response:
@@ -34,7 +42,8 @@ def ask(
     Raises:
         ConfigurationError: a file or an address cannot be used; names the setting.
         RetriableError: nobody answers.
-        BalanceServiceError: the answer is an error, or not one of an instance: they all are JSON objects.
+        AnsweredError: the answer is an error.
+        BalanceServiceError: the answer is not one of an instance: they all are JSON objects.
     """
     base = _base(settings, url)
     setting = "--url" if url else "BALANCE_APPLICATION_SERVER"
@@ -55,7 +64,7 @@ def ask(
             f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"
         ) from error
     if answer.is_error:
-        raise BalanceServiceError(_reason(answer))
+        raise AnsweredError(answer.status_code, _reason(answer))
     if not answer.is_success or not _is_object(answer):
         told = f"{answer.status_code} {answer.reason_phrase}{' without a JSON object' if answer.is_success else ''}"
         raise BalanceServiceError(

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from balance_service.cli.client import ask, at_url
+from balance_service.cli.client import AnsweredError, ask, at_url
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
 from balance_service.state.letters.decisions import MOST_IDS, LetterId
@@ -23,6 +23,8 @@ _PAGE = 500
 _MOST_ID_BYTES = 12 << 10
 _QUOTED = len('"", ')
 _SHOWN_KEY = 32
+# So is answered where nothing can be done about any letter of a request; the reason is that of the first.
+_NONE_DONE = (404, 409, 503)
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one dead letter a line, for programs.")
@@ -125,11 +127,18 @@ def _decide(
         letter["id"] for letter in _letters(url, model, cause, status) if letter["status"] in _DECIDED_BY[decision]
     ]
     done = "to be tried again" if decision == "redrive" else "discarded"
-    accepted = refused = 0
-    for some in _fitting(wanted):
+    accepted = refused = refused_whole = 0
+    requests = [*_fitting(wanted)]
+    for some in requests:
         try:
             body = ask(load_settings(), url, f"{_PATH}.{decision}", {}, body={"ids": some, "reason": reason}).json()
-        except BalanceServiceError:
+        except BalanceServiceError as error:
+            if isinstance(error, AnsweredError) and error.status in _NONE_DONE and len(requests) > 1:
+                # It is about these letters alone: others may still be decided about.
+                click.echo(f"none of {len(some)} done: {error}", err=True)
+                refused += len(some)
+                refused_whole += 1
+                continue
             if accepted:
                 click.echo(f"{accepted} {done}, {refused} refused before this error:", err=True)
             raise
@@ -137,6 +146,8 @@ def _decide(
         for one in body["refused"]:
             click.echo(f"{one['id']}: not done: {one['reason']}", err=True)
     click.echo(f"{accepted} {done}, {refused} refused")
+    if refused_whole:
+        raise BalanceServiceError(f"{refused_whole} of {len(requests)} requests were refused whole; see above")
 
 
 def _fitting(ids: Sequence[str]) -> Iterator[list[str]]:
