@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -117,6 +119,35 @@ def test_a_path_that_is_a_file_is_refused(path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"BALANCE_STATE_DIR .* cannot be written"):
         StateDirectory(path, "app")
+
+
+@pytest.mark.parametrize("name", ["is_dir", "iterdir", "exists"])
+def test_a_directory_that_may_not_be_looked_at_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # By a patch, for nothing is forbidden to root.
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    path.mkdir()
+    monkeypatch.setattr(f"pathlib.Path.{name}", forbidden)
+
+    with pytest.raises(
+        ConfigurationError, match=r"BALANCE_STATE_DIR .* cannot be (read|written): Permission denied; name a directory"
+    ):
+        StateDirectory(path, "app")
+
+
+def test_a_directory_on_a_full_disk_is_refused_and_not_kept_locked(path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(ConfigurationError, match="cannot be written: No space left on device; make room"):
+            StateDirectory(path, "app")
+
+    StateDirectory(path, "app").close()
 
 
 def test_a_directory_of_a_newer_format_is_refused(path: Path) -> None:

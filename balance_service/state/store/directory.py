@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _LOCK = ".lock"
 _MARKER = "state-directory.json"
 _NEW_MARKER = _MARKER + ".new"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 # What ext4 has in the root of every new volume.
 _LOST_AND_FOUND = "lost+found"
 
@@ -54,9 +56,12 @@ class StateDirectory:
 
     def _refuse_strangers(self) -> None:
         """Before the lock, so that nothing is left in a directory that is not ours."""
-        if not self.path.is_dir():
-            return
-        names = {p.name for p in self.path.iterdir()}
+        try:
+            if not self.path.is_dir():
+                return
+            names = {p.name for p in self.path.iterdir()}
+        except OSError as error:
+            raise self._unusable("read", error) from error
         strangers = sorted(names - {_LOCK, _NEW_MARKER, _LOST_AND_FOUND})
         if strangers and _MARKER not in names:
             raise ConfigurationError(
@@ -69,10 +74,7 @@ class StateDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / _LOCK).open("w")
         except OSError as error:
-            raise ConfigurationError(
-                f"BALANCE_STATE_DIR {self.path} cannot be written: {error.strerror}; "
-                "name a directory this user may write"
-            ) from error
+            raise self._unusable("written", error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -84,11 +86,14 @@ class StateDirectory:
 
     def _check_marker(self, application_id: str) -> None:
         marker = self.path / _MARKER
-        if not marker.exists():
-            # Renamed whole, so that a crash leaves no half marker.
-            written_beside = self.path / _NEW_MARKER
-            written_beside.write_text(json.dumps({"format": FORMAT, "application_id": application_id}))
-            written_beside.replace(marker)
+        try:
+            if not marker.exists():
+                # Renamed whole, so that a crash leaves no half marker.
+                written_beside = self.path / _NEW_MARKER
+                written_beside.write_text(json.dumps({"format": FORMAT, "application_id": application_id}))
+                written_beside.replace(marker)
+        except OSError as error:
+            raise self._unusable("written", error) from error
         try:
             written = json.loads(marker.read_text())
             owner, version = written["application_id"], written["format"]
@@ -106,3 +111,7 @@ class StateDirectory:
                 f"BALANCE_STATE_DIR {self.path} has format {version}, this version knows {FORMAT}; "
                 "run the version that wrote it, or name another directory"
             )
+
+    def _unusable(self, done: str, error: OSError) -> ConfigurationError:
+        way_out = "make room on its disk" if error.errno in _FULL else "name a directory this user may write"
+        return ConfigurationError(f"BALANCE_STATE_DIR {self.path} cannot be {done}: {error.strerror}; {way_out}")
