@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 _MAX_PORT = 65_535
 # A host holds nothing that a URL gives a meaning to: no user, no path, no escape. IPv6 addresses are in brackets. It is
-# ASCII, for it is told in a header, and a peer takes no other there.
-_ADDRESS = re.compile(r"(?P<host>[\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})", re.ASCII)
+# ASCII, for it is told in a header, and a peer takes no other there. Between its dots are 1 to 63 characters, for no
+# resolver can be asked for others.
+_NAME = r"(?=[^:]{1,253}:)[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+_ADDRESS = re.compile(rf"(?P<host>{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):(?P<port>[0-9]{{1,5}})", re.ASCII)
 
 
 class Address(NamedTuple):

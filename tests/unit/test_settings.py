@@ -136,6 +136,10 @@ def test_settings_cannot_be_changed() -> None:
         ("BALANCE_APPLICATION_SERVER", "http://localhost:5051", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "user@localhost:5051", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "::1:5051", "is not host:port"),
+        ("BALANCE_APPLICATION_SERVER", "a..b:5051", "is not host:port"),
+        ("BALANCE_APPLICATION_SERVER", ".a:5051", "is not host:port"),
+        ("BALANCE_APPLICATION_SERVER", f"{'a' * 64}.example:5051", "is not host:port"),
+        ("BALANCE_APPLICATION_SERVER", f"{'a.' * 127}:5051", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "0.0.0.0:5051", "is a wildcard address"),
         ("BALANCE_APPLICATION_SERVER", "[::]:5051", "is a wildcard address"),
         ("BALANCE_APPLICATION_SERVER", "*:5051", "is a wildcard address"),
@@ -226,7 +230,16 @@ def test_a_url_with_credentials_is_printed_without_them(password: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:5051", "10.0.0.1:80", "[::1]:5051", "balance-1.internal:65535", "xn--bcher-kva.example:1"]
+    "address",
+    [
+        "localhost:5051",
+        "10.0.0.1:80",
+        "[::1]:5051",
+        "balance-1.internal:65535",
+        "balance_1.internal.:80",
+        "xn--bcher-kva.example:1",
+        f"{'a' * 63}.example:1",
+    ],
 )
 def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address

@@ -99,6 +99,10 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+    except UnicodeError:
+        raise ConfigurationError(
+            f"BALANCE_HTTP_HOST {host} is no address and no host's name; name an address of this machine"
+        ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
