@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from balance_service.hosting.rebuild import Rebuilt
 
 _FAILED, _CONFIGURATION = 1, 2
+_MAX_PORT = 65_535
+_PORT = click.IntRange(0, _MAX_PORT)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -64,9 +66,13 @@ def serve(*, print_config: bool) -> None:
 
 @cli.command()
 @click.option("--instances", default=2, show_default=True, type=click.IntRange(0, 16), help="How many to run.")
-@click.option("--kafka-port", default=9092, show_default=True, help="Broker's port; 0 picks a free one.")
-@click.option("--registry-port", default=8081, show_default=True, help="Registry's port; 0 picks a free one.")
-@click.option("--http-port", default=5051, show_default=True, help="First instance's port; 0 picks free ones.")
+@click.option("--kafka-port", default=9092, show_default=True, type=_PORT, help="Broker's port; 0 picks a free one.")
+@click.option(
+    "--registry-port", default=8081, show_default=True, type=_PORT, help="Registry's port; 0 picks a free one."
+)
+@click.option(
+    "--http-port", default=5051, show_default=True, type=_PORT, help="First instance's port; 0 picks free ones."
+)
 @click.option(
     "--data-dir",
     default="local-data",
@@ -87,6 +93,11 @@ def local(
     """Run broker, registry and instances here, as children, until Ctrl-C."""
     from balance_service.tools.local.run import run_local
 
+    if http_port and http_port + instances - 1 > _MAX_PORT:
+        most = _MAX_PORT + 1 - instances
+        raise click.UsageError(
+            f"--http-port {http_port} leaves no ports for {instances} instances; give {most} at most"
+        )
     run_local(instances, kafka_port, registry_port, http_port, data_dir, sample_events=sample_events)
 
 

@@ -1,0 +1,45 @@
+"""`balance-service local`: ports that cannot be are refused before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from balance_service.cli.main import cli
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What would have been started."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("balance_service.tools.local.run.run_local", lambda *given, **_: calls.append(given))
+    return calls
+
+
+@pytest.mark.parametrize("option", ["--kafka-port", "--registry-port", "--http-port"])
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_a_port_that_cannot_be_is_refused(started: list[tuple[Any, ...]], option: str, port: str) -> None:
+    done = CliRunner().invoke(cli, ["local", option, port])
+
+    assert (done.exit_code, started) == (2, [])
+    assert f"{port} is not in the range 0<=x<=65535" in done.stderr
+
+
+def test_the_last_instance_has_a_port_too(started: list[tuple[Any, ...]]) -> None:
+    refused = CliRunner().invoke(cli, ["local", "--http-port", "65534", "--instances", "3"])
+    taken = CliRunner().invoke(cli, ["local", "--http-port", "65533", "--instances", "3"])
+
+    assert refused.exit_code == 2
+    assert "--http-port 65534 leaves no ports for 3 instances; give 65533 at most" in refused.stderr
+    assert taken.exit_code == 0
+    assert [given[:4] for given in started] == [(3, 9092, 8081, 65533)]
+
+
+@pytest.mark.parametrize(("port", "instances"), [("0", "16"), ("65535", "1"), ("65535", "0")])
+def test_ports_that_are_picked_or_not_needed_are_no_matter(
+    started: list[tuple[Any, ...]], port: str, instances: str
+) -> None:
+    assert CliRunner().invoke(cli, ["local", "--http-port", port, "--instances", instances]).exit_code == 0
+    assert len(started) == 1
