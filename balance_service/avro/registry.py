@@ -14,6 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistry
 
 from balance_service.avro.schemas import full_name
 from balance_service.errors import ConfigurationError, RetriableError
+from balance_service.settings.proxies import heeding_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class SchemaRegistry:
         user: with `password`, for basic authentication.
         token: sent as bearer, instead.
         ca_file: the CAs by which the registry's certificate is checked, in PEM; None for those of certifi.
+
+        Raises:
+            ConfigurationError: a proxy that the environment names cannot be used.
         """
         self.url = without_user(url)
         config: dict[str, object] = {"url": url, "timeout": 5, "max.retries": 1}
@@ -68,7 +72,8 @@ class SchemaRegistry:
             }
         if ca_file is not None:
             config["ssl.ca.location"] = str(ca_file)
-        self.client = SchemaRegistryClient(config)
+        with heeding_proxies():
+            self.client = SchemaRegistryClient(config)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SchemaRegistry:

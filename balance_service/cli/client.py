@@ -9,6 +9,7 @@ import httpx
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.http.server.tls import TlsFiles, client_context
+from balance_service.settings.proxies import heeding_proxies
 
 if TYPE_CHECKING:
     import ssl
@@ -40,7 +41,7 @@ def ask(
     BALANCE_TOKEN is sent along if it is set, and BALANCE_TLS_CERTIFICATE shown to those who ask for one.
 
     Raises:
-        ConfigurationError: a file or an address cannot be used; names the setting.
+        ConfigurationError: a file, an address or a proxy cannot be used; names the setting.
         RetriableError: nobody answers.
         AnsweredError: the answer is an error.
         BalanceServiceError: the answer is not one of an instance: they all are JSON objects.
@@ -53,12 +54,16 @@ def ask(
     verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
     # An instance's own address is behind no proxy; where a URL says where to ask, one may be on the way.
     uses_proxy = url is not None
+    with heeding_proxies():
+        client = httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy)
     try:
-        with httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy) as client:
+        with client:
             request = client.build_request(
                 "GET" if body is None else "POST", base.join(path), params=parameters, json=body
             )
             answer = client.send(request)
+    except UnicodeError:
+        raise ConfigurationError(f"{base.host} in {setting} is no host's name; correct it") from None
     except httpx.HTTPError as error:
         raise RetriableError(
             f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"

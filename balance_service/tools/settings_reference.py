@@ -30,7 +30,8 @@ _TAIL = """\
 
 Java is looked for in `JAVA_HOME`, then on `PATH`. Jars and what is made from them are kept under `XDG_CACHE_HOME`
 (`~/.cache`); behind a proxy they are fetched with `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`.
-`get-balance`, `status` and `dead-letters` heed `HTTPS_PROXY` and its like where `--url` is given.
+`get-balance`, `status` and `dead-letters` heed `HTTPS_PROXY` and its like where `--url` is given. Whatever asks
+the schema registry always does.
 `spark-defaults.conf` in `SPARK_CONF_DIR` counts where the service sets nothing itself; JVM options there do nothing.
 """
 _TYPES: dict[Any, str] = {

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from balance_service.cli.main import cli
-from balance_service.errors import BalanceServiceError
+from balance_service.errors import BalanceServiceError, ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -51,3 +51,11 @@ def test_an_instances_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     done = told(monkeypatch, answer, "get-balance", "c1")
 
     assert (done.exit_code, done.output) == (0, "12.30  (from a:1)\n")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_url_whose_host_no_resolver_can_be_asked_for_is_refused_in_a_sentence(host: str) -> None:
+    failed = CliRunner().invoke(cli, ["status", "--url", f"http://{host}:5051"]).exception
+
+    assert isinstance(failed, ConfigurationError)
+    assert str(failed) == f"{host} in --url is no host's name; correct it"
