@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import httpx
@@ -13,6 +13,7 @@ from balance_service.settings.proxies import heeding_proxies
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
 
     from balance_service.settings import Settings
 
@@ -34,17 +35,26 @@ class AnsweredError(BalanceServiceError):
 
 
 def ask(
-    settings: Settings, url: str | None, path: str, parameters: dict[str, str], *, body: object = None
+    settings: Settings,
+    url: str | None,
+    path: str,
+    parameters: dict[str, str],
+    *,
+    names: Sequence[str],
+    body: object = None,
 ) -> httpx.Response:
     """What an instance answers to GET, or, with a body, to POST.
 
     BALANCE_TOKEN is sent along if it is set, and BALANCE_TLS_CERTIFICATE shown to those who ask for one.
 
+    Args:
+        names: what an instance's answer has.
+
     Raises:
         ConfigurationError: a file, an address or a proxy cannot be used; names the setting.
         RetriableError: nobody answers.
         AnsweredError: the answer is an error.
-        BalanceServiceError: the answer is not one of an instance: they all are JSON objects.
+        BalanceServiceError: the answer is not one of an instance: they all are JSON objects, with those names.
     """
     base = _base(settings, url)
     setting = "--url" if url else "BALANCE_APPLICATION_SERVER"
@@ -68,12 +78,15 @@ def ask(
         raise RetriableError(
             f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"
         ) from error
+    said = _said(answer)
     if answer.is_error:
-        raise AnsweredError(answer.status_code, _reason(answer))
-    if not answer.is_success or not _is_object(answer):
-        told = f"{answer.status_code} {answer.reason_phrase}{' without a JSON object' if answer.is_success else ''}"
+        raise AnsweredError(answer.status_code, _reason(answer, said))
+    lacking = [] if said is None else [f"'{name}'" for name in names if name not in said]
+    if not answer.is_success or said is None or lacking:
+        without = f" without {'a JSON object' if said is None else lacking[0]}" if answer.is_success else ""
         raise BalanceServiceError(
-            f"what answers at {base.netloc.decode()} is no instance: it says {told}; correct {setting}"
+            f"what answers at {base.netloc.decode()} is no instance: "
+            f"it says {answer.status_code} {answer.reason_phrase}{without}; correct {setting}"
         )
     return answer
 
@@ -99,16 +112,15 @@ def _context(settings: Settings) -> ssl.SSLContext:
     return client_context(settings.tls_ca, own)
 
 
-def _is_object(answer: httpx.Response) -> bool:
+def _said(answer: httpx.Response) -> dict[str, Any] | None:
+    """The JSON object that an answer is; None if it is none."""
     try:
-        return isinstance(answer.json(), dict)
+        said = answer.json()
     except ValueError:
-        return False
+        return None
+    return said if isinstance(said, dict) else None
 
 
-def _reason(answer: httpx.Response) -> str:
-    try:
-        reason = str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        reason = f"{answer.status_code}: {answer.text[:200]}"
-    return f"{reason} (BALANCE_TOKEN)" if answer.status_code in (401, 403) else reason
+def _reason(answer: httpx.Response, said: dict[str, Any] | None) -> str:
+    told = f"{answer.status_code}: {answer.text[:200]}" if said is None or "detail" not in said else str(said["detail"])
+    return f"{told} (BALANCE_TOKEN)" if answer.status_code in (401, 403) else told

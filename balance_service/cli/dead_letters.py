@@ -75,7 +75,8 @@ def list_them(
 @as_json
 def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     """Show one, with the record as its producer sent it."""
-    letter = ask(load_settings(), url, f"{_PATH}/{quote(str(LetterId.parse(letter_id)), safe='')}", {}).json()
+    path = f"{_PATH}/{quote(str(LetterId.parse(letter_id)), safe='')}"
+    letter = ask(load_settings(), url, path, {}, names=["id", "valueBase64"]).json()
     if as_json:
         click.echo(json.dumps(letter))
         return
@@ -131,7 +132,14 @@ def _decide(
     requests = [*_fitting(wanted)]
     for some in requests:
         try:
-            body = ask(load_settings(), url, f"{_PATH}.{decision}", {}, body={"ids": some, "reason": reason}).json()
+            body = ask(
+                load_settings(),
+                url,
+                f"{_PATH}.{decision}",
+                {},
+                names=["accepted", "refused"],
+                body={"ids": some, "reason": reason},
+            ).json()
         except BalanceServiceError as error:
             if isinstance(error, AnsweredError) and error.status in _NONE_DONE and len(requests) > 1:
                 # It is about these letters alone: others may still be decided about.
@@ -175,7 +183,7 @@ def _letters(url: str | None, model: str | None, cause: str | None, status: str 
     given = {"model": model, "cause": cause, "status": status, "limit": str(_PAGE)}
     parameters = {name: value for name, value in given.items() if value is not None}
     while True:
-        page = ask(settings, url, _PATH, parameters).json()
+        page = ask(settings, url, _PATH, parameters, names=["deadLetters", "next"]).json()
         yield from page["deadLetters"]
         if page["next"] is None:
             return

@@ -159,7 +159,7 @@ def get_balance(
     """Ask the instance at BALANCE_APPLICATION_SERVER for a balance."""
     parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
     parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
-    answer = ask(load_settings(), url, "/api/customers.getBalance", parameters)
+    answer = ask(load_settings(), url, "/api/customers.getBalance", parameters, names=["amount"])
     if as_json:
         click.echo(answer.text)
     else:
@@ -172,7 +172,8 @@ def get_balance(
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
     """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
-    answer = ask(load_settings(), url, "/api/status", {})
+    names = ["applicationServer", "ready", "applicationServers"]
+    answer = ask(load_settings(), url, "/api/status", {}, names=names)
     if as_json:
         click.echo(answer.text)
         return

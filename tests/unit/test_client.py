@@ -45,6 +45,44 @@ def test_what_no_instance_answers_is_refused_in_a_sentence(
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "lacking"),
+    [
+        (["get-balance", "c1"], "amount"),
+        (["get-balance", "c1", "--json"], "amount"),
+        (["status"], "applicationServer"),
+        (["dead-letters", "list"], "deadLetters"),
+        (["dead-letters", "show", "balance/0:1"], "id"),
+        (["dead-letters", "discard", "balance/0:1", "--reason", "x"], "accepted"),
+    ],
+)
+def test_another_json_object_is_no_answer_of_an_instance(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], lacking: str
+) -> None:
+    failed = told(monkeypatch, httpx.Response(200, json={"status": "UP"}), *command).exception
+
+    assert isinstance(failed, BalanceServiceError)
+    assert str(failed) == (
+        f"what answers at balances.example:5051 is no instance: it says 200 OK without '{lacking}'; correct --url"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (httpx.Response(400, json={"detail": "no such key"}), "no such key"),
+        (httpx.Response(500, json={"error": "x"}), '500: {"error":"x"}'),
+        (httpx.Response(502, text="Bad Gateway"), "502: Bad Gateway"),
+        (httpx.Response(502, json=["detail"]), '502: ["detail"]'),
+        (httpx.Response(401, json={"detail": "who are you"}), "who are you (BALANCE_TOKEN)"),
+    ],
+)
+def test_an_answer_that_is_an_error_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, sentence: str
+) -> None:
+    assert str(told(monkeypatch, answer, "status").exception) == sentence
+
+
 def test_an_instances_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = httpx.Response(200, text='{"amount": 12.30}', headers={"Balance-Application-Server": "a:1"})
 

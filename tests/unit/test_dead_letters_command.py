@@ -30,7 +30,9 @@ class Service:
         self.error = error or RetriableError("nobody answers")
         self.asked: list[list[str]] = []
 
-    def ask(self, _settings: object, _url: object, path: str, _parameters: object, *, body: Any) -> Response:
+    def ask(
+        self, _settings: object, _url: object, path: str, _parameters: object, *, names: object, body: Any
+    ) -> Response:
         assert path == "/api/deadLetters.discard"
         self.asked.append(body["ids"])
         if len(self.asked) == self.fails_at + 1:
