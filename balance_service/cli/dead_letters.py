@@ -23,7 +23,7 @@ _PAGE = 500
 _MOST_ID_BYTES = 12 << 10
 _QUOTED = len('"", ')
 _SHOWN_KEY = 32
-# So is answered where nothing can be done about any letter of a request; the reason is that of the first.
+# What a request is answered if nothing can be done about any of its letters; the reason is that of the first.
 _NONE_DONE = (404, 409, 503)
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE")
 
