@@ -31,11 +31,15 @@ _SAME = {
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _ONE_SIDED = "would hold for librdkafka alone, for Spark's Kafka client has no such property; leave it out"
 _RESTRICT_THE_BROKER = f"{_ONE_SIDED}, and restrict what the brokers offer"
-# By another protocol, or in an eager group, no partition could be handed over alone.
+# By another protocol, or in an eager group, no partition could be handed over alone. A static member does not leave
+# when it stops.
 _OUR_CHOICE = "is the service's own choice, on which its membership in the group rests; leave it out"
 _REFUSED = {
+    "group.instance.id": _OUR_CHOICE,
     "group.protocol": _OUR_CHOICE,
     "partition.assignment.strategy": _OUR_CHOICE,
+    # Of two producers with one of a user's choice, each would fence the other.
+    "transactional.id": "is the service's own choice, by which only the owner of a partition writes; leave it out",
     "ssl.cipher.suites": _RESTRICT_THE_BROKER,
     "ssl.curves.list": _RESTRICT_THE_BROKER,
     "ssl.sigalgs.list": _RESTRICT_THE_BROKER,

@@ -216,8 +216,10 @@ def test_what_would_not_hold_for_both_clients_is_refused_by_name(
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["group.protocol", "partition.assignment.strategy"])
-def test_what_the_membership_rests_on_is_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["group.instance.id", "group.protocol", "partition.assignment.strategy", "transactional.id"]
+)
+def test_what_is_not_the_users_to_choose_is_refused_by_name(name: str) -> None:
     with pytest.raises(PropertyError, match="is the service's own choice") as refused:
         jvm_properties({name: "any"})
 
