@@ -76,7 +76,9 @@ class FundsAddedPublisher:
         self._serialize = FundsAddedSerializer(registry, topic)
         self._connection = Connection()
         config = self._connection.watched(config)
-        self._producer = LastingProducer({**config, "message.timeout.ms": int(timeout_seconds * 1000), "linger.ms": 0})
+        # 0 would be for ever.
+        timeout_ms = max(1, int(timeout_seconds * 1000))
+        self._producer = LastingProducer({**config, "message.timeout.ms": timeout_ms, "linger.ms": 0})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()

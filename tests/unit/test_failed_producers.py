@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import nullcontext
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,3 +89,12 @@ def test_an_event_that_a_failed_producer_let_go_may_have_been_written() -> None:
     publisher.close()
 
     assert str(failure).startswith("the event may have been written: ")
+
+
+def test_an_event_with_less_than_a_millisecond_is_not_waited_for_for_ever() -> None:
+    publisher = FundsAddedPublisher({**NOBODY}, FakeRegistry(), "topic", 0.0005)
+
+    with pytest.raises(RetriableError, match="the event may have been written: "):
+        asyncio.run(asyncio.wait_for(publisher.publish("c1", Decimal("1.00")), 10.0))
+
+    publisher.close()
