@@ -62,7 +62,7 @@ class Patience:
 
     def __init__(self, stopping: threading.Event, on_wait: Callable[[str], None]) -> None:
         """Args:
-        on_wait: told why, each time.
+        on_wait: told why, each time, and an empty text once it is over.
         """
         self._stopping = stopping
         self._on_wait = on_wait
@@ -71,12 +71,15 @@ class Patience:
         """Try until it succeeds. Raises RetriableError once told to stop."""
         while True:
             try:
-                return attempt()
+                done = attempt()
             except RetriableError as error:
                 log.warning("waiting", reason=str(error))
                 self._on_wait(str(error))
                 if self._stopping.wait(_RETRY_SECONDS):
                     raise
+            else:
+                self._on_wait("")
+                return done
 
 
 class Engine:

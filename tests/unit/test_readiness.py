@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from balance_service.errors import RetriableError
+from balance_service.hosting.engine import Patience
 from balance_service.hosting.running import Running
 from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.state.task_state import ANSWERING, TaskState
+
+if TYPE_CHECKING:
+    import pytest
 
 HALTED = "activity_0 is HALTED: its fold failed"
 
@@ -62,3 +67,17 @@ def test_an_instance_whose_one_task_restores_wants_no_queries() -> None:
     instance = running(stage("balance", "RESTORING"))
 
     assert instance.unready() == instance.problems() == ["balance_0 is RESTORING"]
+
+
+def test_what_a_start_has_waited_for_is_not_told_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.hosting.engine._RETRY_SECONDS", 0.0)
+    told: list[str] = []
+    outages = [RetriableError("the broker is down"), RetriableError("the registry is down")]
+
+    def attempt() -> str:
+        if outages:
+            raise outages.pop(0)
+        return "up"
+
+    assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
+    assert told == ["the broker is down", "the registry is down", ""]
