@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PREFIX = "BALANCE_"
 _OWN_TOPIC = "balance"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
+# Kafka takes these for directories.
+_NO_TOPICS = (".", "..")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 # Stands for this machine's own name, so that containers of one definition can each advertise their own.
 _OWN_HOST_NAME = "{hostname}"
@@ -182,11 +184,18 @@ class Settings(KafkaSettings, HttpSecuritySettings):
                     ) from None
         return value
 
+    @field_validator("topic")
+    @classmethod
+    def _topics_name(cls, value: str) -> str:
+        if value in _NO_TOPICS:
+            raise ValueError("is no topic's name; give another")
+        return value
+
     @field_validator("retry_topics")
     @classmethod
     def _topics_each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if not _TOPIC.fullmatch(name):
+            if name in _NO_TOPICS or not _TOPIC.fullmatch(name):
                 raise ValueError(f"has {name!r}, which is no topic's name; list names, separated by commas")
             if value.count(name) > 1:
                 raise ValueError(f"names '{name}' twice; name it once")
