@@ -34,6 +34,7 @@ _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z
 # Also of a URL without its scheme, which is easily forgotten, and of a password that has a slash in it.
 _USER_IN_URL = re.compile(r"(//)\S*@|(?<![^\s'\"])(?!\S*//)[^\s'\"@]*:\S*@")
 _LEAST_HEAP_MB = 500
+_MEGABYTES = {"m": 1, "g": 1024}
 _NEVER_TOLD = {
     "kafka_config",
     "peer_secret",
@@ -204,7 +205,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     @field_validator("spark_driver_memory")
     @classmethod
     def _enough_for_spark(cls, value: str) -> str:
-        if value[-1] == "m" and int(value[:-1]) < _LEAST_HEAP_MB:
+        if int(value[:-1]) * _MEGABYTES[value[-1]] < _LEAST_HEAP_MB:
             raise ValueError(f"Spark does not start with less than {_LEAST_HEAP_MB}m")
         return value
 

@@ -130,6 +130,7 @@ def test_settings_cannot_be_changed() -> None:
         ("BALANCE_LOG_LEVEL", "LOUD", "String should match pattern"),
         ("BALANCE_SPARK_DRIVER_MEMORY", "lots", "String should match pattern"),
         ("BALANCE_SPARK_DRIVER_MEMORY", "448m", "Spark does not start with less"),
+        ("BALANCE_SPARK_DRIVER_MEMORY", "0g", "Spark does not start with less"),
         ("BALANCE_APPLICATION_SERVER", "localhost", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", "localhost:", "is not host:port"),
         ("BALANCE_APPLICATION_SERVER", ":5051", "is not host:port"),
