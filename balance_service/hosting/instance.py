@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_STOP_SECONDS = 9.0
+STOP_SECONDS = 9.0
 _STOP_TRACING_SECONDS = 1.0
 
 
@@ -93,7 +93,7 @@ class Instance:
         finally:
             log.info("stopping")
             self._gave_up.set()
-            exit_at_the_latest_in(_STOP_SECONDS)
+            exit_at_the_latest_in(STOP_SECONDS)
             await self._stop(starting)
             # What is still being answered may be waiting for a peer.
             await self._front.close()

@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from balance_service.errors import ConfigurationError
+from balance_service.tools.local.guard import GRACE_SECONDS
 from balance_service.tools.local.ports import HOST, free_port
 from balance_service.tools.local.process import ChildProcess
 from balance_service.tools.local.stack import LocalStack
@@ -148,7 +149,7 @@ def test_a_child_that_ignores_sigterm_is_killed_within_a_bound(tmp_path: Path) -
     child.wait_ready(lambda: "up" in child.log.read_text())
     started = time.monotonic()
     child.stop()
-    assert time.monotonic() - started < 11
+    assert time.monotonic() - started < GRACE_SECONDS + 3
     assert not child.running
 
 

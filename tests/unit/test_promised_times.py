@@ -9,9 +9,11 @@ import pytest
 from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
 from balance_service.hosting.engine import CHECK_EVERY_SECONDS
+from balance_service.hosting.instance import STOP_SECONDS
 from balance_service.http.access.jwts import LEEWAY_SECONDS
 from balance_service.http.server.reloading import LOOK_SECONDS
 from balance_service.state.letters.letter import KEPT_CLOSED_MS
+from balance_service.tools.local.guard import GRACE_SECONDS
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -33,3 +35,7 @@ def test_what_a_document_says_is_so(document: str, sentence: str, *, is_so: bool
 
     assert sentence in text
     assert is_so
+
+
+def test_an_instance_has_the_time_to_stop_that_is_promised_before_it_is_killed() -> None:
+    assert STOP_SECONDS < 10 < GRACE_SECONDS

@@ -64,7 +64,7 @@ class LocalStack:
             raise
 
     def stop(self) -> None:
-        """Stop the registry, then the broker, each within about 10 s; may be called at any time."""
+        """Stop the registry, then the broker, each within about 13 s; may be called at any time."""
         try:
             self._registry.stop()
         finally:
