@@ -41,7 +41,6 @@ from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
 from balance_service.http.scatter import NOT_OF_FORM
 from balance_service.http.server.problems import Problem, unavailable
 from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
-from balance_service.state.letters.letter import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,9 +175,7 @@ class _Outcome:
         self.refused: dict[int, str] = {}
         """By offset, why it was not carried out."""
         self._unknown: set[int] = set()
-        # What was redriven is applied a moment later.
-        is_redriven = verdict.decision is Decision.REDRIVE
-        self._is_done = closed_already(Status.APPLIED if is_redriven else verdict.decision.status)
+        self._is_done = closed_already(verdict.decision.closes_as)
 
     def told(self, offsets: Sequence[int], refused: Mapping[int, str]) -> None:
         """An owner has answered for some, and says which it has refused."""

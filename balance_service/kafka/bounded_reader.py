@@ -116,12 +116,23 @@ class BoundedReader:
 
 
 def reader_of_all(
-    settings: Settings, topics: Topics, topic: Topic, partitions: Collection[int] | None = None
+    settings: Settings,
+    topics: Topics,
+    topic: Topic,
+    partitions: Collection[int] | None = None,
+    *,
+    waits_for_open: bool = False,
 ) -> BoundedReader:
-    """A reader of everything that is committed now, in some partitions; None for all."""
+    """A reader of everything that is committed now, in some partitions; None for all.
+
+    Args:
+        waits_for_open: until the transactions that are open now have ended: what is committed may lie behind them.
+    """
     partitions = range(topic.partitions) if partitions is None else partitions
     starts = topics.offsets(topic.name, partitions, earliest=True)
-    return BoundedReader(settings, topic.name, starts, topics.offsets(topic.name, partitions, committed=True))
+    return BoundedReader(
+        settings, topic.name, starts, topics.offsets(topic.name, partitions, committed=not waits_for_open)
+    )
 
 
 def records_at(

@@ -163,8 +163,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "decisions are read as far as no transaction is open",
         "state/letters/decisions.py",
-        "        ends = topics.offsets(topic.name, everything)\n",
-        "        ends = topics.offsets(topic.name, everything, committed=True)\n",
+        "topic, waits_for_open=True)",
+        "topic)",
         "unit/test_decisions_behind_others",
         "test_one_that_lies_behind_anothers_open_transaction_is_known",
     ),

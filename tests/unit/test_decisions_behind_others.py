@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.kafka import bounded_reader
 from balance_service.kafka.topics import Topic
-from balance_service.state.letters import decisions as module
 from balance_service.state.letters.decisions import Decision, Decisions, Verdict
 from balance_service.state.letters.letter import Letter, Status
 from tests.support.fakes import FakeRegistry
@@ -49,7 +49,7 @@ def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: py
             self.unfinished = set()
             return [SimpleNamespace(value=lambda: written.value)] if self._end > OURS_AT else []
 
-    monkeypatch.setattr(module, "BoundedReader", Reader)
+    monkeypatch.setattr(bounded_reader, "BoundedReader", Reader)
     topics: Any = Topics()
     nothing: Any = None
 

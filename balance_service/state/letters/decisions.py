@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import InvalidInputError
-from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.read_models.keys import CONTROL_CHARACTERS
 from balance_service.state.letters.letter import Letter, Status, is_final
 from balance_service.state.outputs import OF_THE_KEY
@@ -86,6 +86,11 @@ class Decision(Enum):
         """Of the letter afterwards."""
         return Status.SCHEDULED if self is Decision.REDRIVE else Status.DISCARDED
 
+    @property
+    def closes_as(self) -> Status:
+        """The status of the letter once the decision has closed it; a redriven one is applied a moment later."""
+        return Status.APPLIED if self is Decision.REDRIVE else Status.DISCARDED
+
 
 class Verdict(NamedTuple):
     """A decision, who made it, and why."""
@@ -148,18 +153,15 @@ class Decisions:
         topic = topics.find(self.topic)
         if topic is None:
             return found
-        everything = range(topic.partitions)
-        # To the very end, beyond what others have open: behind it, there may be a decision of ours.
-        ends = topics.offsets(topic.name, everything)
-        starts = topics.offsets(topic.name, everything, earliest=True)
-        with BoundedReader(settings, topic.name, starts, ends) as reader:
+        # Behind what another task has open, there may be a decision of ours.
+        with reader_of_all(settings, topics, topic, waits_for_open=True) as reader:
             while reader.unfinished:
                 for message in reader.read():
                     record = self.codec.decode(message.value() or b"")
                     letter_id = LetterId.parse(record["id"])
                     is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
                     if is_ours and letter_id.partition in found:
-                        status = Status.DISCARDED if record["decision"] == Decision.DISCARD.value else Status.APPLIED
+                        status = Decision(record["decision"]).closes_as
                         letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
                         found[letter_id.partition][letter_id.offset] = letter.closed(status, now_ms)
         return found
