@@ -63,7 +63,7 @@ class Decoder:
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
         self._read_model = read_model
         self._leg = leg
-        self._readers = leg.event_schemas
+        self._readers = leg.wanted_schemas
         self._takes_any_key = leg.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         columns = update_columns(read_model, leg)

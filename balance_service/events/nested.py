@@ -77,6 +77,22 @@ def _widened(kind: Any) -> Any:
     return kind if size <= _LONG_BYTES else {**kind, "precision": most}
 
 
+def standing_alone(kinds: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """The types of some fields of a schema, in its order, with what defines a named type where it comes first.
+
+    The others may have defined it.
+    """
+    named, defined = _named(schema, {}), set[str]()
+
+    def with_definition(kind: Any) -> Any:
+        if isinstance(kind, str) and kind not in defined:
+            kind = named.get(kind, kind)
+        defined.update(name for name, definition in named.items() if definition is kind)
+        return kind
+
+    return {name: rewritten(kind, with_definition) for name, kind in kinds.items()}
+
+
 def check_resolvable(written: Any, wanted: Any, writer: Any) -> None:
     """Check that Avro can read the values of one type as another, and that they mean the same.
 

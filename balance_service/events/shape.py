@@ -16,7 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.avro.functions import from_avro
 
 from balance_service.avro.types import fields_of, simple_name, without_null
-from balance_service.events.nested import SPARK_TYPES, check_resolvable, nested_type, resolved_by_avro, widened
+from balance_service.events.nested import (
+    SPARK_TYPES,
+    check_resolvable,
+    nested_type,
+    resolved_by_avro,
+    standing_alone,
+    widened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -130,14 +137,18 @@ def decoded(body: Column, reader: Schema, text: str) -> Column:
     Raises TypeError if Avro would take a value in a field for something that it is not.
     """
     options = {"mode": "PERMISSIVE"}
-    nested = {name: kind for name, kind in fields_of(reader).items() if resolved_by_avro(without_null(kind)[0])}
+    wanted = fields_of(reader)
+    nested = {name: kind for name, kind in wanted.items() if resolved_by_avro(without_null(kind)[0])}
     writer = json.loads(_decodable(reader, text))
-    if nested:
-        written = fields_of(writer)
+    written = fields_of(writer)
+    skipped = [kind for name, kind in written.items() if name not in wanted]
+    # To skip a field of one value costs Avro as much as to read it.
+    if nested or any(resolved_by_avro(without_null(kind)[0]) for kind in skipped):
+        plain = standing_alone({name: kind for name, kind in written.items() if name in wanted.keys() - nested}, writer)
         ours = [
             {**field, "type": widened(field["type"])}
             if field["name"] in nested
-            else {"name": field["name"], "type": written[field["name"]]}
+            else {"name": field["name"], "type": plain[field["name"]]}
             for field in reader["fields"]
             if field["name"] in written or (field["name"] in nested and "default" in field)
         ]

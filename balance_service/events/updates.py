@@ -32,8 +32,9 @@ _FIRST_YEAR, _LAST_YEAR = 1, 9999
 def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
     """The columns by name that a leg hands over, of rows with a struct for each record that it reads.
 
-    Of the last leg of a model with states, what each event changes; with the event's time where the model emits, or
-    folds by its own function. A leg without states passes on what rows have besides.
+    Of the last leg of a model with states, what each event changes; the event itself where the model's own code is told
+    of it; with the event's time where the model emits, or folds by its own function. A leg without states passes on
+    what rows have besides.
     """
     time = {"timestamp": F.unix_millis("timestamp")}
     as_it_is = {"value": F.col("value"), "headers": F.col("headers")}
@@ -42,10 +43,12 @@ def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
     if leg.by is not None:
         # What is joined keeps its key until it is made.
         return time | as_it_is | (_events(leg) if leg.joins else {"record_key": F.col("record_key")})
-    if read_model.folds:
-        columns = {name: _update(fold, read_model, name) for name, fold in read_model.folds.items()}
-        return columns | (time if read_model.outputs else {})
-    return _events(leg) | time | ({} if read_model.has_states() else as_it_is)
+    columns = {name: _update(fold, read_model, name) for name, fold in read_model.folds.items()}
+    if read_model.needs_events:
+        columns |= _events(leg)
+    if read_model.outputs or not read_model.folds:
+        columns |= time
+    return columns if read_model.has_states() else columns | as_it_is
 
 
 def key_column(leg: Leg) -> Column | None:
@@ -123,7 +126,7 @@ def _key_of(leg: Leg, name: str) -> Column:
 
 
 def _is_number(leg: Leg, name: str) -> bool:
-    kinds = (fields_of(schema)[name] for schema in leg.event_schemas.values())
+    kinds = (fields_of(schema)[name] for schema in leg.wanted_schemas.values())
     return any(simple_name(without_null(kind)[0]) != "string" for kind in kinds)
 
 
@@ -150,13 +153,13 @@ def _events(leg: Leg) -> dict[str, Column]:
     """The events themselves, a column for each record type."""
     return {
         schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
-        for schema in leg.event_schemas.values()
+        for schema in leg.wanted_schemas.values()
     }
 
 
 def _columns_of(leg: Leg) -> dict[str, Any]:
     """All columns of the events, with their types."""
-    events = {schema["name"]: fields_of(schema) for schema in leg.event_schemas.values()}
+    events = {schema["name"]: fields_of(schema) for schema in leg.wanted_schemas.values()}
     return {f"{record}.{field}": kind for record, fields in events.items() for field, kind in fields.items()}
 
 
@@ -168,8 +171,8 @@ def _entries(read_model: ReadModel, name: str) -> list[str]:
 
 def _used_columns(read_model: ReadModel, leg: Leg) -> dict[str, Any]:
     """The columns of events that reach Python, with their types."""
-    events = {schema["name"]: fields_of(schema) for schema in leg.event_schemas.values()}
-    if not read_model.folds:
+    events = {schema["name"]: fields_of(schema) for schema in leg.wanted_schemas.values()}
+    if read_model.needs_events:
         return _columns_of(leg)
     used: dict[str, Any] = {}
     for name, fold in read_model.folds.items():

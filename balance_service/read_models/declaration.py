@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.errors import ConfigurationError
-from balance_service.read_models.flow import Leg, Stream, legs_of
+from balance_service.read_models.declared_source import check_condition, checked_legs, events_of, refuse, shipped_schema
 from balance_service.read_models.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
-from balance_service.read_models.joins import Global, misfit
 from balance_service.read_models.keys import KeyType
 from balance_service.read_models.order import ANY, PER_KEY, Order
 from balance_service.read_models.outputs import EVENT, Emit
@@ -20,19 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.conditions import Same
+    from balance_service.read_models.flow import Leg
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Columns that rows have anyway.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
 _TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
-READ_TYPES = frozenset(
-    (
-        *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
-        *("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
-    )
-)
-"""The types of one value that events may have; `events.nested` says how Spark has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +37,6 @@ class Declared:
     kinds: Mapping[str, Any] = field(default_factory=dict)
     combine: Mapping[str, Combination] | None = None
     keeps_order: bool = False
-
-
-def refuse(model: type, why: str) -> NoReturn:
-    """Raises ConfigurationError: a read model cannot be as it is declared."""
-    raise ConfigurationError(f"the read model {model.__qualname__} {why}")
 
 
 def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:
@@ -84,17 +69,17 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
-    legs = _legs(model)
-    events = _events(model, legs[-1].records)
+    legs = checked_legs(model)
+    events = events_of(model, legs[-1])
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits to '{output.topic}' the last state of a key, and has no states")
         if (output.record is None) != (output.make is None):
             refuse(model, f"emits to '{output.topic}': what is made needs its record type and `make`, both or neither")
         if output.record is not None:
-            _schema(model, output.record)
+            shipped_schema(model, output.record)
         if output.where is not None:
-            _check_condition(model, output.where, events)
+            check_condition(model, output.where, events)
     return Declared(legs, outputs)
 
 
@@ -102,13 +87,13 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if not hasattr(model, "state"):
         refuse(model, "has no `state`")
     folds = _folds(model)
-    legs = _legs(model)
-    events = _events(model, legs[-1].records)
+    legs = checked_legs(model)
+    events = events_of(model, legs[-1])
     key_type = _key_type(model, legs[-1], events)
-    state = fields_of(_schema(model, model.state))
+    state = fields_of(shipped_schema(model, model.state))
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has nothing to fold by")
-    if taken := _TAKEN & {*folds, *events}:
+    if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
         refuse(model, f"has a field or record called '{min(taken)}', a name that the engine needs")
     _check_outputs(model, outputs, own_emit=own_emit)
     keeps_order = _keeps_order(model, legs, folds)
@@ -153,57 +138,7 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
             refuse(model, f"emits to '{output.topic}' by `make` or `where`, which are for models without states")
         if (output.record is None) == own_emit:
             refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
-        _schema(model, output.record or model.state)
-
-
-def _legs(model: Any) -> tuple[Leg, ...]:
-    """The way of its events, each leg of which can be gone."""
-    if not isinstance(model.source, Stream) or not model.source.records:
-        refuse(model, "has a source that is not a Stream of a topic and one or more records")
-    legs = legs_of(model.name, model.source)
-    for leg in legs:
-        events = _events(model, leg.records)
-        for condition in leg.conditions:
-            _check_condition(model, condition, events)
-        _check_joins(model, leg, events)
-        if leg.by is None:
-            continue
-        made = events if leg.makes is None else {leg.makes: _schema(model, leg.makes)}
-        for record, schema in made.items():
-            kind = fields_of(schema).get(leg.by)
-            if kind is None or KeyType.of(leg.by, kind) is None:
-                found = "no such column" if kind is None else f"one of type {type_name(kind)}"
-                refuse(model, f"goes on by '{leg.by}', a string, int or long; {record} has {found}")
-    if len({leg.name for leg in legs}) < len(legs):
-        refuse(model, "goes on by the same column twice")
-    return legs
-
-
-def _check_joins(model: Any, leg: Leg, events: Mapping[str, Schema]) -> None:
-    if bool(leg.joins) != (leg.makes is not None):
-        refuse(model, "joins, and does not go on by a column as another record, or the other way round")
-    for join in leg.joins:
-        table = _schema(model, join.table.record)
-        if not isinstance(join.table, Global) and (leg.is_first or leg.key != join.on):
-            refuse(model, f"joins the table '{join.table.topic}' on '{join.on}': it has to go `.by` that column before")
-        for record, schema in events.items():
-            kind = fields_of(schema).get(join.on)
-            if kind is None or KeyType.of(join.on, kind) is None:
-                refuse(model, f"joins {table['name']} on '{join.on}', which is no string, int or long of {record}")
-    if leg.makes is not None:
-        if len(leg.records) > 1:
-            refuse(model, f"joins records of several types: {', '.join(leg.records)}")
-        if why := misfit(_schema(model, leg.makes), _schema(model, leg.records[0]), leg.joins):
-            refuse(model, why)
-
-
-def _check_condition(model: Any, condition: Same, events: Mapping[str, Schema]) -> None:
-    for record, schema in events.items():
-        columns = fields_of(schema)
-        if condition.column not in columns:
-            refuse(model, f"asks for '{condition.column}', a column that {record} does not have")
-        if why := condition.misfit(columns[condition.column]):
-            refuse(model, f"asks what it cannot: {why}")
+        shipped_schema(model, output.record or model.state)
 
 
 def _key_type(model: Any, leg: Leg, events: Mapping[str, Schema]) -> KeyType:
@@ -235,17 +170,6 @@ def _folds(model: Any) -> dict[str, StandardFold]:
     if taken := attributes.keys() & {*dir(contract), *contract.__annotations__}:
         refuse(model, f"has a fold as its `{min(taken)}`, which says something else: name it in `folds` instead")
     return {**getattr(model, "folds", {}), **attributes}
-
-
-def _events(model: Any, records: Sequence[str]) -> dict[str, Schema]:
-    """Some records by their simple name, each of which can be read."""
-    events = {record: _schema(model, record) for record in records}
-    for record, schema in events.items():
-        columns = fields_of(schema)
-        for column, kind in columns.items():
-            if unread := _unread(kind):
-                refuse(model, f"folds {record}, of which '{column}' has {unread}, a type that events may not have")
-    return events
 
 
 def _combination(
@@ -288,22 +212,3 @@ def _check_entries(model: type, name: str, entries: Mapping[str, Any], schema: S
         why = StandardFold("").misfit(kind, inner)
         if why or (is_nullable and not keeps_null):
             refuse(model, f"keeps '{entry}' in '{name}': {why or 'it may be null'}")
-
-
-def _unread(kind: Any) -> str:
-    """The name of a type that events may not have, if there is one in a type; a type that is only named is one."""
-    kind, _ = without_null(kind)
-    match simple_name(kind):
-        case "array" | "map" as nesting:
-            return _unread(kind["items" if nesting == "array" else "values"])
-        case "record":
-            return next(filter(None, map(_unread, fields_of(kind).values())), "")
-        case name:
-            return "" if name in READ_TYPES else type_name(kind)
-
-
-def _schema(model: type, name: str) -> Schema:
-    try:
-        return load_schema(name)
-    except FileNotFoundError:
-        refuse(model, f"names the schema {name}, and there is no schemas/{name}.avsc")

@@ -34,7 +34,14 @@ class By:
     record: str | None = None
 
 
-Step = Where | By | Join
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A step that names the columns of the events that are read."""
+
+    columns: frozenset[str]
+
+
+Step = Where | By | Join | Select
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -70,6 +77,15 @@ class Stream:
             record: after joins, the simple name of the schema of what an event and its rows make together.
         """
         return self._with(By(column, record))
+
+    def select(self, *columns: str) -> Stream:
+        """Of the events these columns alone, their key, and those that the stream asks for or goes on by.
+
+        The others are not decoded, so they cost nothing, and an event whose other columns cannot be read is no dead
+        letter. Records that are passed on stay whole. Not for a stream with joins: the record that these make says
+        what is kept.
+        """
+        return self._with(Select(frozenset(columns)))
 
     def join(self, table: Table, *, on: str, take: Mapping[str, str], missing: Missing = "dead-letter") -> Stream:
         """The events with some columns of a table's row, as that was at the event's time.
@@ -108,28 +124,52 @@ class Leg:
     """The record type of what it passes on, where that is joined; None: records go on as they are."""
     next_table: str | None = None
     """The topic of the table by whose keys it passes records on; None: keys of numbers are as `keys` has them."""
+    columns: frozenset[str] | None = None
+    """Those of its records that are read; None: all."""
 
     @property
     def event_schemas(self) -> Mapping[str, Schema]:
-        """The records that it reads: Avro full name → the schema that they are wanted in."""
+        """The records that it reads: Avro full name → their shipped schema."""
         return {full_name(schema): schema for schema in map(load_schema, self.records)}
 
+    @property
+    def wanted_schemas(self) -> Mapping[str, Schema]:
+        """The same records, in the schemas that they are wanted in: with the columns alone that are read."""
+        return {name: self._wanted(schema) for name, schema in self.event_schemas.items()}
 
-def legs_of(name: str, source: Stream) -> tuple[Leg, ...]:
-    """The legs of the way of a read model's events, in order; at least one."""
+    def _wanted(self, schema: Schema) -> Schema:
+        columns = self.columns
+        if columns is None:
+            return schema
+        return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
+
+
+def legs_of(name: str, source: Stream, key: str | None = None) -> tuple[Leg, ...]:
+    """The legs of the way of a read model's events, in order; at least one.
+
+    Args:
+        key: the column that the read model names as its key, if it does.
+    """
     legs: list[Leg] = []
+    columns: frozenset[str] | None = None
+    used = set() if key is None else {key}
     leg = Leg(name=name, topic=source.topic, is_first=True, records=source.records)
     for step in source.steps:
         match step:
+            case Select():
+                columns = step.columns
             case Where(condition):
+                used.add(condition.column)
                 leg = replace(leg, conditions=(*leg.conditions, condition))
             case Join():
                 leg = replace(leg, joins=(*leg.joins, step))
                 if legs and not isinstance(step.table, Global):
                     legs[-1] = replace(legs[-1], next_table=step.table.topic)
             case By(column, record):
+                used.add(column)
                 done = replace(leg, name=f"{name}-by-{column}", by=column, makes=record)
                 legs.append(done)
                 records = leg.records if record is None else (record,)
                 leg = Leg(name=name, topic=done.name, is_first=False, records=records, key=column)
-    return (*legs, leg)
+    # The same in all of them: what cannot be applied in the end becomes a dead letter where it comes in.
+    return tuple(replace(leg, columns=None if columns is None else columns | used) for leg in (*legs, leg))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
-from balance_service.read_models.declaration import check_declaration, refuse
+from balance_service.read_models.declaration import check_declaration
+from balance_service.read_models.declared_source import refuse
 from balance_service.read_models.folds import OutOfRangeError, StandardFold
+from balance_service.read_models.outputs import EVENT
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
@@ -29,8 +31,8 @@ State = Mapping[str, Any]
 Update = Mapping[str, Any]
 """What an event, or several combined, changes, by name of an update column.
 
-There is a column for each standard fold, by the name of its field. A model with a fold of its own has one for each
-record of its source, by its simple name: the event's fields, None where the event is of another record.
+There is a column for each standard fold, by the name of its field. Where a `fold` or an `emit` is told of events, there
+is one for each record of the source, by its simple name: the event's fields, None where it is of another record.
 """
 
 
@@ -87,6 +89,8 @@ class ReadModel:
 
     Declared only for fields that cannot be attributes: `folds = {"name": Latest("Event.name")}`.
     """
+    needs_events: ClassVar[bool]
+    """Whether code of its own is told of each event, so that updates have their fields."""
     keeps_order: ClassVar[bool]
     """Whether its order is PER_KEY, declared or by default."""
     legs: ClassVar[tuple[Leg, ...]]
@@ -96,7 +100,7 @@ class ReadModel:
     key_type: ClassVar[KeyType]
     """How the keys of its states are written; a model without states has none."""
     event_schemas: ClassVar[Mapping[str, Schema]]
-    """The records that it folds: Avro full name → the schema that they are wanted in."""
+    """The records that it folds: Avro full name → their shipped schema."""
     state_schema: ClassVar[Schema]
     """The Avro schema of its states; a model without states has none."""
     combine: ClassVar[Mapping[str, Combination] | None]
@@ -120,6 +124,7 @@ class ReadModel:
         cls.outputs = declared.outputs
         cls.event_schemas = cls.legs[-1].event_schemas
         cls.folds = declared.folds
+        cls.needs_events = not cls.folds or any(emit.each is EVENT and emit.record for emit in cls.outputs)
         cls.combine = declared.combine
         cls.keeps_order = declared.keeps_order
         cls._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
@@ -179,18 +184,18 @@ class ReadModel:
         """What a query answers: values of Avro types. By default the state without its key."""
         return {name: value for name, value in state.items() if name != self.key}
 
-    def next_state(self, state: State | None, key: bytes, update: Update, timestamp_ms: int = -1) -> State | None:
+    def next_state(self, state: State | None, key: bytes, update: Update, event: Event | None = None) -> State | None:
         """The state after an update, of one event or combined; None if there is none then. For the engine to call.
 
         Args:
-            timestamp_ms: the event's; only a fold of its own is told.
+            event: what the update is of, for a fold of the model's own; None of a tombstone.
 
         Raises:
             PoisonRecordError: the update cannot be applied to this state.
         """
         before = {self.key: self._key(key)} if state is None else state
         if not self._steps:
-            return None if is_tombstone(update) else self.fold(state, event_of(update, timestamp_ms))
+            return None if event is None else self.fold(state, event)
         after = {self.key: before[self.key]}
         try:
             for name, step in self._steps:
@@ -234,15 +239,16 @@ class ReadModel:
             ) from None
 
 
-def is_tombstone(update: Update) -> bool:
-    """Whether an update of a model without standard folds is of a record without a value."""
-    return all(fields is None for fields in update.values())
+def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None:
+    """The event of an update that has events' fields; None of a tombstone.
 
-
-def event_of(update: Update, timestamp_ms: int) -> Event:
-    """The event of an update of a model without standard folds."""
-    (event,) = (Event(name, fields, timestamp_ms) for name, fields in update.items() if fields is not None)
-    return event
+    Args:
+        records: the simple names of those that it may be of.
+    """
+    for record in records:
+        if (fields := update.get(record)) is not None:
+            return Event(record, fields, timestamp_ms)
+    return None
 
 
 def _without_new(value: Any) -> Any:

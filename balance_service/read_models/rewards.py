@@ -26,7 +26,12 @@ class Rewards(ReadModel):
     """PosInvoice → Rewards, and a Notification for each."""
 
     name = "rewards"
-    source = Stream("pos", "PosInvoice").where(same("customerType", "PRIME")).by("customerCardNo")
+    source = (
+        Stream("pos", "PosInvoice")
+        .where(same("customerType", "PRIME"))
+        .by("customerCardNo")
+        .select("invoiceNumber", "totalAmount")
+    )
     state = "Rewards"
     emits = Emit("notifications", "Notification", each=EVENT)
     queries = Routes("/api/customers.getRewards", key="customerCardNo", noun="customer")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from balance_service.avro.codec import frame_header, opened
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.outputs import Each
-from balance_service.read_models.read_model import event_of, is_tombstone
 from balance_service.state.outputs import Sender, encoded
 from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 
@@ -54,10 +53,13 @@ class BatchEmission:
         """Whether `of_event` sends the state itself."""
         return self.emission.emit.each is Each.EVENT and self.emission.emit.record is None
 
-    def of_event(self, event: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
+    def of_event(
+        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
+    ) -> Sequence[Output]:
         """What is sent of an event, with the state after it.
 
         Args:
+            event: what the update is of, where the read model's own code is told of it; None of a tombstone.
             frame: of the state, where that is sent itself.
 
         Raises:
@@ -66,27 +68,26 @@ class BatchEmission:
         if self.emission.emit.each is not Each.EVENT:
             return ()
         # Made in either case: whether an event is applied must not depend on what was sent before.
-        is_plain = self.emission.emit.record is None or is_tombstone(event.update)
-        made = self._made(event, state, frame, None if is_plain else event_of(event.update, event.timestamp_ms))
-        return made if self.batch.is_to_be_sent(event.offset, self.sent_before) else ()
+        made = self._made(update, event, state, frame)
+        return made if self.batch.is_to_be_sent(update.offset, self.sent_before) else ()
 
-    def of_last(self, event: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
+    def of_last(self, update: KeyedUpdate, state: State | None, frame: bytes | None) -> Sequence[Output]:
         """What is sent of a key after all its events of a batch, of which this is the last.
 
         Raises:
             OwnCodeFailedError: that cannot be sent.
         """
-        if self.emission.emit.each is not Each.LAST or not self.batch.is_to_be_sent(event.offset, self.sent_before):
+        if self.emission.emit.each is not Each.LAST or not self.batch.is_to_be_sent(update.offset, self.sent_before):
             return ()
         try:
-            return self._made(event, state, frame, None)
+            return self._made(update, None, state, frame)
         except OwnCodeFailedError:
             raise
         except PoisonRecordError as error:
             raise OwnCodeFailedError(error) from error
 
     def _made(
-        self, update: KeyedUpdate, state: State | None, frame: bytes | None, event: Event | None
+        self, update: KeyedUpdate, event: Event | None, state: State | None, frame: bytes | None
     ) -> Sequence[Output]:
         emission, at = self.emission, (update.offset, update.timestamp_ms, update.key)
         if emission.emit.record is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
+from balance_service.read_models.read_model import event_of
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.outputs import ENVELOPE_BYTES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.read_models.addition import Addition
-    from balance_service.read_models.read_model import ReadModel, State
+    from balance_service.read_models.read_model import Event, ReadModel, State
     from balance_service.state.emission import BatchEmission, Emission
     from balance_service.state.letters.letters import Letters
     from balance_service.state.records import (
@@ -217,34 +218,36 @@ class _OneByOne:
         return self._fold(before, events, frames_each=is_sent or not self.folding.read_model.folds)
 
     def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
+        records = self.folding.read_model.legs[-1].records
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
         held_after = self.held.get(events[0].key, events[-1].offset)
-        for event in events:
+        for update in events:
             try:
-                if event.offset > held_after:
+                if update.offset > held_after:
                     raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
-                if self.retries.is_repeated(event):
+                if self.retries.is_repeated(update):
                     duplicates += 1
                     continue
-                following, following_frame = _step(self.folding, state, event), None
+                event = event_of(records, update.update, update.timestamp_ms)
+                following, following_frame = _step(self.folding, state, update, event), None
                 if frames_each and following is not None:
                     following, following_frame = _framed(self.folding, following)
                 if self.emission is not None:
-                    outputs += self.emission.of_event(event, following, following_frame)
+                    outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
-                if event.record is None:
+                if update.record is None:
                     self.retries.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
-                    self._require_letter(error, event)
+                    self._require_letter(error, update)
                     if self.folding.letters.keeps_order:
-                        held_after = event.offset
-                letters.append(replace(event.record, cause=error.cause))
+                        held_after = update.offset
+                letters.append(replace(update.record, cause=error.cause))
             else:
-                state, frame, last = following, following_frame, event
-                self.retries.remember(event)
+                state, frame, last = following, following_frame, update
+                self.retries.remember(update)
         if last is not None:
             if frame is None and state is not None:
                 try:
@@ -274,8 +277,8 @@ class _OneByOne:
         error.require_letter(self.batch, self.folding.read_model.name, self.source, event.offset)
 
 
-def _step(folding: Folding, state: State | None, update: KeyedUpdate) -> State | None:
-    return call_own(folding.read_model.next_state, state, update.key, update.update, update.timestamp_ms)
+def _step(folding: Folding, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
+    return call_own(folding.read_model.next_state, state, update.key, update.update, event)
 
 
 def _framed(folding: Folding, state: State) -> tuple[State, bytes]:

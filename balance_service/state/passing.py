@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
-from balance_service.errors import PoisonRecordError
+from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.read_models.read_model import event_of
 from balance_service.state.outputs import Sender, encoded, passed_on
 from balance_service.state.own_code import OwnCodeFailedError, made_by_own
@@ -84,7 +84,9 @@ class Emitting:
         self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, Sender, AvroCodec | None]]
     ) -> list[Output]:
         offset, timestamp_ms = row["offset"], row["timestamp"]
-        event = event_of({name: row[name] for name in self.records}, timestamp_ms)
+        event = event_of(self.records, row, timestamp_ms)
+        if event is None:
+            raise FatalError(f"the row of offset {offset} has no event")
         made: list[Output] = []
         for emit, sender, codec in outputs:
             if emit.where is not None and not emit.where.holds(event):

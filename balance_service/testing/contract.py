@@ -14,7 +14,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.events.combine import PartitionRows
 from balance_service.events.updates import IGNORED
 from balance_service.read_models.outputs import Each
-from balance_service.read_models.read_model import ReadModel
+from balance_service.read_models.read_model import ReadModel, event_of
 from balance_service.testing.driver import Driver, Refused
 from balance_service.testing.rows import Given, driven_legs, letter_of, passed_on, rows_of
 
@@ -126,7 +126,8 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)
-                state = read_model.next_state(before_it, update.key, update.update, update.timestamp_ms)
+                event = event_of(leg.records, update.update, update.timestamp_ms)
+                state = read_model.next_state(before_it, update.key, update.update, event)
                 after = None if state is None else codec.encode(state)
             except PoisonRecordError as error:
                 causes[update.record.offset if update.record else -1] = error.cause

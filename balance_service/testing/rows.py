@@ -198,13 +198,12 @@ def _columns(read_model: ReadModel, leg: Leg, given: Given) -> dict[str, Any]:
 
 
 def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
-    if not read_model.folds:
-        return {given.record: given.fields}
-    return {
+    update = {
         name: _value(read_model, name, fold, given)
         for name, fold in read_model.folds.items()
         if fold.record == given.record
     }
+    return update | ({given.record: given.fields} if read_model.needs_events else {})
 
 
 def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -> Any:
@@ -221,21 +220,21 @@ def _column_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
     as_it_is = {"value": pa.binary(), "headers": _HEADERS}
     if leg.by is not None:
         return time | as_it_is | {"record_key": pa.binary()}
-    types = _update_types(read_model)
-    if read_model.folds:
-        return types | (time if read_model.outputs else {})
-    return types | time | ({} if read_model.has_states() else as_it_is)
+    types = _update_types(read_model, leg)
+    if read_model.outputs or not read_model.folds:
+        types |= time
+    return types if read_model.has_states() else types | as_it_is
 
 
-def _update_types(read_model: ReadModel) -> dict[str, pa.DataType]:
-    events = {schema["name"]: schema for schema in read_model.event_schemas.values()}
-    if not read_model.folds:
-        return {name: arrow_type(schema) for name, schema in events.items()}
-    types = {}
+def _update_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
+    events = {schema["name"]: schema for schema in leg.wanted_schemas.values()}
+    types: dict[str, pa.DataType] = {}
     for name, fold in read_model.folds.items():
         kept, _ = without_null(fields_of(read_model.state_schema)[name])
         is_of_event = fold.field and not isinstance(fold, Top)
         types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)
+    if read_model.needs_events:
+        types |= {name: arrow_type(schema) for name, schema in events.items()}
     return types
 
 

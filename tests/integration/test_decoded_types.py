@@ -25,6 +25,7 @@ from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.conditions import same
 from balance_service.read_models.flow import Stream, legs_of
+from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
@@ -199,6 +200,26 @@ def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, sour
         assert [value[5:] for value in rows.updates["value"].to_pylist()] == expected.updates["value"].to_pylist()
 
     check()
+
+
+def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: SparkSession) -> None:
+    invoice = load_schema("PosInvoice")
+    money = {"type": "fixed", "name": "Money", "size": 8, "logicalType": "decimal", "precision": 18, "scale": 2}
+    # Its lines are others than ours, and what the total is made of is defined by a field that nobody wants.
+    changed = {"totalAmount": "Money", "lines": {"type": "array", "items": {"type": "map", "values": "long"}}}
+    fields = [{**field, "type": changed.get(field["name"], field["type"])} for field in invoice["fields"]]
+    later = {**invoice, "fields": [{"name": "fee", "type": money}, *fields]}
+    sold = event("PosInvoice", {"customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")})
+    other = {**sold.fields, "fee": Decimal("0.01"), "lines": [{"a": 1}]}
+    records = [(b"1", 1, written(invoice, dict(sold.fields))), (b"1", 2, written(later, other))]
+
+    rows = decoded(spark, Rewards(), [invoice, later], records)
+
+    wanted = {"invoiceNumber": "", "customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")}
+    assert [single.update["PosInvoice"] for single in rows.singly(rows.updates)] == [wanted] * 2
+    assert causes(rows) == []
+    # Where somebody wants them, they are looked at.
+    assert causes(decoded(spark, Purchases(), [invoice, later], records[1:])) == ["schema-incompatible"]
 
 
 def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: SparkSession) -> None:

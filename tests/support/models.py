@@ -13,6 +13,7 @@ from balance_service.avro.schemas import load_schema
 from balance_service.errors import PoisonRecordError
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.folds import Count, Earliest, Greatest, Latest, Least, RunningSum, Top
+from balance_service.read_models.outputs import EVENT, Emit
 from balance_service.read_models.read_model import ReadModel
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ ship(
 )
 ship("Peaks", {"id": "string", "most": ["null", "double"], "least": ["null", "float"], "games": "long"})
 ship("Tally", {"id": "string", "paid": WIDE_MONEY})
+ship("Note", {"id": "string", "paid": MONEY, "total": WIDE_MONEY, "tags": {"type": "array", "items": "string"}})
 ship("Session", {"games": "int", "ratio": "float", "event": ["null", "string"], "day": ["null", PLACE]})
 
 
@@ -191,4 +193,20 @@ class Session(ReadModel):
         }
 
 
-MODELS = (Summary(), Peaks(), Tally(), Ranks(), Session())
+class Noted(ReadModel):
+    """A standard fold that makes a record of each event, of which it reads some columns."""
+
+    name = "test-noted"
+    source = Stream("games", "Scored").select("paid", "tags")
+    key = "id"
+    state = "Tally"
+    emits = Emit("notes", "Note", each=EVENT)
+
+    paid = RunningSum("Scored.paid")
+
+    def emit(self, state: State, event: Event) -> Event | State:
+        """The event, with the sum after it."""
+        return {**event, "total": state["paid"]}
+
+
+MODELS = (Summary(), Peaks(), Tally(), Ranks(), Session(), Noted())

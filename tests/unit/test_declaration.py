@@ -12,9 +12,10 @@ from balance_service.events.nested import SPARK_TYPES
 from balance_service.read_models import catalogue
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.declaration import READ_TYPES
+from balance_service.read_models.declared_source import READ_TYPES
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.read_models.joins import Global
 from balance_service.read_models.read_model import ReadModel
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
@@ -69,6 +70,22 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
         ({"source": Stream("b", "Either")}, "of which 'what' has string | long, a type that events may not have"),
         ({"key": "customer"}, "has the key 'customer', a string; FundsAdded has no such column"),
         ({"key": "occurredOn"}, "FundsAdded has one of type timestamp-millis"),
+        (
+            {"source": Stream("balance", "FundsAdded").select("amount", "amonut")},
+            "selects 'amonut', a column that FundsAdded does not have",
+        ),
+        ({"source": Stream("balance", "FundsAdded").select("id")}, "FundsAdded has no column 'amount'"),
+        (
+            {
+                "source": Stream("score-events", "ScoreEvent")
+                .select("score")
+                .join(Global("players", "Player"), on="player_id", take={"name": "playerName"})
+                .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
+                .by("product_id", "ScoredGame"),
+                "key": None,
+            },
+            "selects columns, and joins: the record that it makes says which of them are kept",
+        ),
         ({"amount": None}, "has nothing to fold by"),
         ({"fold": keep}, "has both standard folds and a `fold` of its own"),
         ({"state": "Bare"}, "Bare has no string 'customerId'"),

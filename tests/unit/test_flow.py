@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from balance_service.avro.types import fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.catalogue import hosted_stages, stages_of
@@ -46,6 +47,17 @@ def test_each_re_key_ends_a_leg_that_the_next_one_reads() -> None:
         ["deliveryType"],
         [],
     ]
+
+
+def test_what_is_selected_is_read_with_what_the_stream_needs_of_an_event_itself() -> None:
+    source = POS.where(PRIME).by("customerCardNo").select("totalAmount")
+
+    for leg in legs_of("m", source):
+        (wanted,) = leg.wanted_schemas.values()
+        assert [*fields_of(wanted)] == ["customerCardNo", "customerType", "totalAmount"]
+        assert len(fields_of(leg.event_schemas["parts.code.balance.events.PosInvoice"])) == 9
+    (alone,) = legs_of("m", POS.select("totalAmount"), "storeId")
+    assert alone.columns == frozenset({"storeId", "totalAmount"})
 
 
 def test_a_stream_that_goes_on_leaves_the_one_before_as_it_was() -> None:

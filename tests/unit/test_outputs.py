@@ -21,7 +21,7 @@ from balance_service.state.commit import write_position
 from balance_service.state.fold import Folding
 from balance_service.state.letters.letter import Status
 from balance_service.testing import Driver, Given, event
-from tests.support.models import SCORED
+from tests.support.models import SCORED, Noted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +118,16 @@ def test_each_purchase_of_a_member_is_notified_with_the_total_after_it() -> None
             ("i-10.00", Decimal("0.2000"), Decimal("0.2000")),
             ("i-5.00", Decimal("0.1000"), Decimal("0.1000")),
             ("i-1.00", Decimal("0.0200"), Decimal("0.2200")),
+        ]
+
+
+def test_what_a_standard_fold_s_model_makes_of_each_event_has_the_event_and_the_state_after_it() -> None:
+    with Driver(Noted()) as driver:
+        driver.given(*[event(SCORED, {"id": "k", "paid": Decimal(paid), "tags": [paid]}) for paid in ("1.00", "2.00")])
+
+        assert [(n["paid"], n["tags"], n["total"]) for n in driver.emitted("notes") if n] == [
+            (Decimal("1.00"), ["1.00"], Decimal("1.00")),
+            (Decimal("2.00"), ["2.00"], Decimal("3.00")),
         ]
 
 

@@ -84,9 +84,9 @@ def test_where_a_standard_fold_makes_what_does_not_fit_its_schema_the_event_to_b
 ) -> None:
     own, misfit = LastWritten.next_state, Decimal("0.001")
 
-    def next_state(model: LastWritten, state: Any, key: bytes, update: Mapping[str, Any], *at: int) -> Any:
+    def next_state(model: LastWritten, state: Any, key: bytes, update: Mapping[str, Any], *event: Any) -> Any:
         paid = {"b": misfit, "c": None}.get(update["text"], Decimal("1.00"))
-        return own(model, state, key, {**update, "paid": paid}, *at)
+        return own(model, state, key, {**update, "paid": paid}, *event)
 
     monkeypatch.setattr(LastWritten, "next_state", next_state)
     with Driver(LastWritten(), combines_few=combines) as driver:
