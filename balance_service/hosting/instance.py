@@ -27,7 +27,6 @@ from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
 from balance_service.process.thread_failures import noting_failures
-from balance_service.read_models.balance import Balance
 from balance_service.read_models.catalogue import hosted_stages
 from balance_service.settings.address import address_of
 
@@ -145,9 +144,8 @@ class Instance:
         self._running = running
         settings = self._settings
         answering = Answering(running, proxy, self._metrics, settings)
-        models = self._handlers.models = answering.queries()
+        self._handlers.models = answering.queries()
         self._handlers.dead_letters = answering.dead_letters()
-        self._handlers.queries = models.of(Balance.name).queries if Balance.name in running.engine.models else None
         self._handlers.commands = Commands(running.publisher, self._metrics)
         log.info("started", application_server=settings.application_server, models=list(running.engine.models))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from balance_service.http.given import Given
 from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
-from balance_service.http.scatter import NOT_OF_FORM, not_of_form
+from balance_service.http.scatter import not_of_form
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ class CollectionQueries:
         answer = await models.one(request, models.of(self.name), self.key, self.declared.noun)
         if answer.status != _OK:
             return answer
-        try:
-            value = _parsed(answer)["value"]
-        except NOT_OF_FORM as error:
-            raise not_of_form() from error
-        return self._with(answer, value)
+        without_value = exact_json({"key": request.match_info[self.key.name], "value": None})
+        before_value, body = without_value.removesuffix("null}").encode(), answer.body
+        if not isinstance(body, bytes) or not body.startswith(before_value):
+            raise not_of_form()
+        answer.body = body[len(before_value) : -1]
+        return answer
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
         """What is known of each key, in their order, a page at a time."""
@@ -77,18 +78,9 @@ class CollectionQueries:
         scan = Entries(start=start, end=end, after=after, limit=limit, key_type=key_type_of(self.name))
         answer = await models.of(self.name).gathered(given, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
-        response = self._with(answer.response(), {entry["key"]: entry["value"] for entry in page["entries"]})
+        response = answer.response()
+        response.body = exact_json({entry["key"]: entry["value"] for entry in page["entries"]}).encode()
         if page["next"] is not None:
             following = request.rel_url.update_query({self.after.name: page["next"]})
             response.headers["Link"] = f'<{following}>; rel="next"'
         return response
-
-    @staticmethod
-    def _with(answer: web.Response, value: Any) -> web.Response:
-        answer.body = exact_json(value).encode()
-        return answer
-
-
-def _parsed(answer: web.Response) -> Any:
-    body = answer.body
-    return json.loads(body if isinstance(body, bytes) else b"null", parse_float=Decimal)

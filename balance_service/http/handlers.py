@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from balance_service.http.dead_letters import DeadLetters
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
-    from balance_service.http.queries import Queries
 
 
 class Handlers:
@@ -21,16 +20,13 @@ class Handlers:
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
-        self.queries: Queries | None = None
-        """Of the balance, if it is hosted here."""
         self.commands: Commands | None = None
         self.models: ModelQueries | None = None
         self.dead_letters: DeadLetters | None = None
 
     async def get_balance(self, request: web.Request) -> web.Response:
         """See `Queries.get_balance`."""
-        queries = self.queries or self.any_model.of("balance").queries
-        return await queries.get_balance(request)
+        return await self.any_model.of("balance").queries.get_balance(request)
 
     @property
     def any_model(self) -> ModelQueries:

@@ -31,7 +31,8 @@ _MISDIRECTED = 421
 _UNAVAILABLE = 503
 _LOOKED_UP = (200, 404)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
-_CUSTOMER = "customer"
+CUSTOMER = "customer"
+"""What a key of the balance is called."""
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 
@@ -54,7 +55,7 @@ class Queries:
 
     async def get_balance(self, request: web.Request) -> web.Response:
         """A customer's state, from its owner; from a standby too, if the query says how recent it must be."""
-        return await self.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, _CUSTOMER))
+        return await self.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, CUSTOMER))
 
     async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
         """The same for whichever key the request names.
@@ -65,18 +66,21 @@ class Queries:
         answer = await self._observed_answer(parse, is_forwarded=FORWARDED_HEADER in request.headers)
         return answer.response()
 
-    async def answer(self, key: bytes) -> Answer:
-        """The same to a query of a client with no more than a customer.
+    async def answer(self, query: KeyQuery) -> Answer:
+        """The same to a client's query that is checked already.
 
         Raises:
-            Problem: as `get_balance`.
+            Problem: as `get`.
         """
-        return await self._observed_answer(lambda: _plain(key), is_forwarded=False)
+        return await self._observed_answer(lambda: query, is_forwarded=False)
 
-    def at_once(self, key: bytes) -> Answer | None:
-        """The owner's answer to a query with no more than a customer, if this instance is that.
+    def at_once(self, key: bytes, noun: str, told_as: str | None) -> Answer | None:
+        """The owner's answer to a query with no more than a key, if this instance is that.
 
-        None if it is not, or has anything else to say: `get_balance` will say it.
+        None if it is not, or has anything else to say: `get` will say it.
+
+        Args:
+            noun: as in `KeyQuery`, like `told_as`.
         """
         began = time.perf_counter()
         partition = self.routing.partition_of(key)
@@ -84,7 +88,7 @@ class Queries:
             local = self.routing.read(partition, key)
             if local is None or not local.is_owner:
                 return None
-            answer = self._answer(partition, local, None)
+            answer = self._answer(partition, local, noun, told_as)
         except (BalanceServiceError, Problem):
             return None
         self._observe("local", answer.status, began)
@@ -103,7 +107,7 @@ class Queries:
             deadline = time.monotonic() + self.timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local, query)
+                answered, answer = "local", self._answer(partition, local, query.noun, query.told_as)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, deadline)
             status = answer.status
@@ -173,7 +177,7 @@ class Queries:
                 # It may have become ours.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local, query)
+                    return self._answer(partition, local, query.noun, query.told_as)
             # A copy here may be recent enough by the second time.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
             peers = self.routing.in_turn(partition, deadline, takes_standbys=query.takes_standbys, is_all=not has_copy)
@@ -206,8 +210,8 @@ class Queries:
                     return answer
         raise refusal
 
-    def _answer(self, partition: int, local: LocalAnswer, query: KeyQuery | None) -> Answer:
-        """An answer from here; without a query, to the plain one for a customer."""
+    def _answer(self, partition: int, local: LocalAnswer, noun: str, told_as: str | None) -> Answer:
+        """An answer from here."""
         headers = {
             "Balance-Application-Server": self.address,
             "Balance-Role": "active" if local.is_owner else "standby",
@@ -217,12 +221,11 @@ class Queries:
         if local.lag is not None:
             headers["Balance-Lag"] = str(local.lag)
         if local.frame is None:
-            return _no_such(_CUSTOMER if query is None else query.noun)._replace(headers=headers)
+            return _no_such(noun)._replace(headers=headers)
         try:
             view = self.view(local.frame)
         except (StoreCorruptedError, RetriableError) as error:
             raise self._refusal(partition, error) from error
-        told_as = None if query is None else query.told_as
         body = exact_json(view if told_as is None else {"key": told_as, "value": view})
         return Answer(200, body.encode(), JSON, headers)
 
@@ -234,10 +237,6 @@ class Queries:
                 self.read_model, answered, str(status)
             )
         observed.observe(elapsed)
-
-
-def _plain(key: bytes) -> KeyQuery:
-    return KeyQuery(key=key, path=PATH, parameters={CUSTOMER_ID.name: key.decode()}, noun=_CUSTOMER)
 
 
 @cache

@@ -76,7 +76,7 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
     front = Front(load_settings(**settings), handlers, LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
-    handlers.queries = instance.queries(proxy)
+    handlers.models = instance.models(proxy)
     try:
         yield front
     finally:

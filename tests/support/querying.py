@@ -18,6 +18,8 @@ from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.http.answer import Answer as Received
+from balance_service.http.model_queries import PATH as MODELS_PATH
+from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.queries import PATH, Queries
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
+BALANCE = Balance.description()
 STATES = balance_codec()
 POSITIONS = position_codec()
 PARTITIONS = 2
@@ -144,6 +147,11 @@ class Instance:
             timeout_seconds=self.timeout_seconds,
             metrics=metrics or Metrics(),
         )
+
+    def models(self, proxy: Proxy, metrics: Metrics | None = None) -> ModelQueries:
+        """What answers for `balance`, all of it on one partition."""
+        answers = ModelAnswers(self.queries(proxy, metrics), self.scatter(f"{MODELS_PATH}/balance"), BALANCE)
+        return ModelQueries({"balance": answers}, dict, lambda _name, _partitions: answers)
 
     def scatter(self, path: str) -> Scatter:
         """Its proxy is to be closed."""

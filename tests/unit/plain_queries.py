@@ -112,7 +112,7 @@ async def serving(
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
     handlers = Handlers(Operations(Nobody()))
-    handlers.queries = instance.queries(proxy, metrics)
+    handlers.models = instance.models(proxy, metrics)
     listener = bind("127.0.0.1", 0)
     plain = Plain(handlers, trust, under_way)
     server = Server(listener.getsockname()[1], plain)

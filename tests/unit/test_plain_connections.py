@@ -88,7 +88,7 @@ def test_clients_that_are_counted_are_counted_for_plain_queries_too(
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
         front = Front(Settings(http_port=0, **variables), handlers)
-        handlers.queries = instance.queries(await front.open())
+        handlers.models = instance.models(await front.open())
         try:
             answers = await Server(front.port).exchange(question(), question(), answers=2)
         finally:

@@ -133,7 +133,7 @@ def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Inst
         metrics = Metrics()
         handlers = Handlers(Operations(Nobody()))
         front = Front(load_settings(http_port=0), handlers)
-        handlers.queries = instance.queries(await front.open(), metrics)
+        handlers.models = instance.models(await front.open(), metrics)
         async with TestServer(Peer(answering(headers=ACTIVE)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
             await Server(front.port).exchange(question(), question(headers="X-Y: 1\r\n"), answers=2)
@@ -164,7 +164,7 @@ def test_clients_that_are_counted_are_counted_for_queries_passed_on_too(
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
         front = Front(Settings(http_port=0, **variables), handlers)
-        handlers.queries = instance.queries(await front.open())
+        handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(answering(headers=ACTIVE), SECRET)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
             answers = await Server(front.port).exchange(question(), question(), answers=2)

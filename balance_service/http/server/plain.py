@@ -1,53 +1,103 @@
-"""Plain queries: a customer's balance, asked for with nothing but the customer, and answered ahead of aiohttp.
+"""Plain queries: one key of a read model, asked for with nothing but the key, and answered ahead of aiohttp.
 
-A request is plain if it has no body, asks for a customer whose id needs no escape, and has no header that changes what
-is to be answered, or how. It is answered at once if this instance owns the customer's partition. If not, and a client
-asks, the same coroutine answers it as for aiohttp's handler, most often with what a peer has answered. Everything else
-is left to aiohttp and the middlewares, which would answer a plain query with the same bytes. Belongs to the event loop.
+A request is plain if it has no body, asks for a key that needs no escape, and has no header that changes what is to be
+answered, or how. It is answered at once if this instance owns the key's partition. If not, and a client asks, the same
+coroutine answers it as for aiohttp's handler, most often with what a peer has answered. Everything else is left to
+aiohttp and the middlewares, which would answer a plain query with the same bytes. Belongs to the event loop.
 """
 
 from __future__ import annotations
 
 import string
 import time
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
+from balance_service.errors import InvalidInputError
+from balance_service.http.model_queries import PATH
+from balance_service.http.parameters import CUSTOMER_ID, KEY, KeyQuery
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER
-from balance_service.http.queries import PATH
+from balance_service.http.queries import CUSTOMER
+from balance_service.http.queries import PATH as BALANCE_PATH
 from balance_service.http.server.limits import headers_fit
 from balance_service.http.server.problems import Problem, unexpected
-from balance_service.read_models.keys import MAX_KEY_BYTES
+from balance_service.read_models import catalogue
+from balance_service.read_models.keys import MAX_KEY_BYTES, TEXT, KeyType
+from balance_service.read_models.routes import Collection, Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
     from aiohttp.http import RawRequestMessage
 
     from balance_service.http.answer import Answer
+    from balance_service.http.model_queries import ModelQueries
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.queries import Queries
     from balance_service.http.server.limits import UnderWay
 
-_UP_TO_CUSTOMER = f"{PATH}?customerId="
 # Source: RFC 3986, section 2.3. A query that is passed on has them as they are, too.
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
 
 
-class HasQueries(Protocol):
-    """Holds the queries of the balance, once they can be answered."""
+class HasModels(Protocol):
+    """Holds what answers for each read model, once that can be asked."""
 
-    queries: Queries | None
+    models: ModelQueries | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneKey:
+    """How targets ask for one key of a read model."""
+
+    model: str
+    noun: str
+    path: str
+    key_type: KeyType = TEXT
+    parameter: str = ""
+    """What names the key; empty: it is the last part of the path."""
+    tells_key: bool = False
+    """Whether the answer has the key beside the value."""
+    asks_peers: bool = True
+    """Whether peers are asked by the same target, and answer alike."""
+
+    @property
+    def before_key(self) -> str:
+        """The target up to the last `=`, or else `/`."""
+        return f"{self.path}?{self.parameter}" if self.parameter else self.path
+
+    def key_of(self, text: str) -> bytes | None:
+        """The key that a target ends with; None if that may be none, or has to be looked at more closely."""
+        # Dots alone may lead elsewhere in a path.
+        if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameter or text.strip(".")):
+            return None
+        if not self.key_type.is_number:
+            return text.encode()
+        try:
+            return self.key_type.parse(text)
+        except InvalidInputError:
+            return None
+
+    def query(self, text: str, key: bytes) -> KeyQuery:
+        """The same as aiohttp's handler has it."""
+        return KeyQuery(
+            key=key,
+            path=self.path if self.parameter else f"{self.path}/{text}",
+            parameters={self.parameter: text} if self.parameter else {},
+            noun=self.noun,
+            told_as=text if self.tells_key else None,
+        )
 
 
 class PlainQueries:
     """Answers plain queries, as they go over the wire."""
 
-    def __init__(self, handlers: HasQueries, trust: PeerTrust, under_way: UnderWay) -> None:
+    def __init__(self, handlers: HasModels, trust: PeerTrust, under_way: UnderWay) -> None:
         """Args:
         under_way: bounds the queries that wait for a peer.
         """
@@ -59,34 +109,36 @@ class PlainQueries:
 
     def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
         """The answer to a plain query, or what will have it with the help of peers; None if aiohttp is to answer."""
-        queries, key = self._handlers.queries, customer_of(request)
-        if queries is None or key is None:
+        before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
+        asked, models = _ASKED.get(before), self._handlers.models
+        if asked is None or models is None or not _is_plain(request):
             return None
+        key, answers = asked.key_of(text), models.hosted.get(asked.model)
+        if key is None or answers is None:
+            return None
+        queries, told_as = answers.queries, text if asked.tells_key else None
         mark = request.headers.get(FORWARDED_HEADER)
-        if mark is not None:
-            return self._answer_to_peer(queries, key, mark, request.path)
-        answer = queries.at_once(key)
-        return self._answer(queries, key) if answer is None else self._raw(answer)
-
-    def _answer_to_peer(self, queries: Queries, key: bytes, mark: str, target: str) -> bytes | None:
+        if mark is not None and not asked.asks_peers:
+            return None
         try:
-            judged = self._trust.judge(mark, f"{hdrs.METH_GET} {target}")
-            answer = queries.at_once(key)
-            if answer is None:
-                return None
-            # Only now: aiohttp's handlers use it otherwise.
-            self._trust.use(judged)
+            judged = None if mark is None else self._trust.judge(mark, f"{hdrs.METH_GET} {request.path}")
+            answer = queries.at_once(key, asked.noun, told_as)
+            if answer is not None and judged is not None:
+                # Only now: aiohttp's handlers use it otherwise.
+                self._trust.use(judged)
         except Problem:
             return None
-        return self._raw(answer, self._trust.proof_of(answer, mark))
+        if answer is not None:
+            return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
+        return self._answer(queries, asked.query(text, key)) if mark is None and asked.asks_peers else None
 
-    async def _answer(self, queries: Queries, key: bytes) -> bytes:
+    async def _answer(self, queries: Queries, query: KeyQuery) -> bytes:
         try:
-            answer = await self._under_way.run(lambda: queries.answer(key))
+            answer = await self._under_way.run(lambda: queries.answer(query))
         except Problem as problem:
             answer = problem.answer()
         except Exception:
-            answer = unexpected(PATH).answer()
+            answer = unexpected(query.path).answer()
         return self._raw(answer)
 
     def _raw(self, answer: Answer, proof: str | None = None) -> bytes:
@@ -98,22 +150,36 @@ class PlainQueries:
         return answer.raw(more if proof is None else more + f"{PROOF_HEADER}: {proof}\r\n".encode())
 
 
-def customer_of(request: RawRequestMessage) -> bytes | None:
-    """The key of the customer that a request without a body names, if it is a plain query.
+def _is_plain(request: RawRequestMessage) -> bool:
+    """Whether a request without a body asks for nothing besides.
 
     The parser has judged what the headers say of the connection, of a body and of another protocol.
     """
-    if not request.path.startswith(_UP_TO_CUSTOMER):
-        return None
-    customer_id = request.path[len(_UP_TO_CUSTOMER) :]
-    is_plain = (
+    return (
         request.method == hdrs.METH_GET
         and request.version == HttpVersion11
         and not request.should_close
         and not request.upgrade
         and hdrs.EXPECT not in request.headers
         and headers_fit(request.raw_headers)
-        and 0 < len(customer_id) <= MAX_KEY_BYTES
-        and not customer_id.strip(_UNRESERVED)
     )
-    return customer_id.encode() if is_plain else None
+
+
+def _asked() -> Iterator[OneKey]:
+    yield OneKey(model="balance", noun=CUSTOMER, path=BALANCE_PATH, parameter=CUSTOMER_ID.name)
+    for model in map(catalogue.read_model, catalogue.names()):
+        if not model.has_states():
+            continue
+        of_model = OneKey(
+            model=model.name, noun=KEY.name, path=f"{PATH}/{model.name}/keys", key_type=model.key_type, tells_key=True
+        )
+        yield of_model
+        match model.queries:
+            case Routes(path, parameter, noun):
+                yield replace(of_model, noun=noun, path=path, parameter=parameter, tells_key=False)
+            case Collection(path, _, noun):
+                yield replace(of_model, noun=noun, path=path, tells_key=False, asks_peers=False)
+
+
+_ASKED = {asked.before_key: asked for asked in _asked()}
+"""By what stands before the key."""
