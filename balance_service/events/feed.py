@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from balance_service.errors import BalanceServiceError, FatalError, RetriableError, TaskMigratedError
+from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionRows, PartitionUpdates
 from balance_service.events.commit_span import commit_traced
 from balance_service.events.gathering import Gathered, Gathering, end_of
 from balance_service.events.redrive import Redrive
 from balance_service.events.singles import read_singles
 from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
-from balance_service.events.spark.session import read_source
+from balance_service.events.spark.session import read_source, require_jvm
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process.failpoints import reach
@@ -115,19 +115,20 @@ class Feed:
         return next(iter(self._problems.copy().values()), "")
 
     def rehearse(self) -> None:
-        """Read a little, so that the JVM has loaded and compiled most of what the first task needs.
+        """Read a little, so that the JVM has loaded and compiled much of what the first task needs.
+
+        Where that partition cannot be read now, others can, and the start goes on.
 
         Raises:
-            RetriableError: the broker does not answer, or Spark cannot read.
             FatalError: Spark's JVM has ended.
         """
-        start = self._topics.offsets(self._source, [0], earliest=True)[0]
         try:
+            start = self._topics.offsets(self._source, [0], earliest=True)[0]
             with RowQuery(self._spark, partial(self._records, 0, start), start) as query:
                 query.pull(_REHEARSAL_SECONDS)
-        except QueryEndedError as error:
-            self._require_jvm(error)
-            raise
+        except RetriableError as error:
+            require_jvm(self._spark, error)
+            log.warning("the first query will start more slowly", reason=str(error))
 
     def run(self, task: Task, interrupted: threading.Event) -> None:
         """Fold until interrupted, or until the task has to wait or is halted.
@@ -148,7 +149,7 @@ class Feed:
                 except BatchEndedError:
                     reason = "batch ended"
                 except QueryEndedError as error:
-                    self._require_jvm(error)
+                    require_jvm(self._spark, error)
                     reason = "failed"
                     self._problems[partition] = str(error)
                     log.warning("the query has ended; another is started", task=str(task.task_id), error=str(error))
@@ -165,7 +166,8 @@ class Feed:
         partition, start, began = task.task_id.partition, task.position, time.monotonic()
         gathering = self._gathering(partition)
         # Before a query is started, which costs: else one that cannot commit would be started again and again.
-        self._catch_up(partition, interrupted)
+        if not self._catch_up(partition, interrupted):
+            return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
         with RowQuery(self._spark, partial(self._rows, partition, start), start) as query:
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
@@ -198,15 +200,6 @@ class Feed:
             except RetriableError as error:
                 raise _WaitError(str(error)) from error
         return not interrupted.is_set() or self._joined is None
-
-    def _require_jvm(self, error: QueryEndedError) -> None:
-        """Raises FatalError if the end of Spark is why the query has ended: another query would not help."""
-        context: Any = self._spark.sparkContext
-        if context._gateway is None or context._gateway.proc.poll() is not None:
-            raise FatalError("Spark's JVM has ended") from error
-        session: Any = self._spark._jsparkSession
-        if session.sparkContext().isStopped():
-            raise FatalError("Spark has stopped by itself") from error
 
     def _rows(self, partition: int, start: int) -> DataFrame:
         return self._decoder.updates(self._records(partition, start))

@@ -142,7 +142,7 @@ class Engine:
         }
         # A JVM's first query is slow. It is run before a partition is assigned, while the schemas are learnt.
         with ThreadPoolExecutor(1, "rehearsal") as pool:
-            rehearsed = pool.submit(until_up, next(iter(self.stages.values())).feed.rehearse)
+            rehearsed = pool.submit(next(iter(self.stages.values())).feed.rehearse)
             for hosted in self.stages.values():
                 until_up(partial(hosted.learn_schemas, self.registry))
             rehearsed.result()

@@ -13,24 +13,33 @@ from balance_service.events.combine import PartitionUpdates
 from balance_service.events.feed import Feed
 from balance_service.events.gathering import Gathered, Gathering
 from balance_service.events.spark.row_query import QueryEndedError
+from balance_service.events.spark.sampler import SparkSampler
+from balance_service.events.spark.session import require_jvm
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import TaskId
 
 
-def feed(*, is_stopped: bool = False, exit_code: int | None = None) -> Feed:
-    """One without Spark."""
+def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
+    """A session of which as much is there as tells whether its JVM lives; it has no figures."""
     gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code))
-    context = SimpleNamespace(_gateway=gateway)
+    bean = SimpleNamespace(getRuntimeMXBean=lambda: SimpleNamespace(getPid=lambda: 1))
+    java = SimpleNamespace(lang=SimpleNamespace(management=SimpleNamespace(ManagementFactory=bean)))
+    context = SimpleNamespace(_gateway=gateway, _jvm=SimpleNamespace(java=java))
     session = SimpleNamespace(sparkContext=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
-    parts: Any = SimpleNamespace(sparkContext=context, _jsparkSession=session, max_records_per_batch=1_000_000)
+    return SimpleNamespace(sparkContext=context, _jsparkSession=session)
+
+
+def feed(session: Any = None, topics: Any = None) -> Feed:
+    """One without Spark."""
+    parts: Any = SimpleNamespace(max_records_per_batch=1_000_000)
     return Feed(
-        spark=parts,
+        spark=session or spark(),
         settings=parts,
         source="balance",
         read_model=Balance(),
         leg=Balance.legs[-1],
         decoder=parts,
-        topics=parts,
+        topics=topics,
         known_end=lambda _: None,
         metrics=parts,
     )
@@ -55,7 +64,27 @@ def test_after_a_commit_that_failed_no_more_than_a_part_is_gathered(error: Excep
 
 def test_spark_that_has_stopped_ends_the_instance_though_its_jvm_lives() -> None:
     ended = QueryEndedError("the context was stopped")
-    feed()._require_jvm(ended)
-    for gone in (feed(is_stopped=True), feed(exit_code=1)):
+    require_jvm(spark(), ended)
+    for gone in (spark(is_stopped=True), spark(exit_code=1)):
         with pytest.raises(FatalError):
-            gone._require_jvm(ended)
+            require_jvm(gone, ended)
+
+
+def test_where_no_task_runs_the_end_of_the_jvm_is_noticed_all_the_same() -> None:
+    sampler = SparkSampler(spark())
+    sampler.take()
+    assert sampler.sample is None
+
+    with pytest.raises(FatalError, match="Spark's JVM has ended"):
+        SparkSampler(spark(exit_code=137)).take()
+
+
+def test_a_partition_that_cannot_be_read_now_does_not_keep_an_instance_from_starting() -> None:
+    def away(*_: object, **__: object) -> None:
+        raise RetriableError("the leader of partition 0 is away")
+
+    topics = SimpleNamespace(offsets=away)
+    feed(topics=topics).rehearse()
+
+    with pytest.raises(FatalError):
+        feed(spark(exit_code=137), topics).rehearse()

@@ -73,11 +73,9 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.sql.classic.Dataset": ["schema()"],
         "org.apache.spark.sql.classic.DataStreamWriter": ["foreach(ForeachWriter)"],
     },
-    "feed.py": {
+    "spark/session.py": {
         "org.apache.spark.sql.classic.SparkSession": ["sparkContext()"],
         "org.apache.spark.SparkContext": ["isStopped()"],
-    },
-    "spark/session.py": {
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
             "FileSystemBasedCheckpointFileManager(Path, Configuration)"
         ],
@@ -163,12 +161,11 @@ def _reads(function: Any, variable: str) -> bool:
 PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("spark/session.py", "pyspark.SparkContext", _has, "_gateway"),
     ("spark/session.py", "pyspark.SparkContext", _has, "_jvm"),
+    ("spark/session.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
     ("spark/session.py", "pyspark.SparkContext", _has, "_ensure_initialized"),
     ("spark/session.py", "pyspark.SparkContext._ensure_initialized", _takes, "gateway"),
     ("spark/session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_PORT"),
     ("spark/session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_SECRET"),
-    ("feed.py", "pyspark.SparkContext", _has, "_gateway"),
-    ("feed.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
     ("spark/row_query.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("spark/row_query.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
     ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),

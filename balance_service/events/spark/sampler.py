@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from balance_service.errors import FatalError
+from balance_service.events.spark.session import jvm_has_ended
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -31,6 +34,7 @@ class SparkSampler:
     """Samples the JVM of a session for as long as it lives."""
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         jvm: Any = spark.sparkContext._jvm
         self._management: Any = jvm.java.lang.management.ManagementFactory
         self.jvm_pid = int(self._management.getRuntimeMXBean().getPid())
@@ -39,10 +43,16 @@ class SparkSampler:
         """The latest; None before the first, and while the JVM cannot be asked."""
 
     def take(self) -> None:
-        """Take a sample."""
+        """Take a sample.
+
+        Raises:
+            FatalError: the JVM has ended, which nobody else would notice where no task runs.
+        """
         try:
             self.sample = self._taken()
-        except Exception as error:  # py4j raises many things; that the JVM is gone, the feed finds out
+        except Exception as error:  # py4j raises many things
+            if jvm_has_ended(self._spark):
+                raise FatalError("Spark's JVM has ended") from error
             log.warning("Spark's figures cannot be had", error=str(error).partition("\n")[0])
             self.sample = None
 

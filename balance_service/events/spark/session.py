@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from balance_service.errors import FatalError
 from balance_service.events.spark.jvm import launch_jvm
 from balance_service.settings.jvm_properties import jvm_properties
 
@@ -86,6 +87,21 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, partition: 
         "failOnDataLoss": "true",
     }
     return spark.readStream.format("kafka").options(**options).load()
+
+
+def require_jvm(spark: SparkSession, error: Exception) -> None:
+    """Raises FatalError if the end of Spark is why something has failed: another attempt would not help."""
+    if jvm_has_ended(spark):
+        raise FatalError("Spark's JVM has ended") from error
+    session: Any = spark._jsparkSession
+    if session.sparkContext().isStopped():
+        raise FatalError("Spark has stopped by itself") from error
+
+
+def jvm_has_ended(spark: SparkSession) -> bool:
+    """Whether the process is gone. It is not asked for that."""
+    context: Any = spark.sparkContext
+    return context._gateway is None or context._gateway.proc.poll() is not None
 
 
 def _connect(jvm: SparkJvm) -> None:
