@@ -11,7 +11,7 @@ from balance_service.http.given import Given
 from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
-from balance_service.http.scatter import not_of_form
+from balance_service.http.scatter import NOT_OF_FORM, not_of_form
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ class CollectionQueries:
         answer = await models.one(request, models.of(self.name), self.key, self.declared.noun)
         if answer.status != _OK:
             return answer
-        without_value = exact_json({"key": request.match_info[self.key.name], "value": None})
-        before_value, body = without_value.removesuffix("null}").encode(), answer.body
-        if not isinstance(body, bytes) or not body.startswith(before_value):
-            raise not_of_form()
-        answer.body = body[len(before_value) : -1]
+        without_value = exact_json({"key": Given(request).required(self.key), "value": None})
+        body = answer.body if isinstance(answer.body, bytes) else b""
+        value = body.removeprefix(without_value.removesuffix("null}").encode())[:-1]
+        try:
+            json.loads(value)
+        except NOT_OF_FORM as error:
+            raise not_of_form() from error
+        answer.body = value
         return answer
 
     async def all(self, models: ModelQueries, request: web.Request) -> web.Response:

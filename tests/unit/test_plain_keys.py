@@ -12,9 +12,11 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.cluster.partitioner import partition_of
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
+from balance_service.http.server.plain import asked_of
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
+from balance_service.read_models.routes import Collection
 from balance_service.testing.fakes import FakeRegistry
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.unit.plain_queries import question, serving
@@ -71,12 +73,15 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
     return Host(tmp_path / "store", read_model=request.param)
 
 
-def both_ways(host: Host, target: str) -> tuple[bytes, int, int]:
-    """What is answered with plain queries and without; how many answers aiohttp had no part in, at once and later."""
+def both_ways(host: Host, *targets: str) -> tuple[bytes, int, int]:
+    """What is answered last on one connection, with plain queries and without; how many answers aiohttp had no part in.
+
+    Those are told apart: at once, and later.
+    """
 
     async def run(*, is_plain: bool) -> tuple[bytes, int, int]:
         async with serving(host, is_plain=is_plain) as server:
-            (answer,) = await server.exchange(question(target))
+            *_, answer = await server.exchange(*map(question, targets), answers=len(targets))
             return answer, len(server.at_once), len(server.later)
 
     with_plain, without = asyncio.run(run(is_plain=True)), asyncio.run(run(is_plain=False))
@@ -95,6 +100,17 @@ def test_the_owner_answers_at_once(host: Host) -> None:
         assert (answer[:12], at_once) == (b"HTTP/1.1 404", 1)
 
 
+def test_a_view_that_raises_is_a_500_and_the_connection_goes_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def view(_state: object) -> object:
+        raise KeyError("absent")
+
+    monkeypatch.setattr(host.read_model, "view", view, raising=False)
+    known = host.texts(PARTITION)[0]
+    for path in PATHS[host.read_model.name]:
+        answer, at_once, _ = both_ways(host, path + known, path + known)
+        assert (answer[:12], at_once) == (b"HTTP/1.1 500", 0)
+
+
 def test_for_a_key_of_another_instance_peers_are_asked(host: Host) -> None:
     elsewhere = host.texts(1 - PARTITION)[0]
     for path in PATHS[host.read_model.name]:
@@ -110,6 +126,15 @@ def test_what_is_no_plain_key_is_left_to_aiohttp(host: Host, key: str) -> None:
         if path.endswith("=") and set(key) == {"."}:
             continue  # that is a key
         assert both_ways(host, path + key)[1:] == (0, 0)
+
+
+def test_a_text_may_be_a_route_of_its_own_so_a_collection_by_text_is_left_to_aiohttp() -> None:
+    class Things(Rewards):
+        name = "test-things"
+        queries = Collection("/things", key="id", noun="thing")  # type: ignore[assignment]
+
+    assert [each.path for each in asked_of([Things()])] == ["/api/models/test-things/keys"]
+    assert "/leaderboard" in [each.path for each in asked_of([Leaderboard()])]
 
 
 @pytest.mark.parametrize(

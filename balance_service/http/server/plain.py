@@ -31,7 +31,7 @@ from balance_service.read_models.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.read_models.routes import Collection, Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from aiohttp.http import RawRequestMessage
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.queries import Queries
     from balance_service.http.server.limits import UnderWay
+    from balance_service.read_models.read_model import ReadModel
 
 # Source: RFC 3986, section 2.3. A query that is passed on has them as they are, too.
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
@@ -165,9 +166,9 @@ def _is_plain(request: RawRequestMessage) -> bool:
     )
 
 
-def _asked() -> Iterator[OneKey]:
-    yield OneKey(model="balance", noun=CUSTOMER, path=BALANCE_PATH, parameter=CUSTOMER_ID.name)
-    for model in map(catalogue.read_model, catalogue.names()):
+def asked_of(models: Iterable[ReadModel]) -> Iterator[OneKey]:
+    """How keys of read models are asked for, in all forms."""
+    for model in models:
         if not model.has_states():
             continue
         of_model = OneKey(
@@ -177,9 +178,12 @@ def _asked() -> Iterator[OneKey]:
         match model.queries:
             case Routes(path, parameter, noun):
                 yield replace(of_model, noun=noun, path=path, parameter=parameter, tells_key=False)
-            case Collection(path, _, noun):
+            # A text might be a route of its own, such as `count`.
+            case Collection(path, _, noun) if model.key_type.is_number:
                 yield replace(of_model, noun=noun, path=path, tells_key=False, asks_peers=False)
 
 
-_ASKED = {asked.before_key: asked for asked in _asked()}
+_BALANCE = OneKey(model="balance", noun=CUSTOMER, path=BALANCE_PATH, parameter=CUSTOMER_ID.name)
+_MODELS = [catalogue.read_model(name) for name in catalogue.names()]
+_ASKED = {asked.before_key: asked for asked in (_BALANCE, *asked_of(_MODELS))}
 """By what stands before the key."""
