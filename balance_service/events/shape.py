@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
 
 PROBLEM = "_problem"
+# Spark makes null in all fields of a body that does not decode. They may be null in one that does, this one aside.
+_DECODED = {"name": "_decoded", "type": "boolean", "default": True}
 _MAX_PRECISION = 38
 # Of so many digits, Spark keeps a decimal in a long, and of more, in a BigInteger, which takes several objects a row.
 _LONG_DIGITS = 18
@@ -113,7 +115,8 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
             # There and back: Spark would compare decimals of two scales in a third, which may round.
             lossy.append(~target.try_cast(kind).eqNullSafe(source))
         shaped.append(target.alias(name))
-    something = any_of(F.col(f"{column}.`{name}`").isNotNull() for name in written)
+    signs = [_DECODED["name"]] if _DECODED["name"] in written else written
+    something = any_of(F.col(f"{column}.`{name}`").isNotNull() for name in signs)
     problem = (
         F.when(~something, "body-undecodable")
         .when(any_of(missing), "field-null")
@@ -141,9 +144,7 @@ def decoded(body: Column, reader: Schema, text: str) -> Column:
     nested = {name: kind for name, kind in wanted.items() if resolved_by_avro(without_null(kind)[0])}
     writer = json.loads(_decodable(reader, text))
     written = fields_of(writer)
-    skipped = [kind for name, kind in written.items() if name not in wanted]
-    # To skip a field of one value costs Avro as much as to read it.
-    if nested or any(resolved_by_avro(without_null(kind)[0]) for kind in skipped):
+    if nested or written.keys() - wanted:
         plain = standing_alone({name: kind for name, kind in written.items() if name in wanted.keys() - nested}, writer)
         ours = [
             {**field, "type": widened(field["type"])}
@@ -154,7 +155,7 @@ def decoded(body: Column, reader: Schema, text: str) -> Column:
         ]
         for name in nested.keys() & written.keys():
             check_resolvable(written[name], nested[name], writer)
-        options["avroSchema"] = json.dumps({**writer, "fields": ours})
+        options["avroSchema"] = json.dumps({**writer, "fields": [*ours, _DECODED]})
     return from_avro(body, json.dumps(writer), options)
 
 

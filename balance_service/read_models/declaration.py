@@ -69,7 +69,7 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
-    legs = checked_legs(model)
+    legs = checked_legs(model, [output.where.column for output in outputs if output.where is not None])
     events = events_of(model, legs[-1])
     for output in outputs:
         if output.each is not EVENT:
@@ -87,7 +87,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if not hasattr(model, "state"):
         refuse(model, "has no `state`")
     folds = _folds(model)
-    legs = checked_legs(model)
+    folded = [fold.field for fold in folds.values()]
+    legs = checked_legs(model, filter(None, [getattr(model, "key", None), *folded]))
     events = events_of(model, legs[-1])
     key_type = _key_type(model, legs[-1], events)
     state = fields_of(shipped_schema(model, model.state))
@@ -207,7 +208,7 @@ def _check_entries(model: type, name: str, entries: Mapping[str, Any], schema: S
     columns = fields_of(schema)
     for entry, kept in entries.items():
         if entry not in columns:
-            refuse(model, f"keeps '{entry}' in '{name}', a column that {schema['name']} does not have")
+            refuse(model, f"keeps '{entry}' in '{name}', which {schema['name']} does not have, or is not selected")
         (kind, is_nullable), (inner, keeps_null) = without_null(columns[entry]), without_null(kept)
         why = StandardFold("").misfit(kind, inner)
         if why or (is_nullable and not keeps_null):

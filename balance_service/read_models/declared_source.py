@@ -12,7 +12,7 @@ from balance_service.read_models.joins import Global, Join, misfit
 from balance_service.read_models.keys import KeyType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
     from balance_service.read_models.conditions import Same
@@ -31,12 +31,16 @@ def refuse(model: type, why: str) -> NoReturn:
     raise ConfigurationError(f"the read model {model.__qualname__} {why}")
 
 
-def checked_legs(model: Any) -> tuple[Leg, ...]:
-    """The way of its events, each leg of which can be gone."""
+def checked_legs(model: Any, needed: Iterable[str]) -> tuple[Leg, ...]:
+    """The way of a model's events, each leg of which can be gone.
+
+    Args:
+        needed: columns that its declaration names, apart from the source.
+    """
     if not isinstance(model.source, Stream) or not model.source.records:
         refuse(model, "has a source that is not a Stream of a topic and one or more records")
     _check_selected(model, model.source)
-    legs = legs_of(model.name, model.source, getattr(model, "key", None))
+    legs = legs_of(model.name, model.source, needed)
     for leg in legs:
         events = events_of(model, leg)
         for condition in leg.conditions:
@@ -57,11 +61,13 @@ def checked_legs(model: Any) -> tuple[Leg, ...]:
 
 def _check_selected(model: Any, source: Stream) -> None:
     events = [fields_of(shipped_schema(model, record)) for record in source.records]
-    for selected in (step for step in source.steps if isinstance(step, Select)):
-        if any(isinstance(step, Join) for step in source.steps):
-            refuse(model, "selects columns, and joins: the record that it makes says which of them are kept")
-        if unknown := selected.columns.difference(*events):
-            refuse(model, f"selects '{min(unknown)}', a column that {' or '.join(source.records)} does not have")
+    selected = [step for step in source.steps if isinstance(step, Select)]
+    if len(selected) > 1:
+        refuse(model, "selects columns twice")
+    if selected and any(isinstance(step, Join) for step in source.steps):
+        refuse(model, "selects columns, and joins: the record that it makes says which of them are kept")
+    if unknown := frozenset[str]().union(*(step.columns for step in selected)).difference(*events):
+        refuse(model, f"selects '{min(unknown)}', a column that {' or '.join(source.records)} does not have")
 
 
 def _check_joins(model: Any, leg: Leg, events: Mapping[str, Schema]) -> None:
@@ -99,6 +105,8 @@ def events_of(model: Any, leg: Leg) -> dict[str, Schema]:
     events = {schema["name"]: schema for schema in leg.wanted_schemas.values()}
     for record, schema in events.items():
         columns = fields_of(schema)
+        if not columns:
+            refuse(model, f"selects no column of {record}: without one, nobody can tell it from what does not decode")
         for column, kind in columns.items():
             if unread := _unread(kind):
                 refuse(model, f"folds {record}, of which '{column}' has {unread}, a type that events may not have")

@@ -13,7 +13,7 @@ from balance_service.avro.schemas import Schema, full_name, load_schema
 from balance_service.read_models.joins import Global, Join
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from balance_service.read_models.conditions import Same
     from balance_service.read_models.joins import Missing, Table
@@ -79,11 +79,10 @@ class Stream:
         return self._with(By(column, record))
 
     def select(self, *columns: str) -> Stream:
-        """Of the events these columns alone, their key, and those that the stream asks for or goes on by.
+        """Of the events these columns alone, and those that the stream, the key, conditions and standard folds name.
 
-        The others are not decoded, so they cost nothing, and an event whose other columns cannot be read is no dead
-        letter. Records that are passed on stay whole. Not for a stream with joins: the record that these make says
-        what is kept.
+        The others are skipped, and an event whose other columns mean nothing to us is no dead letter. Records that are
+        passed on stay whole. Not for a stream with joins: the record that these make says what is kept.
         """
         return self._with(Select(frozenset(columns)))
 
@@ -144,15 +143,15 @@ class Leg:
         return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
 
 
-def legs_of(name: str, source: Stream, key: str | None = None) -> tuple[Leg, ...]:
+def legs_of(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Leg, ...]:
     """The legs of the way of a read model's events, in order; at least one.
 
     Args:
-        key: the column that the read model names as its key, if it does.
+        needed: columns that are read, be they selected or not.
     """
     legs: list[Leg] = []
     columns: frozenset[str] | None = None
-    used = set() if key is None else {key}
+    used = set(needed)
     leg = Leg(name=name, topic=source.topic, is_first=True, records=source.records)
     for step in source.steps:
         match step:
@@ -171,5 +170,5 @@ def legs_of(name: str, source: Stream, key: str | None = None) -> tuple[Leg, ...
                 legs.append(done)
                 records = leg.records if record is None else (record,)
                 leg = Leg(name=name, topic=done.name, is_first=False, records=records, key=column)
-    # The same in all of them: what cannot be applied in the end becomes a dead letter where it comes in.
+    # The same in all of them: what cannot be decoded in the end becomes a dead letter where it comes in.
     return tuple(replace(leg, columns=None if columns is None else columns | used) for leg in (*legs, leg))

@@ -25,7 +25,9 @@ from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.conditions import same
 from balance_service.read_models.flow import Stream, legs_of
+from balance_service.read_models.outputs import Emit
 from balance_service.read_models.purchases import Purchases
+from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.read_models.flow import Leg
-    from balance_service.read_models.read_model import ReadModel
 
 _AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
 SCORED = {
@@ -220,6 +221,28 @@ def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: Spa
     assert causes(rows) == []
     # Where somebody wants them, they are looked at.
     assert causes(decoded(spark, Purchases(), [invoice, later], records[1:])) == ["schema-incompatible"]
+
+
+class Named(ReadModel):
+    """Invoices that name their customer."""
+
+    name = "test-named"
+    source = Stream("pos", "PosInvoice").select("customerName")
+    emits = Emit("named")
+
+
+def test_an_event_without_a_value_in_what_is_selected_is_decoded(spark: SparkSession) -> None:
+    invoice = load_schema("PosInvoice")
+    events = [event("PosInvoice", {"customerName": name}) for name in (None, "Ann")]
+    records = [(b"1", 1, given.body) for given in events]
+
+    rows = decoded(spark, Named(), [invoice], [*records, (b"1", 1, b"\x04"), (b"1", 1, b"")])
+
+    found = [single.update["PosInvoice"] for single in rows.singly(rows.updates)]
+    assert found == [{"customerName": None}, {"customerName": "Ann"}]
+    assert causes(rows) == ["body-undecodable"] * 2
+    by_name = legs_of("m", Stream("pos", "PosInvoice").by("customerName").select())[0]
+    assert causes(decoded(spark, Rewards(), [invoice], records, by_name)) == ["field-null"]
 
 
 def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: SparkSession) -> None:

@@ -12,10 +12,12 @@ from balance_service.events.nested import SPARK_TYPES
 from balance_service.read_models import catalogue
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
+from balance_service.read_models.conditions import same
 from balance_service.read_models.declared_source import READ_TYPES
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.folds import Combine, Count, Greatest, Latest, RunningSum, Top
 from balance_service.read_models.joins import Global
+from balance_service.read_models.outputs import Emit
 from balance_service.read_models.read_model import ReadModel
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
@@ -74,7 +76,11 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
             {"source": Stream("balance", "FundsAdded").select("amount", "amonut")},
             "selects 'amonut', a column that FundsAdded does not have",
         ),
-        ({"source": Stream("balance", "FundsAdded").select("id")}, "FundsAdded has no column 'amount'"),
+        ({"source": Stream("balance", "FundsAdded").select("id").select("amount")}, "selects columns twice"),
+        (
+            {"source": Stream("balance", "FundsAdded", "Player").select("amount"), "fold": keep, "amount": None},
+            "selects no column of Player",
+        ),
         (
             {
                 "source": Stream("score-events", "ScoreEvent")
@@ -113,6 +119,16 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
 def test_a_declaration_that_cannot_be_right_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         define(**changed)
+
+
+def test_what_a_declaration_names_is_read_be_it_selected_or_not() -> None:
+    (leg,) = define(source=Stream("balance", "FundsAdded").select("id")).legs
+    assert leg.columns == frozenset({"id", "customerId", "amount"})
+
+    sending = {"name": "test-sending", "source": Stream("pos", "PosInvoice").select("storeId")}
+    home = Emit("home", where=same("deliveryType", "HOME-DELIVERY"))
+    (leg,) = define(**sending, emits=home, key=None, state=None, amount=None).legs
+    assert leg.columns == frozenset({"storeId", "deliveryType"})
 
 
 def test_every_type_that_events_may_have_is_one_of_sparks() -> None:

@@ -56,7 +56,7 @@ def test_what_is_selected_is_read_with_what_the_stream_needs_of_an_event_itself(
         (wanted,) = leg.wanted_schemas.values()
         assert [*fields_of(wanted)] == ["customerCardNo", "customerType", "totalAmount"]
         assert len(fields_of(leg.event_schemas["parts.code.balance.events.PosInvoice"])) == 9
-    (alone,) = legs_of("m", POS.select("totalAmount"), "storeId")
+    (alone,) = legs_of("m", POS.select("totalAmount"), ["storeId"])
     assert alone.columns == frozenset({"storeId", "totalAmount"})
 
 
