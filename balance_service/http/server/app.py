@@ -133,9 +133,9 @@ class HttpServer:
 
     async def listen(self, tls: ssl.SSLContext | None = None) -> None:
         """Take connections, under TLS if it is given; those taken before go on as they are."""
-        previous = self._listening
+        loop, previous = asyncio.get_running_loop(), self._listening
         # A copy of one socket: while one takes the other's place, no connection is refused.
-        self._listening = await asyncio.get_running_loop().create_server(
+        self._listening = await loop.create_server(
             self._connection,
             sock=self._listener.dup(),
             backlog=_BACKLOG,
@@ -144,6 +144,10 @@ class HttpServer:
             ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_SECONDS,
         )
         if previous is not None:
+            # asyncio cuts off what a server has accepted and not begun with when that is closed.
+            for listening in previous.sockets:
+                loop.remove_reader(listening.fileno())
+            await asyncio.sleep(0)
             previous.close()
 
     async def cleanup(self) -> None:
