@@ -7,6 +7,7 @@ Every record becomes one row. The `cause` in its note says what it is: null, as 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
@@ -64,6 +65,7 @@ class Decoder:
         self._read_model = read_model
         self._leg = leg
         self._readers = leg.wanted_schemas
+        self._decoded = partial(decoded, skips_others=leg.columns is not None)
         self._takes_any_key = leg.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         columns = update_columns(read_model, leg)
@@ -190,7 +192,7 @@ class Decoder:
             *self._envelope[len(_ENVELOPE) :],
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
-                F.when(header == _frame_header(i), decoded(F.col("body"), readers[w.record], w.text)).alias(
+                F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.record], w.text)).alias(
                     f"writer_{i}"
                 )
                 for i, w in self._events.items()
@@ -242,7 +244,7 @@ class Decoder:
         reader = self._readers[writer.record]
         empty = self._spark.createDataFrame([], "value binary")
         try:
-            events = empty.select(decoded(F.col("value"), reader, writer.text).alias("event"))
+            events = empty.select(self._decoded(F.col("value"), reader, writer.text).alias("event"))
             types = field_types(reader, [writer.text])
             _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
         except Exception:  # Spark raises whatever its converter and analyser trip over

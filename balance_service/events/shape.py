@@ -134,17 +134,22 @@ def _check_taken(name: str, wanted: str, written: str) -> None:
         raise TypeError(f"{name} is {written}, which is no {wanted}")
 
 
-def decoded(body: Column, reader: Schema, text: str) -> Column:
+def decoded(body: Column, reader: Schema, text: str, *, skips_others: bool = False) -> Column:
     """An Avro body as a struct of its writer's fields; all of it null where it does not decode.
 
-    Raises TypeError if Avro would take a value in a field for something that it is not.
+    Args:
+        skips_others: whether fields that the reader lacks are passed over. Avro does not look at what it passes over,
+            so damage there goes unnoticed. Where the reader has arrays, maps, records or enums it always does so.
+
+    Raises:
+        TypeError: Avro would take a value in a field for something that it is not.
     """
     options = {"mode": "PERMISSIVE"}
     wanted = fields_of(reader)
     nested = {name: kind for name, kind in wanted.items() if resolved_by_avro(without_null(kind)[0])}
     writer = json.loads(_decodable(reader, text))
     written = fields_of(writer)
-    if nested or written.keys() - wanted:
+    if nested or (skips_others and written.keys() - wanted):
         plain = standing_alone({name: kind for name, kind in written.items() if name in wanted.keys() - nested}, writer)
         ours = [
             {**field, "type": widened(field["type"])}

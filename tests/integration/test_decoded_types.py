@@ -223,6 +223,28 @@ def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: Spa
     assert causes(decoded(spark, Purchases(), [invoice, later], records[1:])) == ["schema-incompatible"]
 
 
+class Chosen(Balance):
+    """Balances, of the columns that it folds."""
+
+    name = "test-chosen"
+    source = Balance.source.select("amount")
+
+
+def test_damage_in_a_column_that_only_the_producer_knows_is_found_unless_columns_are_selected(
+    spark: SparkSession,
+) -> None:
+    till = {"type": "enum", "name": "Till", "symbols": ["SHOP", "WEB"]}
+    funds = load_schema("FundsAdded")
+    later = {**funds, "fields": [{"name": "till", "type": till}, *funds["fields"]]}
+    added = {"till": "WEB", "id": "e1", "occurredOn": _AT, "customerId": "alice", "amount": Decimal("12.34")}
+    body = written(later, added)
+    of_no_till = b"\x04" + body[1:]
+    records = [(b"alice", 1, body), (b"alice", 1, of_no_till)]
+
+    assert causes(decoded(spark, Balance(), [later], records)) == ["body-undecodable"]
+    assert causes(decoded(spark, Chosen(), [later], records)) == []
+
+
 class Named(ReadModel):
     """Invoices that name their customer."""
 
