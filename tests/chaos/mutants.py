@@ -14,12 +14,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.mutations import CONTROLS, MUTATIONS, QUIET, Mutation
 from tests.chaos.parts_mutations import PARTS_MUTATIONS
 from tests.chaos.pinpoint_mutations import PINPOINT_MUTATIONS
 from tests.chaos.system_mutations import SYSTEM_MUTATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 ALL_MUTATIONS = (*PINPOINT_MUTATIONS, *MUTATIONS, *PARTS_MUTATIONS, *SYSTEM_MUTATIONS)
 _PROJECT = Path(__file__).parents[2]
@@ -108,7 +111,9 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
     text = log.read_text(encoding="utf-8", errors="replace")
     if code and mutation is None:
         print(text[-10_000:], flush=True)
-    return Outcome(code == 0, *_found(text, plays=test in CONTROLS), time.monotonic() - began)
+    kinds = () if mutation is None else mutation.kinds
+    found = _violation(text) if test in CONTROLS else _failed(text, kinds)
+    return Outcome(code == 0, *found, time.monotonic() - began)
 
 
 def mutated(mutation: Mutation, path: Path) -> str:
@@ -120,11 +125,15 @@ def mutated(mutation: Mutation, path: Path) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def _found(text: str, *, plays: bool) -> tuple[str, str]:
-    """The kind of the first violation, or the first test that failed, and what is told."""
-    if not plays:
-        failed = _FAILED.search(text)
-        return ("", "") if failed is None else (failed[1], "")
+def _failed(text: str, kinds: Collection[str]) -> tuple[str, str]:
+    """A test that failed: one of those that should, if it is among them."""
+    failed = _FAILED.findall(text)
+    expected = [name for name in failed if name in kinds]
+    return next(iter(expected or failed), ""), ""
+
+
+def _violation(text: str) -> tuple[str, str]:
+    """The kind of the first violation, and what is told."""
     violation, standstill = _VIOLATION.search(text), _STANDSTILL.search(text)
     if violation is not None:
         return violation[1], violation[2][:_SHOWN]
