@@ -222,6 +222,25 @@ def test_a_query_that_ends_in_the_middle_is_followed_by_another_with_nothing_los
         eventually(lambda: is_running(engine) and not problems(engine), "all is well again")
 
 
+def test_where_the_thread_that_sends_the_rows_dies_another_query_is_started_though_no_event_comes(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", partitions=1)
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        writer.add("c", "1.00")
+        catch_up(engine)
+        jvm: Any = engine.spark._jvm
+        senders = [t for t in jvm.java.lang.Thread.getAllStackTraces().keySet() if t.getName().startswith("handover-")]
+        # It has been asked, and waits for rows.
+        eventually(lambda: [str(t.getState()) for t in senders] == ["WAITING"], "the partition is idle")
+
+        senders[0].interrupt()
+
+        eventually(lambda: queries(engine, 0, "failed") == 1, "another query is started")
+        writer.add("c", "1.00")
+        assert_counted_once(stack, engine)
+
+
 # What holds up one partition alone
 
 

@@ -36,6 +36,7 @@ class Spark:
         ends: bool = True,
         connects: bool = True,
         failure: Exception | None = None,
+        is_endless: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
@@ -43,6 +44,7 @@ class Spark:
         self._ends = ends
         self._connects = connects
         self._failure = failure
+        self._is_endless = is_endless
         self._on_start = on_start
         self._on_stop = on_stop
         self._path = ""
@@ -95,7 +97,7 @@ class Spark:
         self._on_stop()
 
     def awaitTermination(self, _seconds: float) -> bool:
-        return True
+        return not self._is_endless
 
     def exception(self) -> Exception | None:
         return self._failure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.events.spark.row_query import QueryEndedError, RowQuery
+from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
 from tests.unit.spark_side import LONG, SCHEMA, Spark, message
 
 if TYPE_CHECKING:
@@ -103,6 +103,15 @@ def test_where_spark_ends_the_query_without_a_failure_the_rows_before_are_had(op
             query.pull(LONG)
         with pytest.raises(QueryEndedError):
             query.pull(LONG)
+
+
+def test_where_the_rows_end_and_the_query_does_not_that_is_a_failure(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0), is_endless=True)) as query:
+        assert offsets([query.pull(LONG)]) == [0]
+        with pytest.raises(QueryEndedError, match="has not ended the query") as caught:
+            query.pull(LONG)
+
+    assert not isinstance(caught.value, BatchEndedError)
 
 
 def test_a_batch_that_is_handed_over_twice_ends_the_query(opened: Callable[..., RowQuery]) -> None:

@@ -145,7 +145,8 @@ class RowQuery:
     def _ended(self) -> QueryEndedError:
         """Why Spark hands over nothing any more."""
         try:
-            self._query.awaitTermination(_END_SECONDS)
+            if not self._query.awaitTermination(_END_SECONDS):
+                return QueryEndedError("Spark hands over no more rows, though it has not ended the query")
             failure = self._query.exception()
         except Exception as error:
             failure = error

@@ -98,19 +98,16 @@ public class Handover extends PythonForeachWriter implements Runnable {
       Thread.currentThread().interrupt();
     } finally {
       // Wakes the sender, wherever it is; it frees the rows.
-      try {
-        this.channel.close();
-      } catch (IOException e) {
-        this.fail(e);
-      }
+      this.leave();
     }
   }
 
   public void run() {
-    Rows sending = new Rows(this.rowType);
-    WriteChannel out = new WriteChannel(this.channel);
-    ByteBuffer ask = ByteBuffer.allocate(1);
+    Rows sending = null;
     try {
+      sending = new Rows(this.rowType);
+      WriteChannel out = new WriteChannel(this.channel);
+      ByteBuffer ask = ByteBuffer.allocate(1);
       MessageSerializer.serialize(out, sending.root.getSchema());
       while (true) {
         ask.clear();
@@ -135,10 +132,22 @@ public class Handover extends PythonForeachWriter implements Runnable {
     } catch (Throwable e) {
       this.fail(e);
     } finally {
+      // At once: Spark's thread learns of a failure with the next row, and whoever pulls would wait for that one.
+      this.leave();
       synchronized (this) {
-        sending.free();
+        if (sending != null) {
+          sending.free();
+        }
         this.filling.free();
       }
+    }
+  }
+
+  private void leave() {
+    try {
+      this.channel.close();
+    } catch (IOException e) {
+      this.fail(e);
     }
   }
 
