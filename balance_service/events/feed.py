@@ -20,7 +20,7 @@ from balance_service.events.commit_span import commit_traced
 from balance_service.events.gathering import Gathered, Gathering, end_of
 from balance_service.events.redrive import Redrive
 from balance_service.events.singles import read_singles
-from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
+from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.events.spark.session import read_source, require_jvm
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.observability.tracing import UNTRACED
@@ -146,7 +146,7 @@ class Feed:
                     reason = str(needed)
                 except _WaitError as error:
                     task.wait(str(error))
-                except BatchEndedError:
+                except (BatchEndedError, QueryInterruptedError):
                     reason = "batch ended"
                 except QueryEndedError as error:
                     require_jvm(self._spark, error)
@@ -169,13 +169,13 @@ class Feed:
         if not self._catch_up(partition, interrupted):
             return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
-        with RowQuery(self._spark, partial(self._rows, partition, start), start) as query:
+        with RowQuery(self._spark, partial(self._rows, partition, start), start, interrupted.is_set) as query:
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             log.info("query started", task=str(task.task_id), position=start, reason=reason)
             looked = time.monotonic()
             tried = looked + _SETTLE_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
-                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), part_of)
+                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
                 # Not before: a query that fails as soon as it reads has started, too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()

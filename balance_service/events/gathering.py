@@ -20,6 +20,7 @@ from balance_service.events.combine import PartitionUpdates
 from balance_service.process.failpoints import in_a_part
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.events.combine import PartitionRows
@@ -88,13 +89,19 @@ class Gathering:
     _rows: int = field(init=False, default=0)
 
     def gather(
-        self, source: Source, timeout_seconds: float, known_end: int | None, part: Callable[[pa.Table], Gathered]
+        self,
+        source: Source,
+        timeout_seconds: float,
+        known_end: int | None,
+        part: Callable[[pa.Table], Gathered],
+        interrupted: threading.Event,
     ) -> list[Gathered]:
         """What is to be committed next, in order; nothing if no event came in time.
 
         Args:
             known_end: the partition's end as far as it is known.
             part: events in offset order → what they come to. What it raises ends the gathering.
+            interrupted: no more is pulled once it is set.
         """
         self.sleep(max(0.0, self._next - self.clock()))
         batch = source.pull(timeout_seconds)
@@ -103,6 +110,8 @@ class Gathering:
         gathered: list[Gathered] = []
         pending, rows, end, until = [batch], batch.num_rows, end_of(batch), self.clock() + _GATHER_SECONDS
         while known_end is not None and end < known_end and rows < self.most_rows and self.clock() < until:
+            if interrupted.is_set():
+                break
             if self._is_part(pending, gathered):
                 gathered, pending = self._with(gathered, part(pa.Table.from_batches(pending))), []
                 if self._part_by_part or self.combine is None or len(gathered) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,7 @@ class Partition:
     each_its_key: bool = False
     """Whether an event has a key of its own."""
     combine: dict[str, Combine] | None = field(default_factory=SUM.copy)
+    interrupted: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.time)
@@ -95,7 +97,7 @@ class Partition:
         return Gathered(updates, offsets[-1] + 1, (str(offsets[0]),), rows)
 
     def gathered(self, known_end: int | None = None) -> list[Gathered]:
-        return self.gathering.gather(self.arrivals, IDLE_SECONDS, known_end, self.part)
+        return self.gathering.gather(self.arrivals, IDLE_SECONDS, known_end, self.part, self.interrupted)
 
     def gather(self, known_end: int | None = None) -> list[int]:
         """Offsets of what is to be committed next."""

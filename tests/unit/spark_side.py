@@ -35,6 +35,7 @@ class Spark:
         *messages: bytes,
         ends: bool = True,
         connects: bool = True,
+        is_mute: bool = False,
         failure: Exception | None = None,
         is_endless: bool = False,
         on_start: Callable[[], None] = lambda: None,
@@ -43,6 +44,7 @@ class Spark:
         self._messages = messages
         self._ends = ends
         self._connects = connects
+        self._is_mute = is_mute
         self._failure = failure
         self._is_endless = is_endless
         self._on_start = on_start
@@ -119,6 +121,9 @@ class Spark:
         with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
             connection.settimeout(LONG)
             connection.connect(self._path)
+            if self._is_mute:
+                self._is_asked(connection)
+                return
             connection.sendall(SCHEMA.serialize().to_pybytes())
             for data in self._messages:
                 if not self._is_asked(connection):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.events.combine import PartitionUpdates
@@ -17,6 +19,8 @@ from balance_service.events.spark.sampler import SparkSampler
 from balance_service.events.spark.session import require_jvm
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import TaskId
+from balance_service.state.task_state import TaskState
+from tests.unit.spark_side import Spark
 
 
 def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
@@ -59,7 +63,24 @@ def test_after_a_commit_that_failed_no_more_than_a_part_is_gathered(error: Excep
     pulled = iter([rows])
     source: Any = SimpleNamespace(pull=lambda _seconds: next(pulled))
     # A second pull would fail.
-    assert gathering.gather(source, 0.0, 1_000_000, lambda _: Gathered(PartitionUpdates(), 70_000))
+    assert gathering.gather(source, 0.0, 1_000_000, lambda _: Gathered(PartitionUpdates(), 70_000), threading.Event())
+
+
+def test_a_query_that_is_still_starting_ends_quietly_as_soon_as_its_task_is_to_do_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupted = threading.Event()
+    slow = Spark(connects=False, on_start=interrupted.set)
+    monkeypatch.setattr(Feed, "_rows", lambda *_: slow)
+    task: Any = SimpleNamespace(
+        task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=lambda: list[int]()
+    )
+
+    with capture_logs() as logs:
+        feed(slow).run(task, interrupted)
+
+    assert slow.calls == ["start", "stop"]
+    assert logs == []
 
 
 def test_spark_that_has_stopped_ends_the_instance_though_its_jvm_lives() -> None:

@@ -120,6 +120,15 @@ def test_what_has_been_pulled_does_not_wait_for_more_than_ten_seconds() -> None:
     assert 9.9 < last - first < 10.1
 
 
+def test_nothing_more_is_pulled_once_the_task_is_to_do_something_else() -> None:
+    partition = Partition()
+    for _ in range(100):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.interrupted.set()
+
+    assert partition.gather(end) == list(range(10))
+
+
 def test_while_gathering_some_time_lies_between_two_pulls() -> None:
     partition = Partition()
     for _ in range(100):
@@ -252,7 +261,7 @@ def test_a_part_that_cannot_be_read_ends_the_gathering() -> None:
         raise LookupError("a schema")
 
     with pytest.raises(LookupError, match="a schema"):
-        partition.gathering.gather(partition.arrivals, IDLE_SECONDS, None, part)
+        partition.gathering.gather(partition.arrivals, IDLE_SECONDS, None, part, partition.interrupted)
 
 
 @given(

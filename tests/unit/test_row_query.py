@@ -180,11 +180,12 @@ def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQu
     assert not spark.folder.exists()
 
 
+@pytest.mark.parametrize("connects", [False, True], ids=["no connection", "no schema"])
 def test_a_query_that_does_not_begin_to_read_is_given_up(
-    opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch, connects: bool
 ) -> None:
     monkeypatch.setattr("balance_service.events.spark.row_query._CONNECT_SECONDS", 0.25)
-    spark = Spark(connects=False)
+    spark = Spark(connects=connects, is_mute=True)
 
     with pytest.raises(QueryEndedError, match="did not begin to read"), opened(spark):
         pass

@@ -52,20 +52,32 @@ class BatchEndedError(QueryEndedError):
     """The query's one batch has lasted as long as it was to."""
 
 
+class QueryInterruptedError(QueryEndedError):
+    """Nobody wanted the rows any more before the first could come."""
+
+
 class RowQuery:
     """Rows of one partition, in offset order, each once; between entering and leaving.
 
     Every call raises QueryEndedError once Spark has ended the query.
     """
 
-    def __init__(self, spark: SparkSession, rows: Callable[[], DataFrame], position: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        rows: Callable[[], DataFrame],
+        position: int,
+        is_interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Args:
         rows: what `Decoder.updates` makes of a streaming source.
         position: where that source begins.
+        is_interrupted: whether entering is to end, by a QueryInterruptedError.
         """
         self._spark = spark
         self._rows = rows
         self._next = position
+        self._is_interrupted = is_interrupted
         self._cleanup = ExitStack()
         self._query: Any = None
         self._connection: socket.socket | None = None
@@ -123,7 +135,10 @@ class RowQuery:
             writer._jwrite.foreach(handover)
             self._query = writer.start()
             self._cleanup.callback(self._stop)
-            self._connection = self._cleanup.enter_context(self._accept(listener))
+            self._wait_for(listener)
+            self._connection = self._cleanup.enter_context(listener.accept()[0])
+        # What begins with the schema is read without a bound.
+        self._wait_for(self._connection)
         file = self._cleanup.enter_context(self._connection.makefile("rb"))
         self._batches = pa.ipc.open_stream(file)
 
@@ -133,14 +148,15 @@ class RowQuery:
         except Exception as error:
             log.warning("a query could not be stopped", error=in_short(error))
 
-    def _accept(self, listener: socket.socket) -> socket.socket:
+    def _wait_for(self, waiting: socket.socket) -> None:
         deadline = time.monotonic() + _CONNECT_SECONDS
-        while not _is_readable(listener, _LOOK_EVERY_SECONDS):
+        while not _is_readable(waiting, _LOOK_EVERY_SECONDS):
+            if self._is_interrupted():
+                raise QueryInterruptedError("the query was interrupted while it started")
             if not self._query.isActive:
                 raise self._ended()
             if time.monotonic() > deadline:
                 raise QueryEndedError(f"Spark did not begin to read within {_CONNECT_SECONDS:.0f} s")
-        return listener.accept()[0]
 
     def _ended(self) -> QueryEndedError:
         """Why Spark hands over nothing any more."""
