@@ -199,6 +199,8 @@ class Engine:
         """Let go of everything. What takes longer than its bound is left to the end of the process."""
         self.membership.stop()
         # All are told before the first is waited for: what each waits for may be the same broker.
+        for hosted in self.stages.values():
+            hosted.tasks.stop(0.0)
         for worker in self._workers:
             worker.stop(0.0)
         deadline = time.monotonic() + _STOP_WORKERS_SECONDS

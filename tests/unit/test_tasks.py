@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from balance_service.errors import TaskHaltedError
+from balance_service.hosting.engine import Engine
 from balance_service.state import tasks as module
 from balance_service.state.records import Role
 from balance_service.state.task import Task
@@ -122,3 +123,30 @@ def test_a_standby_that_has_halted_stays_so_while_it_is_one(tasks: Tasks, openin
 
     becomes(tasks, *HALTED_STANDBY)
     assert opening.opened == [Role.STANDBY]
+
+
+def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
+    tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = Tasks("activity", cast("TaskContext", SimpleNamespace(joined=None)), opening, lambda: None)
+    told = list[bool]()
+
+    def run(_task: Task, interrupted: threading.Event) -> None:
+        interrupted.wait()
+        eventually(lambda: last.task(0) is None, "the last stage is told", 1.0)
+        told.append(True)
+
+    monkeypatch.setattr(opening, "run", run)
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    last.stand_by([0])
+    becomes(last, *TAILING_STANDBY)
+    stages = {"balance": SimpleNamespace(tasks=tasks), "activity": SimpleNamespace(tasks=last)}
+    other = SimpleNamespace(stop=lambda *_: None, close=lambda: None)
+    engine: Any = SimpleNamespace(
+        membership=other, _workers=(), stages=stages, tables=other, spark=other, registry=other, state_directory=other
+    )
+
+    Engine.stop(engine)
+
+    assert told == [True]
