@@ -139,6 +139,6 @@ class _Nothing:
         """Never called: there is no state here."""
         raise NotImplementedError
 
-    def damaged(self, _partition: int, _error: StoreCorruptedError) -> None:
+    def damaged(self, _partition: int, _read: Readable, _error: StoreCorruptedError) -> None:
         """Never called: there is no store here."""
         raise NotImplementedError

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.cluster.watermarks import Watermarks
+    from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
@@ -95,10 +96,13 @@ class HostedStage:
         """What a query answers of a framed state."""
         return self._folding.read_model.view(self.state(frame))
 
-    def damaged(self, partition: int, error: StoreCorruptedError) -> None:
-        """The store of a partition was found to be damaged while it was read: it is to be restored."""
+    def damaged(self, partition: int, read: Readable, error: StoreCorruptedError) -> None:
+        """The store of a partition was found to be damaged while a task was read: it is to be restored.
+
+        Unless another task has taken that one's place: its store is another too.
+        """
         task = self.tasks.task(partition)
-        if task is not None:
+        if task is not None and task is read:
             self.tasks.failed(task, error)
 
     def decide(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:

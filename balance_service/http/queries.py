@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Histogram
 
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.routing import LocalAnswer, Routing
+    from balance_service.http.routing import LocalAnswer, Readable, Routing
     from balance_service.observability.metrics import Metrics
 
 PATH = "/api/customers.getBalance"
@@ -47,8 +47,8 @@ class Queries:
     address: str
     view: Callable[[bytes], Mapping[str, Any]]
     """Framed state → what the query answers."""
-    on_damage: Callable[[int, StoreCorruptedError], None]
-    """Told that the store of a partition is damaged."""
+    on_damage: Callable[[int, Readable, StoreCorruptedError], None]
+    """Told that the store of a partition is damaged, and the task that it was read through."""
     timeout_seconds: float
     metrics: Metrics
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
@@ -85,8 +85,11 @@ class Queries:
         began = time.perf_counter()
         partition = self.routing.partition_of(key)
         try:
-            local = self.routing.read(partition, key)
-            if local is None or not local.is_owner:
+            copy = self.routing.copy(partition)
+            if copy is None:
+                return None
+            local = self.routing.read(copy, key)
+            if not local.is_owner:
                 return None
             answer = self._answer(partition, local, noun, told_as)
         except Exception:  # a view of the model's own raises anything; `get` meets it again, and tells it
@@ -146,20 +149,24 @@ class Queries:
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     def _read(self, partition: int, query: KeyQuery) -> LocalAnswer | None:
+        copy = self.routing.copy(partition)
+        if copy is None:
+            return None
         try:
-            return self.routing.read(partition, query.key, _wanted(query))
+            return self.routing.read(copy, query.key, _wanted(query))
         except (StoreCorruptedError, RetriableError) as error:
-            refusal = self._refusal(partition, error)
-        # Raise outside `except`: the traceback would keep the view, and so the store's lock, alive.
+            refusal = self._refusal(partition, copy.task, error)
+        # Raise outside `except` and without the copy: a traceback would keep the view, and so the store's lock, alive.
+        del copy
         if query.takes_standbys:
             return None
         raise refusal
 
-    def _refusal(self, partition: int, error: StoreCorruptedError | RetriableError) -> Problem:
+    def _refusal(self, partition: int, task: Readable, error: StoreCorruptedError | RetriableError) -> Problem:
         """What is answered where the local store, or a state in it, cannot be read."""
         if isinstance(error, RetriableError):
             return unavailable(str(error))
-        self.on_damage(partition, error)
+        self.on_damage(partition, task, error)
         return unavailable("the local store is damaged and is being restored")
 
     async def _proxied(self, partition: int, query: KeyQuery, deadline: float) -> Answer:
@@ -225,7 +232,7 @@ class Queries:
         try:
             view = self.view(local.frame)
         except (StoreCorruptedError, RetriableError) as error:
-            raise self._refusal(partition, error) from error
+            raise self._refusal(partition, local.task, error) from error
         body = exact_json(view if told_as is None else {"key": told_as, "value": view})
         return Answer(200, body.encode(), JSON, headers)
 

@@ -36,6 +36,7 @@ class LocalAnswer(NamedTuple):
     position: Position
     lag: int | None
     is_owner: bool
+    task: Readable
 
 
 class Readable(Protocol):
@@ -93,8 +94,8 @@ class Routing:
         """The key's partition."""
         return partition_of(key, self.partitions)
 
-    def read(self, partition: int, key: bytes, min_offset: int = 0) -> LocalAnswer | None:
-        """The state as this instance has it; None if it has none to answer from.
+    def read(self, copy: Copy, key: bytes, min_offset: int = 0) -> LocalAnswer:
+        """The state as this instance has it.
 
         Below the least offset that will do there is no frame, whatever the store has: it is not read.
 
@@ -104,12 +105,9 @@ class Routing:
         Raises:
             StoreCorruptedError: the store is damaged there.
         """
-        copy = self.copy(partition)
-        if copy is None:
-            return None
         # A query that waits for a position comes here every few milliseconds.
         frame = copy.view.get(key) if copy.position.offset >= min_offset else None
-        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))
+        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)
 
     def copy(self, partition: int) -> Copy | None:
         """A partition as this instance has it; None if it has none to answer from."""

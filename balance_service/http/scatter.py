@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
-    from balance_service.http.routing import Copy, Routing
+    from balance_service.http.routing import Copy, Readable, Routing
     from balance_service.http.scan import GoOn, Render, Scan, View
 
 _T = TypeVar("_T")
@@ -80,8 +80,8 @@ class Scatter:
     view: View
     """Framed state → what the query answers."""
     render: Render
-    on_damage: Callable[[int, StoreCorruptedError], None]
-    """Told that the store of a partition is damaged."""
+    on_damage: Callable[[int, Readable, StoreCorruptedError], None]
+    """As in `Queries`."""
     timeout_seconds: float
     threads: ScanThreads
 
@@ -199,7 +199,7 @@ class Scatter:
             try:
                 await self.threads.run(scan.read, [copy], self.view, self.render, go_on)
             except StoreCorruptedError as error:
-                self.on_damage(copy.partition, error)
+                self.on_damage(copy.partition, copy.task, error)
             except BalanceServiceError:
                 continue
 

@@ -120,8 +120,8 @@ MUTATIONS = (
     Mutation(
         "a standby answers as the owner",
         "balance_service/http/routing.py",
-        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))\n",
-        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), True)\n",
+        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)\n",
+        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), True, copy.task)\n",
         QUIET,
         ("stale", "wrong owner"),
     ),

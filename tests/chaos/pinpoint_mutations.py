@@ -26,9 +26,9 @@ PINPOINT_MUTATIONS = (
         "the lease is looked at before the read",
         "http/routing.py",
         "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
-        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy))\n",
+        "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)\n",
         "        is_owned = self.is_owned(copy)\n"
-        "        return LocalAnswer(copy.view.get(key), copy.position, self.lag_of(copy), is_owned)\n",
+        "        return LocalAnswer(copy.view.get(key), copy.position, self.lag_of(copy), is_owned, copy.task)\n",
         "unit/test_moves_during_reads",
         "test_what_was_read_before_is_no_owners_answer",
     ),

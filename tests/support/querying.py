@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from balance_service.errors import StoreCorruptedError
+    from balance_service.http.routing import Readable
+
 BALANCE = Balance.description()
 STATES = balance_codec()
 POSITIONS = position_codec()
@@ -83,6 +86,7 @@ class Instance:
     role: Role = Role.ACTIVE
     clock: Clock = field(default_factory=Clock)
     damaged: list[int] = field(default_factory=list)
+    damaged_tasks: list[Readable] = field(default_factory=list)
     timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
@@ -120,6 +124,10 @@ class Instance:
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 
+    def hear_of_damage(self, partition: int, task: Readable, _error: StoreCorruptedError) -> None:
+        self.damaged.append(partition)
+        self.damaged_tasks.append(task)
+
     def task(self, partition: int) -> OneTask | None:
         return OneTask(self.store.view, self.role) if self.owns and partition == PARTITION else None
 
@@ -143,7 +151,7 @@ class Instance:
             proxy=proxy,
             address=self.address,
             view=lambda frame: read_model.view(STATES.decode(frame)),
-            on_damage=lambda partition, _error: self.damaged.append(partition),
+            on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
             metrics=metrics or Metrics(),
         )
@@ -162,7 +170,7 @@ class Instance:
             path=path,
             view=lambda _: {},
             render=json.dumps,
-            on_damage=lambda *_: None,
+            on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
             threads=ScanThreads(),
         )

@@ -1,22 +1,31 @@
-"""What changes while a state is read: the answer is the owner's only if it still owned the partition after the read."""
+"""What changes while a state is read: the answer is the owner's only if it still owned the partition after the read.
+
+And damage is told of the task that was read, whichever has taken its place.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
 
 from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.errors import StoreCorruptedError
+from balance_service.http.scan import Count
 from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
 from tests.support.querying import CUSTOMER, PARTITION, Instance, OneTask, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from balance_service.cluster.membership import Partitions
+    from balance_service.http.answer import Answer
+    from balance_service.http.routing import Copy
+    from balance_service.http.scan import GoOn, Render, View
 
 
 class Interrupted(Instance):
@@ -53,10 +62,78 @@ def test_what_was_read_before_is_no_owners_answer(tmp_path: Path, happens: Calla
             return state
 
     view.__class__ = Slow
-    read = instance.routing.read(PARTITION, CUSTOMER.encode())
-    assert read is not None
+    copy = instance.routing.copy(PARTITION)
+    assert copy is not None
+    read = instance.routing.read(copy, CUSTOMER.encode())
     assert read.frame is not None
     assert not read.is_owner
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Interrupted:
+    """An instance of which another task takes the place of the first before that is found to be damaged."""
+    instance = Interrupted(tmp_path / "store")
+    view = instance.store.view
+    assert view is not None
+    instance.only = OneTask(view, Role.ACTIVE)
+    instance.happens = lambda one: setattr(one, "only", OneTask(one.store.view, Role.ACTIVE))
+    return instance
+
+
+def test_damage_that_a_query_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+    read = replaced.only
+
+    class Damaged(StoreView):
+        def get(self, _key: bytes) -> bytes | None:
+            replaced.happens(replaced)
+            raise StoreCorruptedError("checksum mismatch")
+
+    assert read.view is not None
+    read.view.__class__ = Damaged
+
+    assert ask(replaced).status == 503
+    assert replaced.damaged_tasks == [read]
+    assert replaced.only is not read
+
+
+def test_damage_in_a_state_is_told_of_the_task_that_it_was_read_from(replaced: Interrupted) -> None:
+    read = replaced.only
+    replaced.store.write([(CUSTOMER.encode(), b"no frame")], 1)
+    read.view = replaced.store.view
+
+    class Replaced(StoreView):
+        def get(self, key: bytes) -> bytes | None:
+            frame = super().get(key)
+            replaced.happens(replaced)
+            return frame
+
+    assert read.view is not None
+    read.view.__class__ = Replaced
+
+    assert ask(replaced).status == 503
+    assert replaced.damaged_tasks == [read]
+    assert replaced.only is not read
+
+
+def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+    read = replaced.only
+
+    class DamagedCount(Count):
+        def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+            if copies[0].task is read:
+                replaced.happens(replaced)
+                raise StoreCorruptedError("checksum mismatch")
+            return Count.read(self, copies, view, render, go_on)
+
+    async def scanned() -> Answer:
+        scatter = replaced.scatter("/api/models/balance")
+        try:
+            return await scatter.answer("count", DamagedCount(), partitions=[PARTITION])
+        finally:
+            await scatter.proxy.close()
+
+    assert asyncio.run(scanned()).status == 200
+    assert replaced.damaged_tasks == [read]
 
 
 @pytest.mark.parametrize("how", ["_on_revoke", "_on_lost"])

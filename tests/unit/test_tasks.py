@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.errors import TaskHaltedError
+from balance_service.errors import StoreCorruptedError, TaskHaltedError
 from balance_service.hosting.engine import Engine
+from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.state import tasks as module
 from balance_service.state.records import Role
 from balance_service.state.task import Task
@@ -20,6 +21,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
+    from pathlib import Path
 
     from balance_service.state.opening import TaskContext
 
@@ -73,8 +75,10 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
 
 
 @pytest.fixture
-def tasks(opening: Opening) -> Iterator[Tasks]:
-    kept = Tasks("balance", cast("TaskContext", SimpleNamespace(joined=None)), opening, lambda: None)
+def tasks(opening: Opening, tmp_path: Path) -> Iterator[Tasks]:
+    directory = SimpleNamespace(store_path=lambda _: tmp_path / "store")
+    context = SimpleNamespace(joined=None, state_directory=directory)
+    kept = Tasks("balance", cast("TaskContext", context), opening, lambda: None)
     yield kept
     assert kept.stop(5)
 
@@ -150,3 +154,26 @@ def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
     Engine.stop(engine)
 
     assert told == [True]
+
+
+def test_damage_in_a_task_that_was_closed_since_leaves_its_successor_and_that_ones_store_alone(
+    tasks: Tasks, opening: Opening, tmp_path: Path
+) -> None:
+    nobody: Any = None
+    others: dict[str, Any] = dict.fromkeys(("work", "source", "watermarks", "decoder", "feed", "source_check"))
+    stage = HostedStage(of=nobody, tasks=tasks, **others)
+    tasks.assign([0])
+    becomes(tasks, *RUNNING_OWNER)
+    first = tasks.task(0)
+    assert first is not None
+    stage.damaged(0, first, StoreCorruptedError("met in the first"))
+    eventually(lambda: tasks.task(0) is not first, "another task has taken its place")
+    becomes(tasks, *RUNNING_OWNER)
+    (tmp_path / "store").mkdir()
+
+    stage.damaged(0, first, StoreCorruptedError("met in the first by a slow scan"))
+
+    # Longer than the first back-off.
+    time.sleep(0.5)
+    assert (tmp_path / "store").exists()
+    assert opening.opened == [Role.ACTIVE, Role.ACTIVE]
