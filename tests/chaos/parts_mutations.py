@@ -1,4 +1,4 @@
-"""Bugs in what is pulled, combined, committed and stored in parts, in what is published, and in what expires.
+"""Bugs in what is combined, committed and stored in parts, in what is published, and in what expires.
 
 The chaos suite finds them because it makes parts small and the idempotency window short.
 """
@@ -8,14 +8,6 @@ from __future__ import annotations
 from tests.chaos.mutations import QUIET, WRONG, Mutation
 
 PARTS_MUTATIONS = (
-    Mutation(
-        "of several parts that were pulled, the last is dropped",
-        "balance_service/events/gathering.py",
-        "if pending else gathered\n",
-        "if pending and not gathered else gathered\n",
-        QUIET,
-        WRONG,
-    ),
     Mutation(
         "of several parts that are committed one after the other, only the last is",
         "balance_service/events/feed.py",

@@ -23,6 +23,15 @@ PINPOINT_MUTATIONS = (
         "test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else",
     ),
     _pinpoint(
+        # Only where a task is behind, and by no more than it pulls.
+        "of several parts that were pulled, the last is dropped",
+        "events/gathering.py",
+        "if pending else gathered\n",
+        "if pending and not gathered else gathered\n",
+        "unit/test_gathering",
+        "test_what_many_events_come_to_is_combined_part_by_part",
+    ),
+    _pinpoint(
         "the lease is looked at before the read",
         "http/routing.py",
         "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
