@@ -211,9 +211,9 @@ class Task:
             self.halt(str(problem))
 
     def wait(self, reason: str) -> None:
-        """Apply nothing until `resume`, or until another is opened; queries go on."""
+        """Apply nothing until `resume`, or until another is opened; queries go on. RESTORING stays, but says why."""
         with self._lock:
-            if self._state is TaskState.WAITING:
+            if self._state in (TaskState.WAITING, TaskState.RESTORING):
                 self._reason = reason
                 return
             waits = self._state in (TaskState.RUNNING, TaskState.TAILING)

@@ -127,7 +127,15 @@ def test_a_task_that_waits_says_what_it_waits_for_now() -> None:
     assert (task.state, task.snapshot().reason) == (TaskState.WAITING, "the table is at 5 of 9")
 
 
-_APPLIES_OR_WAITS = (TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING)
+def test_a_task_that_waits_while_it_is_restored_says_what_for_and_answers_nobody() -> None:
+    task = task_in(TaskState.RESTORING)
+
+    task.wait("the disk is full")
+
+    assert (task.state, task.snapshot().reason) == (TaskState.RESTORING, "the disk is full")
+
+
+_APPLIES_OR_WAITS = (TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING)
 
 
 @pytest.mark.parametrize("state", [s for s in TaskState if s not in _APPLIES_OR_WAITS])

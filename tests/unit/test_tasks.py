@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.errors import StoreCorruptedError, TaskHaltedError
+from balance_service.errors import StoreCorruptedError, StoreFullError, TaskHaltedError
 from balance_service.hosting.engine import Engine
 from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.state import tasks as module
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HALTED_STANDBY = (Role.STANDBY, TaskState.HALTED)
 TAILING_STANDBY = (Role.STANDBY, TaskState.TAILING)
+RESTORING_STANDBY = (Role.STANDBY, TaskState.RESTORING)
 HALTED_OWNER = (Role.ACTIVE, TaskState.HALTED)
 RUNNING_OWNER = (Role.ACTIVE, TaskState.RUNNING)
 
@@ -36,6 +37,7 @@ class Opening:
 
     def __init__(self) -> None:
         self.halts: set[Role] = set()
+        self.has_room = True
         self.opened: list[Role] = []
 
     def task(self, *args: Any) -> Task:
@@ -54,10 +56,13 @@ class _Task(Task):
         self._opening.opened.append(self.role)
         self._to(TaskState.RESTORING)
         self._halt_if_told(self.role)
-        self._to(TaskState.RUNNING if self.role is Role.ACTIVE else TaskState.TAILING)
+        if self._opening.has_room:
+            self._to(TaskState.RUNNING if self.role is Role.ACTIVE else TaskState.TAILING)
 
     def tail(self) -> None:
         time.sleep(0.01)
+        if not self._opening.has_room:
+            raise StoreFullError("make room")
 
     def promote(self) -> None:
         self._halt_if_told(Role.ACTIVE)
@@ -71,12 +76,14 @@ class _Task(Task):
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     played = Opening()
     monkeypatch.setattr(module, "Task", played.task)
+    monkeypatch.setattr(module, "has_room", lambda _path: played.has_room)
+    monkeypatch.setattr(module, "_WAITING_SECONDS", 0.05)
     return played
 
 
 @pytest.fixture
 def tasks(opening: Opening, tmp_path: Path) -> Iterator[Tasks]:
-    directory = SimpleNamespace(store_path=lambda _: tmp_path / "store")
+    directory = SimpleNamespace(path=tmp_path, store_path=lambda _: tmp_path / "store")
     context = SimpleNamespace(joined=None, state_directory=directory)
     kept = Tasks("balance", cast("TaskContext", context), opening, lambda: None)
     yield kept
@@ -154,6 +161,22 @@ def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
     Engine.stop(engine)
 
     assert told == [True]
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_standby_for_which_there_is_no_room_while_it_is_restored_says_so_and_goes_on_once_there_is(
+    tasks: Tasks, opening: Opening, *, is_promoted: bool
+) -> None:
+    opening.has_room = False
+    tasks.stand_by([0])
+    eventually(lambda: [t.reason for t in tasks.snapshots()] == ["make room"], "the reason is told")
+    becomes(tasks, *RESTORING_STANDBY)
+    if is_promoted:
+        tasks.assign([0])
+
+    opening.has_room = True
+
+    becomes(tasks, *(RUNNING_OWNER if is_promoted else TAILING_STANDBY))
 
 
 def test_damage_in_a_task_that_was_closed_since_leaves_its_successor_and_that_ones_store_alone(
