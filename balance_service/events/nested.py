@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.schemas import full_name
 from balance_service.avro.types import fields_of, rewritten, simple_name, without_null
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ SPARK_TYPES: Mapping[str, str] = {
     "local-timestamp-micros": "timestamp_ntz",
 }
 _NESTED = ("array", "map", "record", "enum")
+_NAMED = ("record", "enum", "fixed")
 _DIGITS = 38
 _PROMOTIONS = {
     ("int", "long"),
@@ -77,37 +79,67 @@ def _widened(kind: Any) -> Any:
     return kind if size <= _LONG_BYTES else {**kind, "precision": most}
 
 
-def standing_alone(kinds: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    """The types of some fields of a schema, in its order, with what defines a named type where it comes first.
+def with_full_names(kind: Any, named: dict[str, Any], namespace: str = "") -> Any:
+    """A type in which what is named is defined, and referred to, by its full name.
 
-    The others may have defined it.
+    Source: Avro 1.12 specification, "Names".
+
+    Args:
+        named: is given each definition, by full name.
+        namespace: of what the type is in.
     """
-    named, defined = _named(schema, {}), set[str]()
+    if isinstance(kind, list):
+        return [with_full_names(member, named, namespace) for member in kind]
+    if not isinstance(kind, dict):
+        name = full_name({"name": kind, "namespace": namespace})
+        return name if name in named else kind
+    full = dict(kind)
+    if kind["type"] in _NAMED:
+        name = full_name({"namespace": namespace, **kind})
+        namespace = name.rpartition(".")[0]
+        full |= {"name": name, "namespace": namespace}
+        named[name] = full
+    for part in full.keys() & {"type", "items", "values"}:
+        full[part] = with_full_names(kind[part], named, namespace)
+    if "fields" in kind:
+        full["fields"] = [
+            {**field, "type": with_full_names(field["type"], named, namespace)} for field in kind["fields"]
+        ]
+    return full
+
+
+def standing_alone(kinds: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of some fields, in their order, with what defines a named type where it comes first.
+
+    Other fields may have defined it.
+
+    Args:
+        named: as `with_full_names` has made it, and the types too.
+    """
+    defined = set[str]()
 
     def with_definition(kind: Any) -> Any:
-        if isinstance(kind, str) and kind not in defined:
-            kind = named.get(kind, kind)
-        defined.update(name for name, definition in named.items() if definition is kind)
-        return kind
+        name = full_name(kind)
+        if name in defined:
+            return name
+        if name in named:
+            defined.add(name)
+        return named.get(name, kind)
 
     return {name: rewritten(kind, with_definition) for name, kind in kinds.items()}
 
 
-def check_resolvable(written: Any, wanted: Any, writer: Any) -> None:
+def check_resolvable(written: Any, wanted: Any, named: Mapping[str, Any]) -> None:
     """Check that Avro can read the values of one type as another, and that they mean the same.
 
     Whether they do, its resolution does not look at: it would take a decimal for one of another scale.
 
     Args:
-        writer: the schema that `written` is in, for the types that it names.
+        named: as `with_full_names` has made it, and `written` too.
 
     Raises:
         TypeError: it cannot, or they do not.
     """
-    _check(written, wanted, _named(writer, {}))
-
-
-def _check(written: Any, wanted: Any, named: Mapping[str, Any]) -> None:
     written, wanted = without_null(written)[0], without_null(wanted)[0]
     if isinstance(written, str):
         written = named.get(written, written)
@@ -117,12 +149,12 @@ def _check(written: Any, wanted: Any, named: Mapping[str, Any]) -> None:
     match simple_name(wanted):
         case "array" | "map" as nesting:
             inner = "items" if nesting == "array" else "values"
-            _check(written[inner], wanted[inner], named)
+            check_resolvable(written[inner], wanted[inner], named)
         case "record":
             fields = fields_of(written)
             for field in wanted["fields"]:
                 if field["name"] in fields:
-                    _check(fields[field["name"]], field["type"], named)
+                    check_resolvable(fields[field["name"]], field["type"], named)
                 elif "default" not in field:
                     raise TypeError(f"{wanted['name']} lacks '{field['name']}'")
 
@@ -133,20 +165,3 @@ def _form(kind: Any) -> str:
     if name == "decimal":
         return f"decimal of scale {kind.get('scale', 0)}, in {kind['type']}"
     return "string" if name == "uuid" else name
-
-
-def _named(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Every named type in a schema, by simple and by full name."""
-    if isinstance(kind, list):
-        for member in kind:
-            _named(member, found)
-    elif isinstance(kind, dict):
-        if "name" in kind and kind.get("type") in ("record", "enum", "fixed"):
-            found[kind["name"]] = kind
-            if "namespace" in kind:
-                found[f"{kind['namespace']}.{kind['name']}"] = kind
-        for part in ("type", "items", "values"):
-            _named(kind.get(part), found)
-        for field in kind.get("fields", ()):
-            _named(field["type"], found)
-    return found

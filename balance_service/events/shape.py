@@ -23,6 +23,7 @@ from balance_service.events.nested import (
     resolved_by_avro,
     standing_alone,
     widened,
+    with_full_names,
 )
 
 if TYPE_CHECKING:
@@ -147,10 +148,11 @@ def decoded(body: Column, reader: Schema, text: str, *, skips_others: bool = Fal
     options = {"mode": "PERMISSIVE"}
     wanted = fields_of(reader)
     nested = {name: kind for name, kind in wanted.items() if resolved_by_avro(without_null(kind)[0])}
-    writer = json.loads(_decodable(reader, text))
+    named: dict[str, Any] = {}
+    writer = with_full_names(json.loads(_decodable(reader, text)), named)
     written = fields_of(writer)
     if nested or (skips_others and written.keys() - wanted):
-        plain = standing_alone({name: kind for name, kind in written.items() if name in wanted.keys() - nested}, writer)
+        plain = standing_alone({name: kind for name, kind in written.items() if name in wanted.keys() - nested}, named)
         ours = [
             {**field, "type": widened(field["type"])}
             if field["name"] in nested
@@ -159,7 +161,7 @@ def decoded(body: Column, reader: Schema, text: str, *, skips_others: bool = Fal
             if field["name"] in written or (field["name"] in nested and "default" in field)
         ]
         for name in nested.keys() & written.keys():
-            check_resolvable(written[name], nested[name], writer)
+            check_resolvable(written[name], nested[name], named)
         options["avroSchema"] = json.dumps({**writer, "fields": [*ours, _DECODED]})
     return from_avro(body, json.dumps(writer), options)
 

@@ -311,6 +311,17 @@ def test_nested_fields_are_found_by_name(spark: SparkSession) -> None:
     assert (scored["place"], scored["level"], scored["tags"]) == ({"city": "Bern", "since": None}, 3, ["a", "é"])
 
 
+def test_types_that_a_field_defines_which_nobody_wants_are_found_by_their_full_names(spark: SparkSession) -> None:
+    defined = {"anId": {"type": "enum", "name": "Id", "symbols": ["g"]}, "aKind": fields_of(evolved())["kind"]}
+    fields = {**defined, **fields_of(evolved(id="tests.Id", kind="tests.Kind"))}
+    later = {**evolved(), "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+    body = written(later, {**SCORED, "anId": "g", "aKind": "SMALL"})
+
+    scored = update(decoded(spark, Session(), [later], [(b"g", 1, body)]))["Scored"]
+
+    assert (scored["id"], scored["kind"]) == ("g", "LARGE")
+
+
 @pytest.mark.parametrize(
     "changed",
     [
