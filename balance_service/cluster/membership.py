@@ -30,6 +30,14 @@ _MARGIN_SECONDS = 1.0
 _RENEWALS_PER_SESSION = 4
 _STOP_SECONDS = 5.0
 
+_REMEDIES = {
+    KafkaError.INVALID_SESSION_TIMEOUT: "set BALANCE_SESSION_TIMEOUT_MS to what lies between the brokers' "
+    "group.min.session.timeout.ms and group.max.session.timeout.ms",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "stop what else takes part in this group",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "run fewer instances, or raise the brokers' group.max.size",
+}
+"""What to do where the group lets a member in only after somebody has acted. What is not here passes by itself."""
+
 
 class AssignmentListener(Protocol):
     """Told of changes of assignment, on the membership thread."""
@@ -117,8 +125,9 @@ class Membership:
         self.partitions: Partitions = frozenset()
         """What is ours, as of the last rebalance."""
         self.problem = ""
-        """What the brokers do not allow; empty while all is well."""
-        self._grants = f"Read on group '{config['group.id']}' and on {_named(self._topics)}"
+        """What keeps this member out of the group, and what to do; empty while all is well."""
+        self._group = config["group.id"]
+        self._grants = f"Read on group '{self._group}' and on {_named(self._topics)}"
         self._consumer = new_client(Consumer, {**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -190,9 +199,16 @@ class Membership:
 
     def _note(self, error: KafkaError) -> None:
         forbidden = not_authorized(error, "taking part in the group", self._grants)
-        if forbidden is not None and not self.problem:
-            self.problem = str(forbidden)
-            log.error("the group is out of reach", reason=self.problem)
+        remedy = _REMEDIES.get(error.code())
+        if forbidden is not None:
+            problem = str(forbidden)
+        elif remedy is not None:
+            problem = f"group '{self._group}' does not let this instance in ({error.str()}); {remedy}"
+        else:
+            return
+        if problem != self.problem:
+            self.problem = problem
+            log.error("the group is out of reach", reason=problem)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         new = _pairs(assigned)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
@@ -11,10 +9,7 @@ from hypothesis import strategies as st
 
 from balance_service.cluster.membership import Lease, Membership, consumer_config
 from balance_service.process.clock import elapsed
-from tests.support.fakes import Clock
-
-if TYPE_CHECKING:
-    from balance_service.cluster.membership import Partitions
+from tests.support.fakes import Clock, Unheeding
 
 SESSION_MS = 10_000
 
@@ -106,16 +101,6 @@ class Consuming(Consumer):
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "group.id": "group", "log_level": 0})
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None: ...
-
-
-class Unheeding:
-    """Takes no notice of what is assigned."""
-
-    def assigned(self, partitions: Partitions) -> None: ...
-
-    def revoked(self, partitions: Partitions) -> None: ...
-
-    def lost(self, partitions: Partitions) -> None: ...
 
 
 def test_an_answer_that_comes_after_the_lease_would_have_ended_renews_nothing(lease: Lease, clock: Clock) -> None:
