@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from balance_service.errors import FatalError
 from balance_service.settings import load_settings
 from balance_service.tools.local.instances import LocalInstance
 from balance_service.tools.local.samples import add_samples
@@ -35,7 +34,7 @@ def run_local(
 
     Raises:
         ConfigurationError: a port or the data directory is in use, or Java is missing.
-        FatalError: an instance ended by itself.
+        FatalError: broker, registry or an instance ended by itself.
     """
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,9 +58,9 @@ def run_local(
                 say(f"  {command}")
         say("ready; Ctrl-C stops everything")
         while not stopping.wait(_LOOK_EVERY_SECONDS):
+            stack.require_running()
             for instance in running:
-                if not instance.running:
-                    raise FatalError(f"{instance.name} ended by itself; its log is {instance.log}")
+                instance.require_running()
         say("stopping …")
     say("stopped")
 

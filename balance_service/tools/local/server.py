@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from balance_service.errors import FatalError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,6 +23,11 @@ class Server(ABC):
     def running(self) -> bool:
         """Whether the process is there."""
         return self._process.running
+
+    def require_running(self) -> None:
+        """Raises FatalError if the process has ended by itself."""
+        if not self.running:
+            raise FatalError(f"the {self._process.name} ended by itself; its log is {self._process.log}")
 
     @abstractmethod
     def launch(self, held: Sequence[int] = ()) -> None:

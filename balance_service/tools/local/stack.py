@@ -73,6 +73,11 @@ class LocalStack:
                 os.close(self._lock)
                 self._lock = None
 
+    def require_running(self) -> None:
+        """Raises FatalError if either has ended by itself."""
+        self._broker.require_running()
+        self._registry.require_running()
+
     def start_broker(self) -> None:
         """Start the broker again, under its former address."""
         self._broker.start(self._held)
