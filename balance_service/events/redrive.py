@@ -9,15 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import structlog
 
 from balance_service.avro.codec import schema_id_of
 from balance_service.errors import PoisonRecordError
 from balance_service.events.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
 from balance_service.events.singles import letter_of
 from balance_service.events.spark.row_query import QueryEndedError, in_short
+from balance_service.events.spark.session import require_jvm
 from balance_service.kafka.bounded_reader import records_left_at
 from balance_service.kafka.messages import headers_of
-from balance_service.state.letters.letter import GONE
+from balance_service.state.letters.letter import GONE, SPARK_FAILED
 from balance_service.state.records import DeadLetter, TaskBatch
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
     from balance_service.state.letters.changes import Due
     from balance_service.state.records import KeyedUpdate
+
+log = structlog.get_logger(__name__)
 
 # Spark's heap holds several copies of what it decodes together.
 _MOST_BYTES = 8 << 20
@@ -77,6 +81,7 @@ class Redrive:
 
         Raises:
             RetriableError: broker or registry do not answer.
+            FatalError: Spark's JVM has ended.
         """
         offsets = [letter.offset for letter in due.again]
         tried, records = records_left_at(
@@ -96,7 +101,14 @@ class Redrive:
                     failed.append(replace(letters[offset], cause=SCHEMA_ID_UNKNOWN))
                 else:
                     rows.append(row)
-        decoded = self._decoded(rows) if rows else None
+        decoded, count = self._first_decoded(rows)
+        if rows and not count:
+            failed.append(replace(letters[rows[0]["offset"]], cause=SPARK_FAILED))
+        if behind := rows[max(count, 1) :]:
+            # They are tried next: what Spark fails at is not due then.
+            end = behind[0]["offset"]
+            tried = [offset for offset in tried if offset < end]
+            failed = [letter for letter in failed if letter.offset < end]
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
@@ -106,6 +118,20 @@ class Redrive:
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
         return {offset for offset in failed_so if offset in records and schema_ids[offset] not in known}
+
+    def _first_decoded(self, records: Sequence[Mapping[str, Any]]) -> tuple[PartitionRows | None, int]:
+        """The first ones of some records, and how many: all, unless Spark fails at one; none if that is the first."""
+        count = len(records)
+        while count:
+            try:
+                return self._decoded(records[:count]), count
+            except QueryEndedError as error:
+                # No record is to blame for that.
+                require_jvm(self._spark, error)
+                if count == 1:
+                    log.warning("Spark fails at a dead letter", offset=records[0]["offset"], error=str(error))
+                count //= 2
+        return None, 0
 
     def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
         table = pa.Table.from_pylist(records, _RECORDS)

@@ -13,12 +13,14 @@ BEHIND_CAUSE = "behind-another"
 """Of a record that waits for an earlier one of its key."""
 OWN_CODE_FAILED = "own-code-failed"
 """Of a dead letter that was tried again, and at which the read model's own code failed."""
+SPARK_FAILED = "spark-failed"
+"""Of a dead letter that was tried again, and that Spark itself failed to decode."""
 GONE = "record-gone"
 """Of a record that its topic has dropped since."""
 RETRY = "retry"
 """Of a record that another producer keeps as a dead letter: it is sent on, for one more attempt, when it is due."""
 
-_HEALING = frozenset({"schema-id-unknown", "join-missing", RETRY})
+_HEALING = frozenset({"schema-id-unknown", "join-missing", SPARK_FAILED, RETRY})
 # Of records that nobody has judged; one that a fold refuses was judged in its turn.
 _HOLDING = frozenset(
     {
@@ -28,6 +30,7 @@ _HOLDING = frozenset(
         "schema-incompatible",
         "time-out-of-range",
         BEHIND_CAUSE,
+        SPARK_FAILED,
         OWN_CODE_FAILED,
     }
 )
