@@ -12,7 +12,7 @@ from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
-from tests.support.fakes import Unheeding
+from tests.support.membership import Unheeding
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

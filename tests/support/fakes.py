@@ -12,9 +12,7 @@ from balance_service.testing.fakes import FakeRegistry, FakeWriter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.cluster.membership import Partitions
-
-__all__ = ["Clock", "FakeRegistry", "FakeWriter", "Nobody", "Unheeding", "balance_codec", "letters", "position_codec"]
+__all__ = ["Clock", "FakeRegistry", "FakeWriter", "Nobody", "balance_codec", "letters", "position_codec"]
 
 
 class Nobody:
@@ -34,16 +32,6 @@ class Nobody:
 
     def metrics(self) -> bytes:
         return b""
-
-
-class Unheeding:
-    """Takes no notice of what is assigned."""
-
-    def assigned(self, partitions: Partitions) -> None: ...
-
-    def revoked(self, partitions: Partitions) -> None: ...
-
-    def lost(self, partitions: Partitions) -> None: ...
 
 
 class Clock:

@@ -8,24 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from balance_service.cluster.membership import Membership, consumer_config
-from tests.support.fakes import Unheeding
+from tests.support.membership import lone_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SESSION_MS = 10_000
+    from balance_service.cluster.membership import Membership
 
 
 @pytest.fixture
 def member() -> Iterator[Membership]:
-    member = Membership(
-        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
-        topics=["topic"],
-        session_timeout_ms=SESSION_MS,
-        listener=Unheeding(),
-        positions=dict,
-    )
+    member = lone_member()
     with closing(member._consumer):
         yield member
 

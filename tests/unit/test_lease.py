@@ -7,11 +7,10 @@ from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.membership import Lease, Membership, consumer_config
+from balance_service.cluster.membership import Lease, consumer_config
 from balance_service.process.clock import elapsed
-from tests.support.fakes import Clock, Unheeding
-
-SESSION_MS = 10_000
+from tests.support.fakes import Clock
+from tests.support.membership import SESSION_MS, lone_member
 
 
 @pytest.fixture
@@ -50,13 +49,7 @@ def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease
 
 def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.cluster.membership.elapsed", clock)
-    member = Membership(
-        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
-        topics=["topic"],
-        session_timeout_ms=SESSION_MS,
-        listener=Unheeding(),
-        positions=lambda: {("topic", 0): 5},
-    )
+    member = lone_member(positions={("topic", 0): 5})
     member.lease = Lease(SESSION_MS, clock)
     member.partitions = frozenset({("topic", 0)})
     try:
@@ -74,13 +67,7 @@ def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkey
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])
 def test_a_member_that_is_none_any_more_holds_no_lease(how: str) -> None:
-    member = Membership(
-        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
-        topics=["topic"],
-        session_timeout_ms=SESSION_MS,
-        listener=Unheeding(),
-        positions=dict,
-    )
+    member = lone_member()
     member.start()
     member.lease.renew(elapsed())
     assert member.lease.holds

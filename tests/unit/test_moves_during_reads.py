@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.scan import Count
 from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
+from tests.support.membership import lone_member
 from tests.support.querying import CUSTOMER, PARTITION, Instance, OneTask, ask
 
 if TYPE_CHECKING:
@@ -152,13 +152,7 @@ def test_a_member_lets_go_of_a_partition_only_after_its_task_is_closed(how: str)
 
         lost = revoked
 
-    member = Membership(
-        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", 10_000),
-        topics=["topic"],
-        session_timeout_ms=10_000,
-        listener=Listener(),
-        positions=dict,
-    )
+    member = lone_member(Listener())
     consumer: Any = Consumer()
     try:
         getattr(member, how)(consumer, [TopicPartition("topic", 0)])

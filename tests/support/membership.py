@@ -1,0 +1,38 @@
+"""Members of a consumer group, for what they do by themselves."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from balance_service.cluster.membership import Membership, consumer_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.cluster.membership import AssignmentListener, Partitions
+
+SESSION_MS = 10_000
+
+
+class Unheeding:
+    """Takes no notice of what is assigned."""
+
+    def assigned(self, partitions: Partitions) -> None: ...
+
+    def revoked(self, partitions: Partitions) -> None: ...
+
+    def lost(self, partitions: Partitions) -> None: ...
+
+
+def lone_member(
+    listener: AssignmentListener | None = None, positions: Mapping[tuple[str, int], int] = MappingProxyType({})
+) -> Membership:
+    """A member of a group of which no broker can be reached. Its consumer is to be closed."""
+    return Membership(
+        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
+        topics=["topic"],
+        session_timeout_ms=SESSION_MS,
+        listener=listener or Unheeding(),
+        positions=lambda: positions,
+    )
