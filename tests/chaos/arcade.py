@@ -64,6 +64,10 @@ class Arcade:
         """Return once everything is acknowledged. Raises what kept it from going on."""
         self._stopping.set()
         self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what keeps it from going on, if anything does."""
         if self._failure is not None:
             raise self._failure
 

@@ -162,6 +162,7 @@ class _Systems:
         deadline = moved = time.monotonic()
         deadline += _STRIKE_SECONDS
         while not any(mine and not member.running for member, mine in members):
+            self._arcade.check()
             assert time.monotonic() < deadline, f"none of {left} was reached"
             if time.monotonic() - moved > _MOVE_SECONDS:
                 moved = time.monotonic()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from balance_service.tools.local.stack import LocalStack
 
+# A broker that was killed meanwhile takes half of it to start, on a busy machine.
+_FLUSH_SECONDS = 60.0
+
 
 class Rows:
     """Writes records of one shipped schema to a topic; leaving it waits until they are acknowledged."""
@@ -55,7 +58,7 @@ class Rows:
 
     def flush(self) -> None:
         """Wait until all are acknowledged."""
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(_FLUSH_SECONDS) == 0
         assert not self._refused, self._refused
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
