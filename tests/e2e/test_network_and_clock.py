@@ -21,6 +21,7 @@ from tests.support.service import (
     owned,
     running,
     status,
+    tasks,
     wait_until_spread,
 )
 from tests.support.waiting import eventually
@@ -94,10 +95,12 @@ def test_an_instance_whose_clock_is_an_hour_off_answers_and_takes_over_as_any_ot
             position = add((right, wrong)[number % 2].url, customer, "0.50")
             for instance in (right, wrong):
                 assert amount_of(ask_again(instance.url, customer, position)) == Decimal("0.50")
+        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "it has a store of either partition")
         wrong.kill()
         wrong.launch()
         wrong.wait_ready()
         wait_until_spread([right, wrong])
+        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "it has a store of either partition again")
         restored = [task["restored"] for task in status(wrong)["tasks"]]
         right.kill()
 

@@ -21,27 +21,18 @@ from tests.support.service import (
     new_instance,
     owned,
     running,
-    status,
+    tasks,
     wait_until_spread,
     warm_up,
 )
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from balance_service.tools.local.instances import LocalInstance
     from balance_service.tools.local.stack import LocalStack
 
 _STANDBY_ANSWERS_WITHIN_SECONDS = 3.0
 _OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
-
-
-def tasks(instance: LocalInstance, role: str, state: str) -> dict[int, Mapping[str, Any]]:
-    """The tasks of an instance in a role and a state, by partition."""
-    known = status(instance)["tasks"]
-    return {task["partition"]: task for task in known if (task["role"], task["state"]) == (role, state)}
 
 
 def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Response:

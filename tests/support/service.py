@@ -127,6 +127,12 @@ def owned(instance: LocalInstance) -> set[int]:
         return set()
 
 
+def tasks(instance: LocalInstance, role: str, state: str) -> dict[int, Mapping[str, Any]]:
+    """The tasks of an instance in a role and a state, by partition."""
+    known = status(instance)["tasks"]
+    return {task["partition"]: task for task in known if (task["role"], task["state"]) == (role, state)}
+
+
 def wait_until_spread(instances: Sequence[LocalInstance]) -> None:
     """Wait until every instance owns something, nothing is owned twice, and each knows of all."""
 
