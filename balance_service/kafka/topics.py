@@ -6,7 +6,7 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from confluent_kafka import (
@@ -29,27 +29,33 @@ from balance_service.kafka.clients import by_remedy, common_config, new_client
 from balance_service.kafka.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.errors import BalanceServiceError
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+_T = TypeVar("_T")
+
 # Less than an instance takes to stop at the latest: it waits for the request that is under way.
 _REQUEST_TIMEOUT_SECONDS = 5.0
 _METADATA_TIMEOUT_SECONDS = 1.0
 _APPEARS_WITHIN_SECONDS = 20.0
-_LEADER_WITHIN_SECONDS = 2.0
-# A partition that was made, or moved, a moment ago. Java's client asks again, librdkafka does not.
-_LEADER_UNKNOWN = {
+_FOUND_WITHIN_SECONDS = 2.0
+# A partition, or the place of a group, that was made or moved a moment ago. Java's client asks again, librdkafka does
+# not.
+_MOVED = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
 _LOOK_AGAIN_SECONDS = 1.0
-_LEADER_AGAIN_SECONDS = 0.1
+_ASK_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,37 +224,43 @@ class Topics:
         if not wanted:
             return {}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        deadline = time.monotonic() + _LEADER_WITHIN_SECONDS
-        while True:
+
+        def asked() -> dict[int, int]:
+            futures = self._admin.list_offsets(
+                wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
+            )
             try:
-                futures = self._admin.list_offsets(
-                    wanted, isolation_level=isolation, request_timeout=_REQUEST_TIMEOUT_SECONDS
-                )
-                found = {tp.partition: future.result(_REQUEST_TIMEOUT_SECONDS) for tp, future in futures.items()}
-                return {partition: int(result.offset) for partition, result in found.items()}
-            except KafkaException as error:
+                return {
+                    tp.partition: int(future.result(_REQUEST_TIMEOUT_SECONDS).offset) for tp, future in futures.items()
+                }
+            except KafkaException:
                 self._learn_leaders(name)
-                if error.args[0].code() not in _LEADER_UNKNOWN or time.monotonic() > deadline:
-                    doing, grant = f"reading the offsets of topic {name}", f"Describe on topic '{name}'"
-                    raise self._by_remedy(error, doing, grant) from error
-            except FutureTimeoutError as error:
-                raise self._silent(f"the offsets of topic {name}") from error
-            time.sleep(_LEADER_AGAIN_SECONDS)
+                raise
+
+        try:
+            return _once_found(asked)
+        except KafkaException as error:
+            doing, grant = f"reading the offsets of topic {name}", f"Describe on topic '{name}'"
+            raise self._by_remedy(error, doing, grant) from error
+        except FutureTimeoutError as error:
+            raise self._silent(f"the offsets of topic {name}") from error
 
     def group_members(self) -> int:
         """How many members the application's consumer group has now."""
         group = self._settings.application_id
+
+        def asked() -> int:
+            futures = self._admin.describe_consumer_groups([group], request_timeout=_REQUEST_TIMEOUT_SECONDS)
+            return len(futures[group].result(_REQUEST_TIMEOUT_SECONDS).members)
+
         try:
-            described = self._admin.describe_consumer_groups([group], request_timeout=_REQUEST_TIMEOUT_SECONDS)[
-                group
-            ].result(_REQUEST_TIMEOUT_SECONDS)
+            return _once_found(asked)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return 0
             raise self._by_remedy(error, f"describing group {group}", f"Describe on group '{group}'") from error
         except FutureTimeoutError as error:
             raise self._silent(f"group {group}") from error
-        return len(described.members)
 
     def _by_remedy(self, error: KafkaException, doing: str, grant: str = "") -> BalanceServiceError:
         remedy = by_remedy(error, doing, grant)
@@ -273,6 +285,18 @@ class Topics:
             return len(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_SECONDS).brokers)
         except KafkaException as error:
             raise self._by_remedy(error, "counting the brokers") from error
+
+
+def _once_found(ask: Callable[[], _T]) -> _T:
+    """What is answered; asked again for a while where what answers has just moved. Raises KafkaException."""
+    deadline = time.monotonic() + _FOUND_WITHIN_SECONDS
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _MOVED or time.monotonic() > deadline:
+                raise
+        time.sleep(_ASK_AGAIN_SECONDS)
 
 
 def _describe(name: str) -> str:
