@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import new_client, not_authorized
 from balance_service.process.clock import elapsed
 
@@ -96,6 +97,14 @@ def consumer_config(base: ClientConfig, group: str, session_timeout_ms: int) -> 
     }
 
 
+def refusal(error: KafkaError, group: str, topics: Sequence[str]) -> ConfigurationError | None:
+    """What the group reports as what keeps a member out until somebody acts; None if it passes by itself."""
+    remedy = _REMEDIES.get(error.code())
+    if remedy is not None:
+        return ConfigurationError(f"group '{group}' does not let this member in ({error.str()}); {remedy}")
+    return not_authorized(error, "taking part in the group", f"Read on group '{group}' and on {_named(topics)}")
+
+
 class Membership:
     """One member of the group. Owns the consumer."""
 
@@ -126,8 +135,7 @@ class Membership:
         """What is ours, as of the last rebalance."""
         self.problem = ""
         """What keeps this member out of the group, and what to do; empty while all is well."""
-        self._group = config["group.id"]
-        self._grants = f"Read on group '{self._group}' and on {_named(self._topics)}"
+        self._group = str(config["group.id"])
         self._consumer = new_client(Consumer, {**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -198,17 +206,10 @@ class Membership:
             self._note(failure)
 
     def _note(self, error: KafkaError) -> None:
-        forbidden = not_authorized(error, "taking part in the group", self._grants)
-        remedy = _REMEDIES.get(error.code())
-        if forbidden is not None:
-            problem = str(forbidden)
-        elif remedy is not None:
-            problem = f"group '{self._group}' does not let this instance in ({error.str()}); {remedy}"
-        else:
-            return
-        if problem != self.problem:
-            self.problem = problem
-            log.error("the group is out of reach", reason=problem)
+        refused = refusal(error, self._group, self._topics)
+        if refused is not None and self.problem != str(refused):
+            self.problem = str(refused)
+            log.error("the group is out of reach", reason=self.problem)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         new = _pairs(assigned)

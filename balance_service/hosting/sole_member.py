@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
-from balance_service.cluster.membership import consumer_config
+from balance_service.cluster.membership import consumer_config, refusal
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.kafka.clients import by_remedy, common_config, new_client
 
@@ -26,7 +26,7 @@ class SoleMember:
     """The only member of the application's group, while entered. For one thread.
 
     Raises, when entered:
-        ConfigurationError: another member is in the group.
+        ConfigurationError: another member is in the group, or the group does not let this one in.
         RetriableError: the broker does not answer, or gives this process too little.
     """
 
@@ -48,7 +48,7 @@ class SoleMember:
                 if self._topics.group_members() > 1 or time.monotonic() > deadline:
                     self._check_others()
                     raise RetriableError("the group did not give this process every partition in time; try again")
-                self._consumer.poll(_LOOK_EVERY_SECONDS)
+                self._poll(_LOOK_EVERY_SECONDS)
             self._was_revoked = False
             self._check_others()
         except KafkaException as error:
@@ -66,15 +66,24 @@ class SoleMember:
         """Check that no other member has come, and that none can have been here since this one was entered.
 
         Raises:
-            ConfigurationError: another member is in the group.
+            ConfigurationError: another member is in the group, or the group does not let this one in.
             RetriableError: the group has put this process out.
         """
         self._check_others()
         if self._was_revoked:
             raise RetriableError("the group has put this process out, so another may have been at work; try again")
 
+    def _poll(self, seconds: float) -> bool:
+        """One poll; whether anything came. Raises ConfigurationError: the group does not let this process in."""
+        message = self._consumer.poll(seconds)
+        error = None if message is None else message.error()
+        refused = None if error is None else refusal(error, self._settings.application_id, [self._source.name])
+        if refused is not None:
+            raise refused
+        return message is not None
+
     def _check_others(self) -> None:
-        while self._consumer.poll(0) is not None:
+        while self._poll(0):
             pass
         others = self._topics.group_members() - 1
         if others > 0:

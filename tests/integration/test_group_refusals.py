@@ -53,7 +53,7 @@ def test_a_session_timeout_that_the_brokers_do_not_take_is_named_with_their_boun
     with member_of(settings, TOO_SHORT_MS) as member:
         eventually(lambda: bool(member.problem), "it says what is wrong")
 
-    assert f"group '{settings.application_id}' does not let this instance in" in member.problem
+    assert f"group '{settings.application_id}' does not let this member in" in member.problem
     assert "Invalid session timeout" in member.problem
     for setting in ("BALANCE_SESSION_TIMEOUT_MS", "group.min.session.timeout.ms", "group.max.session.timeout.ms"):
         assert setting in member.problem

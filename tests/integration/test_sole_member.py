@@ -84,3 +84,30 @@ def test_who_was_put_out_is_told_though_it_is_let_in_again(settings: Settings, m
         eventually(is_back, "it is let in again", _SECONDS)
         with pytest.raises(RetriableError, match="put this process out"):
             alone.check()
+
+
+def test_who_the_group_does_not_let_in_is_told_why_at_once(settings: Settings) -> None:
+    topics = Topics(settings)
+    source = prepare(topics, settings)
+    # Below the least that brokers take, unless they are told otherwise.
+    impatient = settings.model_copy(update={"session_timeout_ms": 3_000})
+    began = time.monotonic()
+    with (
+        pytest.raises(ConfigurationError, match=r"Invalid session timeout.*set BALANCE_SESSION_TIMEOUT_MS"),
+        SoleMember(impatient, topics, source),
+    ):
+        pass
+    assert time.monotonic() - began < _SECONDS
+
+
+def test_a_consumer_of_another_kind_is_told_of(settings: Settings) -> None:
+    topics = Topics(settings)
+    source = prepare(topics, settings)
+    alien = Consumer({**common_config(settings), "group.id": settings.application_id})
+    alien.subscribe([settings.topic])
+    try:
+        eventually(lambda: alien.poll(0.1) is None and len(alien.assignment()) > 0, "the other has joined", _SECONDS)
+        with pytest.raises(ConfigurationError, match="stop what else takes part"), SoleMember(settings, topics, source):
+            pass
+    finally:
+        alien.close()

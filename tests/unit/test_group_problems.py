@@ -44,7 +44,7 @@ def test_what_passes_by_itself_or_is_told_by_others_is_no_problem(member: Member
 def test_a_full_group_is_told_with_its_bound(member: Membership) -> None:
     member._note(KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED))
 
-    assert member.problem.startswith("group 'group' does not let this instance in (")
+    assert member.problem.startswith("group 'group' does not let this member in (")
     assert member.problem.endswith("); run fewer instances, or raise the brokers' group.max.size")
 
 
