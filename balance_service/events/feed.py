@@ -146,7 +146,9 @@ class Feed:
                     reason = str(needed)
                 except _WaitError as error:
                     task.wait(str(error))
-                except (BatchEndedError, QueryInterruptedError):
+                except QueryInterruptedError:
+                    return
+                except BatchEndedError:
                     reason = "batch ended"
                 except QueryEndedError as error:
                     require_jvm(self._spark, error)
