@@ -156,7 +156,8 @@ class _Systems:
     def _await_a_death(self, left: Sequence[Sequence[str]]) -> None:
         """Wait until an instance has come to its fail point. None comes to one that its partitions have no work for.
 
-        So another one is killed now and then, and its partitions move.
+        So one of all is killed now and then, and partitions move. The one that waits for its fail point may be it: the
+        group leaves partitions where they are, so that it would keep those without work while others come and go.
         """
         members = list(zip(self._members, left, strict=True))
         deadline = moved = time.monotonic()
@@ -166,7 +167,7 @@ class _Systems:
             assert time.monotonic() < deadline, f"none of {left} was reached"
             if time.monotonic() - moved > _MOVE_SECONDS:
                 moved = time.monotonic()
-                member, mine = self._chooser.choice([each for each in members if not each[1]] or members)
+                member, mine = self._chooser.choice(members)
                 self._journal.fault("kill", member.name)
                 member.kill()
                 self._launch(member, mine)
