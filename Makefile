@@ -37,10 +37,10 @@ run: setup ## Broker, registry and two instances on ports 5051 and 5052, until C
 demo: setup ## The whole story in a minute, each step checked
 	@exec $(BIN)/balance-service demo
 
-test: check ## Every check, unit and integration tests, the main stories end to end; about 15 minutes on 2 cores
+test: check ## Every check, unit and integration tests, the main stories end to end; about 12 minutes on 2 cores
 	@$(BIN)/python -m tests.lanes
 
-test-all: test ## The same, then all other tests end to end and the chaos suite; about 40 minutes
+test-all: test ## The same, then all other tests end to end and the chaos suite; about half an hour
 	@$(BIN)/python -m tests.lanes rest
 
 chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from balance_service.cluster.partitioner import partition_of
 from tests.integration.purchases import invoice
 from tests.integration.rows import Rows
 
 if TYPE_CHECKING:
     from balance_service.tools.local.stack import LocalStack
 
+PARTITIONS = 2
 TOPICS = ("pos", "players", "products", "score-events")
 _CARDS, _GAMES, _PLAYERS = 12, (2, 10, 300), 20
-# Never told of, so that their scores find no row.
-_STRANGERS = (90_000, 90_001)
+# Never told of, so that their scores find no row; one in each partition, so that each always has letters that are due.
+_STRANGERS = tuple(
+    next(player for player in itertools.count(90_000) if partition_of(str(player).encode(), PARTITIONS) == partition)
+    for partition in range(PARTITIONS)
+)
 _PAUSE_SECONDS = 0.1
 _A_STEP = 4
 

@@ -19,7 +19,7 @@ import pytest
 
 from balance_service.tools.local.instances import LocalInstance
 from balance_service.tools.local.stack import LocalStack
-from tests.chaos.arcade import Arcade
+from tests.chaos.arcade import PARTITIONS, Arcade
 from tests.chaos.checks import Violation
 from tests.chaos.cluster import Member, tasks_of
 from tests.chaos.hops import Hops
@@ -47,12 +47,11 @@ _INNER = {
     "leaderboard-by-product_id": "leaderboard-by-player_id",
     "leaderboard": "leaderboard-by-product_id",
 }
-_PARTITIONS = 2
 # A commit has a state for each of six cards, at most.
 _FEW_RECORDS = 2
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _STRIKE_SECONDS = 300.0
-_MOVE_SECONDS, _LOOK_SECONDS = 40.0, 0.1
+_MOVE_SECONDS, _LOOK_SECONDS = 30.0, 0.1
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
 # So late that each stage has committed before. Few are as many as come: opening a stage passes a point once, and an
@@ -86,7 +85,7 @@ class _Systems:
             {
                 "BALANCE_APPLICATION_ID": self._application_id,
                 "BALANCE_MODELS": ",".join(_MODELS),
-                "BALANCE_PARTITIONS": str(_PARTITIONS),
+                "BALANCE_PARTITIONS": str(PARTITIONS),
                 # Scores of strangers are tried again and again.
                 "BALANCE_RETRY_EVERY": "2",
                 "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
@@ -192,7 +191,7 @@ class _Systems:
         """Whether every stage stands at its source's end, those before it first."""
         tasks = {task["task"]: task["position"] for task in tasks_of(self._members) if task["state"] == "RUNNING"}
         for stage, source in (*_SOURCES.items(), *((s, f"{self._application_id}-{of}") for s, of in _INNER.items())):
-            records = read_committed(self._stack.bootstrap_servers, source, _PARTITIONS)
+            records = read_committed(self._stack.bootstrap_servers, source, PARTITIONS)
             for partition, of_it in enumerate(records):
                 if of_it and tasks.get(f"{stage}_{partition}", -1) <= of_it[-1].offset:
                     return False
@@ -241,9 +240,9 @@ class _Systems:
     def _states(self) -> list[str]:
         """A digest of each partition's states."""
         found = []
-        for model, partition in itertools.product(("rewards", "leaderboard"), range(_PARTITIONS)):
+        for model, partition in itertools.product(("rewards", "leaderboard"), range(PARTITIONS)):
             changelog = f"{self._application_id}-{model}-changelog"
-            records = read_committed(self._stack.bootstrap_servers, changelog, _PARTITIONS)[partition]
+            records = read_committed(self._stack.bootstrap_servers, changelog, PARTITIONS)[partition]
             found.append(digest(states(compacted(records))))
         return found
 
