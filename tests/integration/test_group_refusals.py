@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer
 
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
-from tests.support.membership import Unheeding
+from tests.support.membership import Unheeding, joined
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -60,18 +59,13 @@ def test_a_session_timeout_that_the_brokers_do_not_take_is_named_with_their_boun
 
 
 def test_a_consumer_of_another_kind_in_the_group_is_told_of_until_it_is_gone(settings: Settings) -> None:
-    alien = Consumer({**common_config(settings), "group.id": settings.application_id})
-    alien.subscribe([settings.topic])
-    try:
-        eventually(lambda: alien.poll(0.1) is None and len(alien.assignment()) > 0, "the other has joined")
-        with member_of(settings, settings.session_timeout_ms) as member:
-            eventually(lambda: bool(member.problem), "it says what is wrong")
-            told, had_joined = member.problem, member.joined.is_set()
-            alien.close()
-            eventually(member.joined.is_set, "it is let in")
-            eventually(lambda: not member.problem, "that is over")
-    finally:
+    alien_config = {**common_config(settings), "group.id": settings.application_id}
+    with joined(alien_config, settings.topic) as alien, member_of(settings, settings.session_timeout_ms) as member:
+        eventually(lambda: bool(member.problem), "it says what is wrong")
+        told, had_joined = member.problem, member.joined.is_set()
         alien.close()
+        eventually(member.joined.is_set, "it is let in")
+        eventually(lambda: not member.problem, "that is over")
 
     assert not had_joined
     assert "Inconsistent group protocol" in told

@@ -14,11 +14,13 @@ from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
+from tests.support.membership import joined
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.kafka.clients import ClientConfig
     from balance_service.settings import Settings
     from balance_service.tools.local.stack import LocalStack
 
@@ -30,11 +32,9 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
     return settings_for(stack, names, tmp_path)
 
 
-def other_member(settings: Settings) -> Consumer:
-    """Another instance's, which asks to join."""
-    other = Consumer(consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms))
-    other.subscribe([settings.topic])
-    return other
+def config_of_another(settings: Settings) -> ClientConfig:
+    """Of another instance's member."""
+    return consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
 
 
 def test_who_is_alone_may_go_on(settings: Settings) -> None:
@@ -47,20 +47,20 @@ def test_who_is_alone_may_go_on(settings: Settings) -> None:
 def test_a_member_that_was_there_before_is_refused(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
-    other = other_member(settings)
-    try:
-        eventually(lambda: other.poll(0.1) is None and len(other.assignment()) > 0, "the other has joined", _SECONDS)
-        with pytest.raises(ConfigurationError, match="1 other instance"), SoleMember(settings, topics, source):
-            pass
-    finally:
-        other.close()
+    with (
+        joined(config_of_another(settings), settings.topic),
+        pytest.raises(ConfigurationError, match="1 other instance"),
+        SoleMember(settings, topics, source),
+    ):
+        pass
 
 
 def test_a_member_that_comes_meanwhile_is_seen(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
     with SoleMember(settings, topics, source) as alone:
-        other = other_member(settings)
+        other = Consumer(config_of_another(settings))
+        other.subscribe([settings.topic])
         try:
             other.poll(1)
             eventually(lambda: topics.group_members() > 1, "the other asks to join", _SECONDS)
@@ -103,11 +103,9 @@ def test_who_the_group_does_not_let_in_is_told_why_at_once(settings: Settings) -
 def test_a_consumer_of_another_kind_is_told_of(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
-    alien = Consumer({**common_config(settings), "group.id": settings.application_id})
-    alien.subscribe([settings.topic])
-    try:
-        eventually(lambda: alien.poll(0.1) is None and len(alien.assignment()) > 0, "the other has joined", _SECONDS)
-        with pytest.raises(ConfigurationError, match="stop what else takes part"), SoleMember(settings, topics, source):
-            pass
-    finally:
-        alien.close()
+    with (
+        joined({**common_config(settings), "group.id": settings.application_id}, settings.topic),
+        pytest.raises(ConfigurationError, match="stop what else takes part"),
+        SoleMember(settings, topics, source),
+    ):
+        pass

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from confluent_kafka import Consumer
+
 from balance_service.cluster.membership import Membership, consumer_config
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from balance_service.cluster.membership import AssignmentListener, Partitions
+    from balance_service.kafka.clients import ClientConfig
 
 SESSION_MS = 10_000
+_JOINED_WITHIN_SECONDS = 30.0
 
 
 class Unheeding:
@@ -36,3 +42,19 @@ def lone_member(
         listener=listener or Unheeding(),
         positions=lambda: positions,
     )
+
+
+@contextmanager
+def joined(config: ClientConfig, topic: str) -> Iterator[Consumer]:
+    """A consumer that its group has given partitions of a topic; closed at the end."""
+    consumer = Consumer(config)
+    consumer.subscribe([topic])
+    try:
+        eventually(
+            lambda: consumer.poll(0.1) is None and len(consumer.assignment()) > 0,
+            "the other has joined",
+            _JOINED_WITHIN_SECONDS,
+        )
+        yield consumer
+    finally:
+        consumer.close()
