@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from pathlib import Path  # noqa: TC003  # pydantic reads the annotations
-from typing import Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, NoDecode
 
 _P = "BALANCE_"
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](?::[0-9]{1,5})?")  # RFC 6454
+_HOST = re.compile(r"(?:\*\.)?(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _BEARER_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
 
 
@@ -54,6 +57,26 @@ class HttpSecuritySettings(BaseSettings):
         le=1_000_000,
         description="Requests that one client may make at once; a second's worth, at least 1, when unset.",
     )
+    allow_anonymous: bool = Field(
+        False,
+        description="Listen beyond loopback without tokens, JWTs or client certificates: every client may read and "
+        "write everything.",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated host names, or `*.domains`, by which clients may address this instance, in "
+        "addition to IP addresses, `localhost` and its own name; needed only without tokens and JWTs.",
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated origins, such as `https://ops.example.com`, whose pages may send requests; "
+        "needed where a proxy changes the header `Host`.",
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated addresses and networks of proxies and ingresses: one of them may open as many "
+        "connections as there is room for.",
+    )
     token: SecretStr | None = Field(
         None, description="Bearer token that `get-balance`, `status` and `dead-letters` send."
     )
@@ -67,6 +90,43 @@ class HttpSecuritySettings(BaseSettings):
     def burst(self) -> int:
         """Requests that one client may make at once."""
         return self.rate_limit_burst or math.ceil(self.rate_limit or 1)
+
+    @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(filter(None, (entry.strip().lower() for entry in value.split(","))))
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if not _HOST.fullmatch(entry):
+                raise ValueError(f"has {entry!r}, which is no host name or *.domain; list such, without ports")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if not _ORIGIN.fullmatch(entry):
+                raise ValueError(
+                    f"has {entry!r}, which is no origin; list such as https://ops.example.com, without paths"
+                )
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError:
+                raise ValueError(
+                    f"has {entry!r}, which is no IP address or network; list such, without ports"
+                ) from None
+        return value
 
     @field_validator("token")
     @classmethod

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from aiohttp.http import RawRequestMessage
 
+    from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
     from balance_service.observability.metrics import Metrics
 
 SECRET = "a secret of all instances"
@@ -62,8 +63,10 @@ class Plain(PlainQueries):
         self.answered_at_once: list[RawRequestMessage] = []
         self.answered_later: list[RawRequestMessage] = []
 
-    def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
-        answer = super().answer(request)
+    def answer(
+        self, request: RawRequestMessage, connection: AheadOfAiohttp
+    ) -> bytes | Coroutine[Any, Any, bytes] | None:
+        answer = super().answer(request, connection)
         if answer is not None:
             (self.answered_at_once if isinstance(answer, bytes) else self.answered_later).append(request)
         return answer

@@ -140,7 +140,9 @@ def test_what_aiohttp_has_read_and_not_begun_with_is_in_messages(data: bytes, is
 class Ahead:
     """Answers what begins with /ahead at once, and what begins with /later a moment later."""
 
-    def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
+    def answer(
+        self, request: RawRequestMessage, connection: AheadOfAiohttp
+    ) -> bytes | Coroutine[Any, Any, bytes] | None:
         if request.path.startswith("/ahead"):
             return raw_answer(request.path)
         return self._later(request.path) if request.path.startswith("/later") else None

@@ -6,7 +6,6 @@ needs a token with any scope.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from balance_service.http.access.clients import (
     invalid_request,
     invalid_token,
     unauthenticated,
+    whereabouts,
 )
 from balance_service.http.access.jwts import load_jwts
 from balance_service.http.access.rate_limit import RateLimit
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from balance_service.settings.http_security import HttpSecuritySettings
 
 _BEARER = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")  # RFC 6750, section 2.1
-_IPV6_SITE_BITS = 64
 CLIENT = web.RequestKey("client", str)
 """Who asks, as far as that is known: a client's name, or where it asks from."""
 
@@ -136,24 +135,10 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> st
     finally:
         # Clients without an accepted token count too, by their address.
         if access.rate_limit is not None:
-            access.rate_limit.take(_whereabouts(request) if client is None else client.name)
+            access.rate_limit.take(whereabouts(request.remote) if client is None else client.name)
     if client is not None and needed.isdisjoint(client.scopes):
         raise insufficient_scope(needed)
-    return _whereabouts(request) if client is None else client.name
-
-
-def _whereabouts(request: web.Request) -> str:
-    """The address a client asks from; of IPv6 the network, within which one site has as many as it likes."""
-    try:
-        address = ipaddress.ip_address(request.remote or "")
-    except ValueError:
-        return f"address:{request.remote}"
-    if isinstance(address, ipaddress.IPv4Address):
-        return f"address:{address}"
-    # On a socket of both families, IPv4 comes as IPv6.
-    if address.ipv4_mapped is not None:
-        return f"address:{address.ipv4_mapped}"
-    return f"address:{ipaddress.ip_network((int(address), _IPV6_SITE_BITS), strict=False)}"
+    return whereabouts(request.remote) if client is None else client.name
 
 
 def _authenticator(settings: HttpSecuritySettings) -> Authenticator:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from balance_service.http.server.problems import Problem
 
 REALM = "balance-service"
+_IPV6_SITE_BITS = 64
 _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN = 400, 401, 403
 
 
@@ -32,6 +35,21 @@ class Client:
 
 class InvalidTokenError(Exception):
     """A token that is not accepted; the message says why, without anything of the token's own."""
+
+
+@lru_cache(maxsize=10_000)
+def whereabouts(address: str | None) -> str:
+    """A client without a token, by the IP address it asks from; by the /64 network of IPv6, which is one site's."""
+    try:
+        ip = ipaddress.ip_address(address or "")
+    except ValueError:
+        return f"address:{address}"
+    if isinstance(ip, ipaddress.IPv4Address):
+        return f"address:{ip}"
+    # A socket of both families has IPv4 addresses as IPv6.
+    if ip.ipv4_mapped is not None:
+        return f"address:{ip.ipv4_mapped}"
+    return f"address:{ipaddress.ip_network((int(ip), _IPV6_SITE_BITS), strict=False)}"
 
 
 def scopes_of(names: object) -> frozenset[Scope]:

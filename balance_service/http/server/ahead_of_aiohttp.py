@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import EMPTY_PAYLOAD, web
 from aiohttp.http import RawRequestMessage
 
+from balance_service.http.access.clients import whereabouts
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 class AnswersAhead(Protocol):
     """Answers some requests before aiohttp does, with the bytes that go over the wire."""
 
-    def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
+    def answer(
+        self, request: RawRequestMessage, connection: AheadOfAiohttp
+    ) -> bytes | Coroutine[Any, Any, bytes] | None:
         """The answer to a request without a body, or what will have it; None if aiohttp is to answer."""
 
 
@@ -70,6 +74,15 @@ class AheadOfAiohttp(web.RequestHandler):
             self._answering.cancel()
         await super().shutdown(timeout)
 
+    @property
+    def whereabouts(self) -> str:
+        """The address of the client, as `Client.name` of one without a token."""
+        peer = self.peername
+        return whereabouts(peer[0] if isinstance(peer, tuple) else None)
+
+    def belongs_to(self, client: str) -> None:
+        """A request on this connection was authenticated: `client` is the name of the token's holder."""
+
     def request_answered(self) -> None:
         """A request was read and answered at once."""
 
@@ -88,7 +101,7 @@ class AheadOfAiohttp(web.RequestHandler):
         # A client that leaves answers unread is left to aiohttp, which waits until they are read.
         if ahead is None or parser is None or transport is None or transport.get_write_buffer_size():
             return False
-        answer = ahead.answer(request)
+        answer = ahead.answer(request, self)
         if answer is None:
             return False
         self._messages.clear()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.queries import Queries
+    from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
     from balance_service.http.server.limits import UnderWay
     from balance_service.read_models.read_model import ReadModel
 
@@ -108,7 +109,11 @@ class PlainQueries:
         self._second = 0
         self._date_and_server = b""
 
-    def answer(self, request: RawRequestMessage) -> bytes | Coroutine[Any, Any, bytes] | None:
+    def answer(
+        self,
+        request: RawRequestMessage,
+        connection: AheadOfAiohttp,  # noqa: ARG002
+    ) -> bytes | Coroutine[Any, Any, bytes] | None:
         """The answer to a plain query, or what will have it with the help of peers; None if aiohttp is to answer."""
         before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
         asked, models = _ASKED.get(before), self._handlers.models
