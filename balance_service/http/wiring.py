@@ -12,8 +12,9 @@ import structlog
 from balance_service.http.access.authorization import access_of
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
-from balance_service.http.server.app import HttpServer, bind, make_app, make_health_app, serve
+from balance_service.http.server.app import HttpServer, make_app, make_health_app, serve
 from balance_service.http.server.limits import Limits, UnderWay
+from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from balance_service.http.server.reloading import LOOK_SECONDS, follow
 from balance_service.http.server.tls import tls_of
@@ -65,6 +66,7 @@ class Front:
         self._limits = Limits(
             settings.max_concurrent_requests, settings.read_timeout_seconds + _REQUEST_HEADROOM_SECONDS
         )
+        self._trusted_proxies = settings.trusted_proxies
         secret = settings.peer_secret
         self._trust = PeerTrust(secret.get_secret_value() if secret else None, settings.peer_allow_list)
         self._listener = bind(settings.http_host, settings.http_port)
@@ -100,7 +102,7 @@ class Front:
         is_plain = self._access.is_free and self._tracer is UNTRACED
         plain = PlainQueries(self._handlers, self._trust, under_way) if is_plain else None
         server_tls = None if tls is None else tls.value.server
-        self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain))
+        self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain, self._trusted_proxies))
         if self._health_listener is not None:
             health = make_health_app(self._handlers, _HEALTH_LIMITS)
             self._servers.append(await serve(health, self._health_listener, _HEALTH_LIMITS))
@@ -123,7 +125,7 @@ class Front:
             await self._proxy.close()
 
     async def _renew(self, tls: Tls) -> None:
-        await self._servers[0].listen(tls.server)
+        self._servers[0].listen(tls.server)
 
     def _warn_if_open_to_all(self) -> None:
         address = ipaddress.ip_address(self._listener.getsockname()[0])

@@ -13,8 +13,9 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
-from balance_service.http.server.app import bind, make_app, serve
+from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits, UnderWay
+from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, Instance

@@ -14,13 +14,16 @@ from aiohttp import web
 from balance_service.http import commands, queries
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.server.app import bind, make_app, serve
+from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits
+from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.server.app import HttpServer
 
 QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
@@ -105,11 +108,18 @@ class Server:
     def connections(self) -> int:
         """How many it has open."""
         assert self.http is not None
-        return len(self.http._connections._open)
+        return self.http.connections
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def client(self, address: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+        """A client that asks from a loopback address."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1",
+            self.port,
+            local_addr=(address, 0),
+            ssl=tls,
+            server_hostname=None if tls is None else "127.0.0.1",
+        )
         try:
             yield Client(reader, writer)
         finally:
@@ -118,12 +128,16 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    limits: Limits = QUICK, answer: Callable[[web.Request], Awaitable[web.Response]] = echo
+    limits: Limits = QUICK,
+    answer: Callable[[web.Request], Awaitable[web.Response]] = echo,
+    tls: ssl.SSLContext | None = None,
+    trust: PeerTrust | None = None,
 ) -> AsyncIterator[Server]:
     listener = bind("127.0.0.1", 0)
-    server = await serve(make_app(Answering(answer), limits), listener, limits)
+    port = listener.getsockname()[1]
+    server = await serve(make_app(Answering(answer), limits, trust), listener, limits, tls)
     try:
-        yield Server(listener.getsockname()[1], server)
+        yield Server(port, server)
     finally:
         await server.cleanup()
 

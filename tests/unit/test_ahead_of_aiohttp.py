@@ -18,7 +18,7 @@ from aiohttp import EMPTY_PAYLOAD, web
 from aiohttp.http import RawRequestMessage
 
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
-from balance_service.http.server.app import bind
+from balance_service.http.server.listening import bind
 from tests.unit.raw_http import LIVE, Client, Server
 
 if TYPE_CHECKING:

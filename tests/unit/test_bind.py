@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.server.app import bind
+from balance_service.http.server.listening import bind
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "ü" * 64])

@@ -11,7 +11,8 @@ from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from balance_service.http.given import Given
 from balance_service.http.letter_parameters import CAUSE
 from balance_service.http.parameters import KEY
-from balance_service.http.server.app import bind, serve
+from balance_service.http.server.app import serve
+from balance_service.http.server.listening import bind
 from balance_service.http.server.problems import problems
 from tests.unit.raw_http import Answer, Server
 

@@ -7,7 +7,8 @@ import socket
 
 from aiohttp import web
 
-from balance_service.http.server.app import bind, serve
+from balance_service.http.server.app import serve
+from balance_service.http.server.listening import bind
 
 LINE = b"HTTP/1.1 200 OK\r\n"
 
@@ -40,7 +41,7 @@ def test_who_was_accepted_just_before_is_answered() -> None:
             client.setblocking(False)
             for _ in range(turns % 4):
                 await asyncio.sleep(0)
-            await server.listen()
+            server.listen()
             lines.append(await first_line(client))
         await server.cleanup()
         return lines

@@ -2,9 +2,9 @@
 
 aiohttp's own parser reads every byte. aiohttp queues what has been read, and begins with it once the future is done on
 which it waits for a request. So as long as it waits there, everything before is answered, and it begins with nothing
-behind our back if that future is out of its sight. Both are attributes that aiohttp does not document: they are
-touched here and nowhere else, `pyproject.toml` bounds the version, and `tests/unit/test_ahead_of_aiohttp.py` names what
-another one has changed. Everything runs on the event loop's thread.
+behind our back if that future is out of its sight. Attributes that aiohttp does not document are touched here and
+nowhere else: `pyproject.toml` bounds the version, and `tests/unit/test_ahead_of_aiohttp.py` names what another one has
+changed. Everything runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -12,13 +12,26 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiohttp import EMPTY_PAYLOAD, web
+from aiohttp import EMPTY_PAYLOAD, hdrs, web
 from aiohttp.http import RawRequestMessage
 
 from balance_service.http.access.clients import whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+
+def body_of(request: web.BaseRequest) -> bytes:
+    """The body, as far as a handler has read it."""
+    return request._read_bytes or b""
+
+
+def loses_what_follows(request: web.BaseRequest) -> bool:
+    """Whether aiohttp's parser loses what came in one piece with this request, behind it.
+
+    It does where the request asks for a protocol that aiohttp does not speak.
+    """
+    return request._message.upgrade and request.headers.get(hdrs.UPGRADE, "").lower() != "websocket"
 
 
 class AnswersAhead(Protocol):

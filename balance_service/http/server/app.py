@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import socket
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from balance_service.errors import ConfigurationError, FatalError
+from balance_service.errors import FatalError
 from balance_service.http.access.authorization import Access, guarded
 from balance_service.http.answer import Answer
 from balance_service.http.api.openapi import DOCUMENT, document
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
-from balance_service.http.server.connections import Connection, Connections, watched
+from balance_service.http.server.connections import Connection, reserved, watched
 from balance_service.http.server.limits import MAX_BODY_BYTES, Limits, UnderWay, limited, without_expectations
+from balance_service.http.server.listening import Listener
+from balance_service.http.server.places import Places
 from balance_service.http.server.problems import Problem, problems
 from balance_service.http.server.spans import traced
 from balance_service.observability.tracing import UNTRACED
 
 if TYPE_CHECKING:
+    import socket
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aiohttp.typedefs import Middleware
     from opentelemetry.trace import Tracer
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from balance_service.http.api.route import Routes
     from balance_service.http.handlers import Handlers
     from balance_service.http.server.ahead_of_aiohttp import AnswersAhead
+    from balance_service.http.server.listening import AcceptedSocket
 
 _SHUTDOWN_SECONDS = 1.0
-_BACKLOG = 1024
-# A connection is one of ours, with its limits, only once its handshake is done.
-_HANDSHAKE_SECONDS = 5.0
+_SWEEP_SECONDS = 0.5
 
 
 def make_app(
@@ -65,6 +65,7 @@ def make_app(
             *spans,
             _proven(trust),
             problems,
+            reserved(routes, peers_are_proven=trust.demands_proof),
             *guards,
             limited(limits, under_way or UnderWay(limits), routes),
         ],
@@ -85,91 +86,61 @@ def make_health_app(handlers: Handlers, limits: Limits | None = None) -> web.App
     return app
 
 
-def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.socket:
-    """A listening socket.
-
-    Args:
-        setting: where the port is from.
-
-    Raises:
-        ConfigurationError: the port is in use, or the address is not ours.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except UnicodeError:
-        raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} is no address and no host's name; name an address of this machine"
-        ) from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port {port} on {host} is in use; stop what listens there or set {setting}"
-            ) from None
-        raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
-        ) from None
-    listener.listen(_BACKLOG)
-    return listener
-
-
 class HttpServer:
     """An application that answers on a socket."""
 
-    def __init__(
-        self,
-        runner: web.AppRunner,
-        listener: socket.socket,
-        connections: Connections,
-        connection: Callable[[], Connection],
-    ) -> None:
+    def __init__(self, runner: web.AppRunner, listener: Listener, limits: Limits) -> None:
         self._runner = runner
         self._listener = listener
-        self._connections = connections
-        self._connection = connection
-        self._listening: asyncio.Server | None = None
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
-    async def listen(self, tls: ssl.SSLContext | None = None) -> None:
+    @property
+    def connections(self) -> int:
+        """How many are open, or hold bytes that their clients have not acknowledged."""
+        return len(self._listener.places)
+
+    def listen(self, tls: ssl.SSLContext | None = None) -> None:
         """Take connections, under TLS if it is given; those taken before go on as they are."""
-        loop, previous = asyncio.get_running_loop(), self._listening
-        # A copy of one socket: while one takes the other's place, no connection is refused.
-        self._listening = await loop.create_server(
-            self._connection,
-            sock=self._listener.dup(),
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_SECONDS,
-        )
-        if previous is not None:
-            # asyncio cuts off what a server has accepted and not begun with when that is closed.
-            for listening in previous.sockets:
-                loop.remove_reader(listening.fileno())
-            await asyncio.sleep(0)
-            previous.close()
+        self._listener.listen(tls)
+
+    def bound(self, most: int) -> None:
+        """Keep at most so many connections from now on."""
+        self._listener.places.bound(most)
 
     async def cleanup(self) -> None:
         """Take no more connections, let the requests under way end, briefly, and close."""
-        if self._listening is not None:
-            self._listening.close()
         self._listener.close()
         await self._runner.cleanup()
-        self._connections.close()
+        self._sweeping.cancel()
+
+    def _sweep(self) -> None:
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+        now = self._loop.time()
+        self._listener.sweep(now)
+        for connection in self._connections():
+            connection.sweep(now, self._limits)
+
+    def _connections(self) -> list[Connection]:
+        server = self._runner.server
+        return [] if server is None else [one for one in server.connections if isinstance(one, Connection)]
 
 
 async def serve(
     app: web.Application,
-    listener: socket.socket,
+    bound: socket.socket,
     limits: Limits | None = None,
     tls: ssl.SSLContext | None = None,
     ahead: AnswersAhead | None = None,
+    trusted_proxies: Sequence[str] = (),
 ) -> HttpServer:
     """Begin to answer; `cleanup()` of what is returned ends it.
 
     Args:
+        bound: a listening socket; closed in the end.
         ahead: what answers some requests before they come to the application.
+        trusted_proxies: addresses and networks whose connections no share bounds.
     """
     limits = limits or Limits()
     loop = asyncio.get_running_loop()
@@ -179,14 +150,13 @@ async def serve(
     if server is None:
         raise FatalError("the HTTP server was set up and is not there")
     server.request_handler = watched(without_expectations(server.request_handler))
-    connections = Connections(limits, loop)
-    answering = HttpServer(
-        runner,
-        listener,
-        connections,
-        lambda: Connection(server, connections, ahead, loop=loop, access_log=None, **limits.of_connections),
-    )
-    await answering.listen(tls)
+    places = Places(limits.max_connections, trusted_proxies, loop.time)
+
+    def connection(accepted: AcceptedSocket) -> Connection:
+        return Connection(server, accepted, places, ahead, loop=loop, access_log=None, **limits.of_connections)
+
+    answering = HttpServer(runner, Listener(bound, places, connection, loop), limits)
+    answering.listen(tls)
     return answering
 
 

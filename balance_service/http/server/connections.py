@@ -1,6 +1,6 @@
-"""The connections of a server, and what bounds them.
+"""A connection of the server: it is closed when its client sends too slowly, asks nothing, or does not read.
 
-aiohttp reads requests, and answers those that nobody answers ahead of it. Around it are bounds on what costs before
+aiohttp reads requests, and answers those that are not answered ahead of it. Here are the bounds on what costs before
 there is a request or after it. Everything runs on the event loop's thread.
 """
 
@@ -11,102 +11,136 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from aiohttp import http_exceptions, web
 
-from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, body_of, loses_what_follows
 from balance_service.http.server.limits import MAX_FIELD_BYTES, MAX_HEADERS, MAX_LINE_BYTES, url_too_long
-from balance_service.http.server.problems import Problem
+from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
+    from aiohttp.typedefs import Middleware
+
+    from balance_service.http.api.route import Routes
     from balance_service.http.server.ahead_of_aiohttp import AnswersAhead
     from balance_service.http.server.limits import Limits
+    from balance_service.http.server.listening import AcceptedSocket
+    from balance_service.http.server.places import Places
 
 log = structlog.get_logger(__name__)
 
-_SWEEP_SECONDS = 0.5
+_END_OF_HEAD = b"\r\n\r\n"
+# Of what came last, as much as tells whether a request ends with it.
+_LAST_BYTES = 64
 
 
 class Connection(AheadOfAiohttp):
-    """A connection that is closed when its client sends a request too slowly, or none, or does not read the answer."""
+    """One connection, which holds a place from accept on."""
 
     def __init__(
         self,
         server: web.Server,
-        connections: Connections,
+        accepted: AcceptedSocket,
+        places: Places,
         ahead: AnswersAhead | None = None,
         **bounds: Any,
     ) -> None:
         """Args:
         ahead: what answers before aiohttp; without it, aiohttp answers everything.
         """
-        super().__init__(server, ahead, **bounds)
-        self._connections = connections
+        self.place = accepted.place
+        # In a reserved place, every request has to be looked at by the middleware.
+        super().__init__(server, None if self.place.is_reserved else ahead, **bounds)
+        self._accepted = accepted
+        self._places = places
         self._requests = 0
-        self._active_at = connections.now()
-        self._head_since: float | None = None
+        # The time of the first head counts from accept on.
+        self._head_since: float | None = self.place.idle_since
         self._unsent_since: float | None = None
-        self._is_refused = False
+        self._last = b""
+        self._heads = 0
+        # aiohttp forgets its own where it closes it, though not all may be sent.
+        self._wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it at once if there are too many."""
-        if self._connections.take(self):
-            super().connection_made(transport)
-        else:
-            self._is_refused = True
-            transport.abort()  # type: ignore[attr-defined]  # a server's transports are asyncio.Transport
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Make room."""
-        self._connections.release(self)
-        if not self._is_refused:
-            super().connection_lost(exc)
+        """The connection is open, its TLS handshake done."""
+        super().connection_made(transport)
+        self._wire = self.transport
+        self.place.cut = self.reset
 
     def data_received(self, data: bytes) -> None:
         """Note when a request begins to arrive. What arrives while one is under way is most often its body."""
         if data:  # otherwise aiohttp asks itself to go on
-            self._active_at = self._connections.now()
+            self._last = data[-_LAST_BYTES:]
+            self._heads = data.count(_END_OF_HEAD)
             if self._head_since is None and not self._requests:
-                self._head_since = self._active_at
+                self._head_since = self._places.now()
         super().data_received(data)
 
+    def belongs_to(self, client: str) -> None:
+        """Count the connection for the holder of a token."""
+        self._places.attribute(self.place, client)
+
     def request_answered(self) -> None:
-        """A request was read and answered at once."""
-        self._head_since = None
+        """A request without a body was read and answered at once."""
+        self._note_end(b"")
 
     def request_began(self) -> None:
         """A request's head is complete."""
         self._requests += 1
-        self._head_since = None
+        self._head_since = self.place.idle_since = None
 
-    def request_ended(self) -> None:
+    def request_ended(self, body: bytes = b"") -> None:
         """Its answer is about to be sent."""
         self._requests -= 1
-        self._active_at = self._connections.now()
+        self._note_end(body)
+
+    def may_have_lost(self, request: web.BaseRequest) -> bool:
+        """Whether the client has sent something behind this request that aiohttp's parser loses."""
+        return loses_what_follows(request) and (self._heads > 1 or self._is_followed(body_of(request)))
+
+    def reset(self) -> None:
+        """Close the connection at once; what the client has not read is thrown away."""
+        wire = self._wire
+        if wire is not None:
+            self._accepted.reset()
+            wire.abort()
 
     def sweep(self, now: float, limits: Limits) -> None:
         """Close the connection if its time is up."""
-        transport = self.transport
-        if transport is None:
+        wire = self._wire
+        if wire is None:
             return
-        if not transport.get_write_buffer_size():
+        if not wire.get_write_buffer_size():
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = now
         elif now - self._unsent_since > limits.unsent_seconds:
-            transport.abort()
+            self.reset()
             return
-        if not self._requests and self._head_since is None and now - self._active_at > limits.idle_seconds:
-            self._end(transport)
-        elif self._head_since is not None and now - self._head_since > limits.head_seconds:
-            transport.write(_HEAD_TOO_SLOW)
-            self._end(transport)
+        idle_since = self.place.idle_since
+        if self._head_since is not None and now - self._head_since > limits.head_seconds:
+            # One that has sent nothing may have been opened in advance, as browsers do.
+            if self._last:
+                wire.write(_HEAD_TOO_SLOW)
+            self.force_close()
+        elif self._head_since is None and idle_since is not None and now - idle_since > limits.idle_seconds:
+            self.force_close()
 
-    def _end(self, transport: asyncio.Transport) -> None:
-        self.force_close()
-        # asyncio would wait until the client has read it all, and no sweep comes here again.
-        if transport.get_write_buffer_size():
-            transport.abort()
+    def _note_end(self, body: bytes) -> None:
+        now = self._places.now()
+        self.place.idle_since = now
+        # Of a head that begins behind a request nothing else is noticed before it goes on.
+        self._head_since = now if self._is_followed(body) else None
+
+    def _is_followed(self, body: bytes) -> bool:
+        """Whether a request with this body does not end with what came last."""
+        if not body:
+            return not self._last.endswith(_END_OF_HEAD)
+        # In chunks, a body ends as a head does.
+        last = body[-_LAST_BYTES:]
+        return not (self._last.endswith((last, _END_OF_HEAD)) or last.endswith(self._last))
 
     def handle_error(
         self,
@@ -124,39 +158,6 @@ class Connection(AheadOfAiohttp):
         return answer
 
 
-class Connections:
-    """All open connections of one server. Belongs to the event loop."""
-
-    def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
-        self._limits = limits
-        self._max = limits.max_connections
-        self._open: set[Connection] = set()
-        self._loop = loop
-        self.now = loop.time
-        self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep)
-
-    def take(self, connection: Connection) -> bool:
-        """Whether there is room for one more; it has it then."""
-        if len(self._open) >= self._max:
-            return False
-        self._open.add(connection)
-        return True
-
-    def release(self, connection: Connection) -> None:
-        """It is closed."""
-        self._open.discard(connection)
-
-    def close(self) -> None:
-        """Look after them no longer; the server closes them."""
-        self._sweeping.cancel()
-
-    def _sweep(self) -> None:
-        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        now = self.now()
-        for connection in list(self._open):
-            connection.sweep(now, self._limits)
-
-
 def watched(
     handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
@@ -170,13 +171,37 @@ def watched(
         try:
             answer = await handler(request)
         finally:
-            connection.request_ended()
-        # Whatever of the body is still to come would be taken for a slow request.
-        if request.can_read_body:
+            connection.request_ended(body_of(request))
+        # The rest of the body would be taken for a slow request.
+        if request.can_read_body or connection.may_have_lost(request):
             answer.force_close()
         return answer
 
     return handle
+
+
+def reserved(routes: Routes, *, peers_are_proven: bool) -> Middleware:
+    """The middleware that serves probes and proven peers alone on connections in reserved places.
+
+    Belongs within the one that checks the marks of peers.
+    """
+
+    @web.middleware
+    async def serve_reserved(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        connection = request.protocol
+        if isinstance(connection, Connection) and connection.place.is_reserved:
+            route = routes.of(request)
+            is_probe = route is not None and route.is_open
+            if not is_probe and not (peers_are_proven and FORWARDED_HEADER in request.headers):
+                answer = unavailable("all connections are busy here; this request was certainly not begun").answer()
+                response = answer.response()
+                response.force_close()
+                return response
+        return await handler(request)
+
+    return serve_reserved
 
 
 def _problem_of(error: http_exceptions.HttpProcessingError) -> Problem:

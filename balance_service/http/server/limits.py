@@ -11,7 +11,7 @@ import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from balance_service.http.server.problems import Problem, unavailable
 
@@ -32,6 +32,7 @@ MAX_LINE_BYTES = 8 << 10
 MAX_FIELD_BYTES = 8_000
 _FIELDS_THAT_FIT = MAX_HEADERS_BYTES // MAX_FIELD_BYTES
 _CONTINUE = "100-continue"
+_IDENTITY = "identity"
 _LINGERING_SECONDS = 2.0
 # `Connection` closes itself when it is idle: aiohttp does not see all that is answered.
 _NEVER_SECONDS = 10 * 365 * 86_400.0
@@ -45,7 +46,7 @@ class Limits:
     request_seconds: float = 10.0
     """From a request read in full to its answer: longer than the deadline of any query or command."""
     head_seconds: float = 8.0
-    """From the first byte of a request to the last of its headers."""
+    """From the first byte of a request to the last of its headers; of the first request, from when it is accepted."""
     body_seconds: float = 5.0
     """From the headers of a request to the end of its body."""
     unsent_seconds: float = 10.0
@@ -70,6 +71,8 @@ class Limits:
             "max_headers": MAX_HEADERS,
             "keepalive_timeout": _NEVER_SECONDS,
             "lingering_time": _LINGERING_SECONDS,
+            # A small body could become a large one, before anybody knows who sent it.
+            "auto_decompress": False,
         }
 
 
@@ -115,7 +118,7 @@ def limited(limits: Limits, under_way: UnderWay, routes: Routes) -> Middleware:
     async def limit(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        _check_sizes(request)
+        _check_head(request)
         route = routes.of(request)
         if route is not None and route.is_never_refused:
             return await handler(request)
@@ -143,11 +146,13 @@ def without_expectations(
     return handle
 
 
-def _check_sizes(request: web.Request) -> None:
+def _check_head(request: web.Request) -> None:
     if len(request.raw_path) > MAX_URL_BYTES:
         raise url_too_long()
     if not headers_fit(request.raw_headers):
         raise Problem(431, f"the headers have more than {MAX_HEADERS_BYTES} bytes")
+    if request.headers.get(hdrs.CONTENT_ENCODING, _IDENTITY).lower() != _IDENTITY:
+        raise Problem(415, "no route takes a compressed body; send it without Content-Encoding")
 
 
 def headers_fit(raw_headers: Sequence[tuple[bytes, bytes]]) -> bool:

@@ -167,6 +167,7 @@ def _is_plain(request: RawRequestMessage) -> bool:
         and not request.should_close
         and not request.upgrade
         and hdrs.EXPECT not in request.headers
+        and hdrs.CONTENT_ENCODING not in request.headers
         and headers_fit(request.raw_headers)
     )
 
