@@ -31,7 +31,7 @@ _ACCEPTED_AT_ONCE = 16
 _HANDSHAKE_SECONDS = 5.0
 _TLS_END_SECONDS = 1.0
 # The kernel takes twice as much for each direction. Without a bound it grows to several MiB.
-_BUFFER_BYTES = 128 << 10
+_BUFFER_BYTES = 64 << 10
 # How long a client may leave unacknowledged what it was sent, before the connection is closed or after.
 UNACKNOWLEDGED_SECONDS = 10.0
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
