@@ -172,15 +172,18 @@ def get_balance(
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
     """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
-    names = ["applicationServer", "ready", "applicationServers"]
+    names = ["applicationServer", "ready", "reasons", "applicationServers"]
     answer = ask(load_settings(), url, "/api/status", {}, names=names)
     if as_json:
         click.echo(answer.text)
         return
     known = answer.json()
     click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
+    for reason in known["reasons"]:
+        click.echo(f"  {reason}")
     for server in known["applicationServers"]:
-        click.echo(f"  {server['applicationServer']}{' (suspect)' if server['suspect'] else ''}")
+        marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
+        click.echo(f"  {server['applicationServer']}{marks}")
         for task in server["tasks"]:
             click.echo(
                 f"    {task['task']}  {task['role']} {task['state']}  "
