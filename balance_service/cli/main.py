@@ -19,6 +19,7 @@ from balance_service.cli.topics import topics
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
+from balance_service.process.open_files import raise_limit
 from balance_service.settings import load_settings
 from balance_service.tools.progress import progress_bar
 
@@ -52,6 +53,8 @@ def serve(*, print_config: bool) -> None:
         return
     configure_logging(settings.log_level)
     arm(settings.failpoints)
+    # The JVM inherits the limit.
+    raise_limit()
     from balance_service.events.spark.jvm import launch_jvm
 
     # It comes up while the rest is imported, which is slow.
@@ -244,6 +247,7 @@ def rebuild(models: tuple[str, ...]) -> None:
 
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")
+    raise_limit()
     for model in hosted_models(settings):
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")

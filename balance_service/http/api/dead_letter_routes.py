@@ -56,8 +56,8 @@ _LETTER = exactly(
         "headers": {
             "type": ["array", "null"],
             "items": _HEADER,
-            "description": "Those of the record, in its order, with every repetition; null if its topic has dropped it, "
-            "or if a name is no UTF-8.",
+            "description": "Those of the record, in order and with every repetition; null if its topic has dropped "
+            "it, or if a name is no UTF-8.",
         },
         "valueBase64": {
             "type": ["string", "null"],
