@@ -114,8 +114,8 @@ class Directory:
         if not self.table.is_shared(self.address):
             return ""
         return (
-            f"another instance runs with BALANCE_APPLICATION_SERVER {self.address}, as this one does, so that each is "
-            "asked for what the other one owns; give each instance an address of its own and restart it"
+            f"another instance runs with BALANCE_APPLICATION_SERVER {self.address}, as this one does, so that "
+            "peers ask one for what the other owns; give each an address of its own and restart it"
         )
 
     def status(self) -> list[dict[str, Any]]:

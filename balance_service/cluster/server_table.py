@@ -18,8 +18,8 @@ ACTIVE, STANDBY = "ACTIVE", "STANDBY"
 _FORGET_AFTER_SECONDS = 3600.0
 # Of one that is only known from the past. Those that are up say so every second, on a busy machine a little later.
 _FORGET_UNHEARD_AFTER_SECONDS = 60.0
-# A record that was under way when its instance was killed may arrive after its successor's first; records that arrive
-# together prove no more than one does.
+# A record that was in flight when its instance was killed may arrive after the first one of the successor. Several that
+# arrive together prove no more than one.
 _LEAST_RETURNS = 3
 _RETURNS_SPAN_SECONDS = 2.0
 # Records may be forged, where instances have no secret.
@@ -57,7 +57,7 @@ class ApplicationServer:
     heard_at: float
     read_at: float
     is_shared: bool = False
-    """Whether two instances that run publish under this address."""
+    """Whether two running instances publish under this address."""
 
     @property
     def was_heard(self) -> bool:
@@ -74,17 +74,17 @@ class ApplicationServer:
 
 
 class _Runs:
-    """The runs of instances that publish under one address, as they were heard lately.
+    """The runs of instances that have published under one address in the last seconds.
 
-    A restart replaces one run by another, and the first is never heard again. A run that is heard again, time after
-    time, after another was heard, proves that both are alive. No clock but our own counts.
+    A restart replaces one run by another, and the first publishes no more. A run that publishes again, time after time,
+    after another one did, proves that both are alive. The listener's own clock alone counts.
     """
 
     def __init__(self) -> None:
         self._heard_at: dict[str, float] = {}
         """By incarnation, the one that was heard last at the end."""
         self._returned_at: list[float] = []
-        """When one was heard that another had followed."""
+        """When a run was heard again after another one."""
 
     def hear(self, incarnation: str, now: float) -> bool:
         """Take in a record; returns whether two instances share the address."""
@@ -96,7 +96,7 @@ class _Runs:
         if not runs:
             self._returned_at = []
         elif returns:
-            # The first of them and the latest ones are all that is asked for.
+            # Only the first ones and the latest count.
             self._returned_at = [*self._returned_at[: _LEAST_RETURNS - 1], now]
         at = self._returned_at
         return len(at) == _LEAST_RETURNS and at[-1] - at[0] >= _RETURNS_SPAN_SECONDS
@@ -140,7 +140,7 @@ class ServerTable:
         self._servers = servers
 
     def is_shared(self, address: str) -> bool:
-        """Whether two instances that run publish under an address: each is asked for what the other one owns."""
+        """Whether two running instances publish under an address, so that peers ask one for what the other owns."""
         server = self._servers.get(address)
         return server is not None and server.is_shared
 

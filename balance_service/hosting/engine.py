@@ -134,7 +134,7 @@ class Engine:
             connections=files.connections,
         )
         limit_open_files(files.per_store)
-        self.openings = threading.BoundedSemaphore(files.openings)
+        self.openings = threading.Semaphore(files.openings)
         self.registry = SchemaRegistry.from_settings(settings)
         contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
         self.tables = Tables(until_up(contexts), self.state_directory)

@@ -20,7 +20,7 @@ _BROKER, _MOST_CONNECTED = 2, 2
 # While it opens, a task has a consumer as well.
 _OPENING = 10
 _LEAST_OPENINGS = 6
-# Of the JVM, which inherits the limit and has its jars open; and of one query of its.
+# Of the JVM, which inherits the limit and has its jars open; and of one query.
 _JVM_BASE, _JVM_TASK = 400, 12
 _LEAST_CONNECTIONS = 64
 # RocksDB keeps ten of what it is given for itself, and takes no less than twenty.
@@ -90,7 +90,7 @@ def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
 
 
 def left_for_connections(tasks: int, brokers: int = 1) -> int:
-    """How many connections HTTP may have beside so many tasks, by the limit as it is now. Raises as `divided`."""
+    """The connections that HTTP may have in addition to so many tasks, by the present limit. Raises as `divided`."""
     return divided(tasks, brokers, limit()).connections
 
 

@@ -44,7 +44,7 @@ def default_server(given: Mapping[str, Any]) -> str:
     """The address that an instance has where none is set, by its other settings.
 
     On one machine, instances differ by their ports. Containers of one definition share every setting, but each has a
-    host name of its own, by which it is reached unless it listens on loopback alone.
+    host name of its own. Peers reach it there unless it listens on loopback alone.
     """
     host = OWN_HOST_NAME if _in_container() and not _is_loopback(given.get("http_host", "localhost")) else "localhost"
     return f"{host}:{given.get('http_port') or DEFAULT_PORT}"

@@ -19,7 +19,6 @@ from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from balance_service.tools.local.instances import LocalInstance
     from balance_service.tools.local.stack import LocalStack
@@ -71,7 +70,7 @@ def test_with_a_hard_limit_below_its_need_an_instance_ends_and_names_the_need(
 
 
 def test_with_a_low_soft_limit_an_instance_raises_it_and_folds_a_hundred_partitions(
-    stack: LocalStack, settings: dict[str, str], tmp_path: Path
+    stack: LocalStack, settings: dict[str, str]
 ) -> None:
     instance = new_instance(stack, settings)
     with limited(instance, 512, 2048) as process:
@@ -85,7 +84,7 @@ def test_with_a_low_soft_limit_an_instance_raises_it_and_folds_a_hundred_partiti
 
         eventually(folds, "it is ready and owns all partitions", 240)
         environment = on(stack, settings)
-        done = run(environment, "load", "--events", str(EVENTS), "--customers", "500", cwd=tmp_path)
+        done = run(environment, "load", "--events", str(EVENTS), "--customers", "500", seconds=120)
         assert done.code == 0, done
 
         def position() -> int:

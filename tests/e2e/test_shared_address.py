@@ -1,4 +1,4 @@
-"""Two instances with one BALANCE_APPLICATION_SERVER: both say so until one is gone, and a restart is none of that."""
+"""Two instances with one BALANCE_APPLICATION_SERVER: both say so until one is gone. A restart is no such case."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_
         assert shared(first) == []
 
 
-def test_an_instance_that_is_killed_and_started_again_shares_its_address_with_nobody(stack: LocalStack) -> None:
+def test_an_instance_that_is_killed_and_restarted_does_not_share_its_address(stack: LocalStack) -> None:
     instance = new_instance(stack, application())
     instance.launch()
     try:

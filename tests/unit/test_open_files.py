@@ -47,7 +47,7 @@ def test_more_tasks_and_more_brokers_need_no_less(tasks: int, brokers: int) -> N
 
 
 @given(TASKS, BROKERS, st.integers(0, 1 << 20))
-def test_what_is_divided_is_no_more_than_there_is(tasks: int, brokers: int, more: int) -> None:
+def test_no_more_open_files_are_divided_than_there_are(tasks: int, brokers: int, more: int) -> None:
     most = need_of(tasks, brokers) + more
 
     files = divided(tasks, brokers, most)
@@ -66,5 +66,5 @@ def test_with_a_generous_limit_nothing_is_bounded_that_was_not_before() -> None:
     assert files.connections > 100_000
 
 
-def test_what_is_left_for_connections_goes_by_the_limit_as_it_is() -> None:
+def test_the_present_limit_decides_how_many_connections_there_may_be() -> None:
     assert left_for_connections(2) == divided(2, 1, limit()).connections
