@@ -69,7 +69,7 @@ class Tasks:
         openings: threading.Semaphore | None = None,
     ) -> None:
         """Args:
-        openings: how many tasks of the process may open at once; any number if it is None.
+        openings: how many tasks of the process may open or be promoted at once; any number if it is None.
         """
         self._openings = openings or threading.Semaphore(sys.maxsize)
         self._stage = stage
@@ -211,7 +211,7 @@ class _Supervisor:
             joined.hold(partition)
         try:
             while not self._stopping.is_set():
-                error = self._attempt(self._open) or self._watch()
+                error = self._attempt(partial(self._in_turn, self.task.open)) or self._watch()
                 if error is None or self._stopping.is_set():
                     return
                 self._recover(error)
@@ -220,13 +220,13 @@ class _Supervisor:
             if joined is not None:
                 joined.let_go(partition)
 
-    def _open(self) -> None:
-        """Open the task in its turn: while it opens, it has more files open than later."""
+    def _in_turn(self, step: Callable[[], None]) -> None:
+        """Open or promote the task in its turn: meanwhile it has more files open than later."""
         while not self._openings.acquire(timeout=_TURN_SECONDS):
             if self._stopping.is_set():
                 return
         try:
-            self.task.open()
+            step()
         finally:
             self._openings.release()
 
@@ -257,7 +257,9 @@ class _Supervisor:
         while not self._stopping.is_set():
             state, error = self.task.state, None
             if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
-                error = self._attempt(self.task.tail if self.role is Role.STANDBY else self.task.promote)
+                error = self._attempt(
+                    self.task.tail if self.role is Role.STANDBY else partial(self._in_turn, self.task.promote)
+                )
             elif state is TaskState.HALTED and self.task.role is Role.STANDBY and self.role is Role.ACTIVE:
                 # The partition has moved here. Opened as its owner, the task halts again if it must.
                 error = RetriableError("the task halted as a standby, and is to own its partition now")
