@@ -80,10 +80,14 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(letter))
         return
-    value = letter.pop("valueBase64")
-    width = max(map(len, letter))
+    value, headers = letter.pop("valueBase64"), letter.pop("headers")
+    letter["key"] = _key(letter)
+    letter.pop("keyBase64", None)
+    width = max(map(len, [*letter, "headers"]))
     for name, shown in letter.items():
-        click.echo(f"{name:<{width}}  {json.dumps(shown) if isinstance(shown, dict) else _dash(shown)}")
+        click.echo(f"{name:<{width}}  {_dash(shown)}")
+    for n, header in enumerate(headers or [None]):
+        click.echo(f"{'' if n else 'headers':<{width}}  {'-' if header is None else json.dumps(header)}")
     if value is not None:
         content = base64.b64decode(value)
         click.echo(f"{'value':<{width}}  {len(content)} bytes")
@@ -191,9 +195,13 @@ def _letters(url: str | None, model: str | None, cause: str | None, status: str 
 
 
 def _row(letter: dict[str, Any]) -> tuple[str, ...]:
-    key = _dash(letter["key"])
+    key = _key(letter)
     shown = key if len(key) <= _SHOWN_KEY else f"{key[: _SHOWN_KEY - 1]}…"
     return (letter["id"], shown, letter["cause"], letter["status"], str(letter["attempt"]), _dash(letter["dueAt"]))
+
+
+def _key(letter: dict[str, Any]) -> str:
+    return f"base64:{letter['keyBase64']}" if "keyBase64" in letter else _dash(letter["key"])
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

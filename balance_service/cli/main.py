@@ -19,6 +19,7 @@ from balance_service.cli.topics import topics
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
+from balance_service.process.open_files import raise_limit
 from balance_service.settings import load_settings
 from balance_service.tools.progress import progress_bar
 
@@ -52,6 +53,8 @@ def serve(*, print_config: bool) -> None:
         return
     configure_logging(settings.log_level)
     arm(settings.failpoints)
+    # The JVM inherits the limit.
+    raise_limit()
     from balance_service.events.spark.jvm import launch_jvm
 
     # It comes up while the rest is imported, which is slow.
@@ -172,15 +175,18 @@ def get_balance(
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
     """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
-    names = ["applicationServer", "ready", "applicationServers"]
+    names = ["applicationServer", "ready", "reasons", "applicationServers"]
     answer = ask(load_settings(), url, "/api/status", {}, names=names)
     if as_json:
         click.echo(answer.text)
         return
     known = answer.json()
     click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
+    for reason in known["reasons"]:
+        click.echo(f"  {reason}")
     for server in known["applicationServers"]:
-        click.echo(f"  {server['applicationServer']}{' (suspect)' if server['suspect'] else ''}")
+        marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
+        click.echo(f"  {server['applicationServer']}{marks}")
         for task in server["tasks"]:
             click.echo(
                 f"    {task['task']}  {task['role']} {task['state']}  "
@@ -241,6 +247,7 @@ def rebuild(models: tuple[str, ...]) -> None:
 
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")
+    raise_limit()
     for model in hosted_models(settings):
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")

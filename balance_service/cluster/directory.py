@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from balance_service.cluster.record_signatures import HEADER, UntrustedRecordError
+from balance_service.cluster.record_signatures import FAREWELL, HEADER, UntrustedRecordError
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import new_client, not_authorized
 from balance_service.kafka.lasting_producer import LastingProducer
@@ -81,6 +81,7 @@ class Directory:
         self._signatures = signatures
         self._on_refused = on_refused
         self._warned_at: dict[str, float] = {}
+        self._told_of_sharing = False
         self.address = address
         self._forbidden: dict[str, str] = {}
         self._grants = {
@@ -107,6 +108,16 @@ class Directory:
         """What the brokers do not allow; empty while all is well."""
         return next(filter(None, self._forbidden.values()), "")
 
+    @property
+    def shared_address_problem(self) -> str:
+        """That another instance publishes under our address, and what to do; empty while none does."""
+        if not self.table.is_shared(self.address):
+            return ""
+        return (
+            f"another instance runs with BALANCE_APPLICATION_SERVER {self.address}, as this one does, so that "
+            "peers ask one for what the other owns; give each an address of its own and restart it"
+        )
+
     def status(self) -> list[dict[str, Any]]:
         """All instances, as far as they are known here, for people."""
         now = elapsed()
@@ -115,6 +126,7 @@ class Directory:
                 "applicationServer": server.address,
                 "incarnation": server.incarnation,
                 "suspect": server.is_suspect(now),
+                "shared": server.is_shared,
                 "models": [model.name for model in server.models],
                 "tasks": [
                     {
@@ -182,8 +194,9 @@ class Directory:
         key, value, offset = message.key(), message.value(), offset_of(message)
         address, is_live = (key or b"").decode(errors="replace"), offset >= self._since
         try:
-            self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
+            signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
             record = None if value is None else self._codec.decode(value)
+            self._signatures.check_order(address, record["incarnation"] if record else FAREWELL, signed_ms)
         except UntrustedRecordError as refusal:
             # What is from before says nothing anyway.
             if is_live:
@@ -192,7 +205,16 @@ class Directory:
             log.warning("a record of the directory was passed over", address=address, error=str(failure))
         else:
             self.table.hear(address, record, live=is_live)
+            self._tell_of_sharing()
         self.is_read = self.is_read or offset + 1 >= self._since
+
+    def _tell_of_sharing(self) -> None:
+        shared = self.shared_address_problem
+        if shared and not self._told_of_sharing:
+            log.error("another instance has the address of this one", problem=shared)
+        elif self._told_of_sharing and not shared:
+            log.info("no other instance has the address of this one any more", application_server=self.address)
+        self._told_of_sharing = bool(shared)
 
     def _refuse(self, address: str, refusal: UntrustedRecordError) -> None:
         self._on_refused(refusal.reason)

@@ -1,7 +1,8 @@
 """Signatures of the directory's records: whoever may write to the topic is not for that reason an instance.
 
 A record's header `signature` signs the topic, the instance's address, the time, and the record's value, a farewell's
-too. A record is good for a short time and comes after the one before it, so one that is written again says nothing.
+too. A record is good for a short time and comes after the one before it of the same run, so one that is written again
+says nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 HEADER = "signature"
 REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly signed", "not of now", "repeated"
 """Why a record is refused."""
+FAREWELL = ""
 _PURPOSE = b"balance-service directory record 1"
 _SIGNATURE = re.compile(rb"t=(?P<t>[0-9]{1,15});hmac=(?P<hmac>[0-9a-f]{64})")
 # Far longer than a record is good for, should a clock be set back meanwhile.
@@ -45,7 +47,7 @@ class RecordSignatures:
         self._topic = topic.encode()
         self._now_ms = now_ms
         self._signed_ms = 0
-        self._latest_ms: dict[str, int] = {}
+        self._latest_ms: dict[tuple[str, str], int] = {}
 
     def sign(self, address: str, value: bytes | None) -> dict[str, bytes]:
         """The headers of a record of ours.
@@ -61,17 +63,20 @@ class RecordSignatures:
         signature = self._secret.sign(_PURPOSE, self._topic, address.encode(), t, value or b"")
         return {HEADER: b"t=%b;hmac=%b" % (t, signature.encode())}
 
-    def check(self, address: str, value: bytes | None, signature: str | bytes | None) -> None:
-        """Refuse a record that no instance has just written under this address.
+    def check(self, address: str, value: bytes | None, signature: str | bytes | None) -> int | None:
+        """Refuse a record that no instance has written lately under this address.
 
         Args:
             signature: what the record has as its header of that name.
 
+        Returns:
+            When it was signed, in milliseconds, for `check_order`; None without a secret.
+
         Raises:
-            UntrustedRecordError: it is not signed, or not so, or was written before.
+            UntrustedRecordError: it is not signed, or not so, or not of now.
         """
         if self._secret is None:
-            return
+            return None
         match = _SIGNATURE.fullmatch(signature) if isinstance(signature, bytes) else None
         same = "give all instances the same BALANCE_PEER_SECRET"
         if match is None:
@@ -83,7 +88,25 @@ class RecordSignatures:
         if abs(now - t) > CLOCKS_AGREE_SECONDS * 1000:
             agree = f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s"
             raise UntrustedRecordError(NOT_OF_NOW, agree)
-        if t <= self._latest_ms.get(address, 0):
+        return t
+
+    def check_order(self, address: str, incarnation: str, signed_ms: int | None) -> None:
+        """Refuse a record that a run of an instance wrote before another one that was taken, or before a farewell.
+
+        Two runs are not compared: where two instances share an address, their clocks may differ.
+
+        Args:
+            incarnation: the run's; `FAREWELL` for a farewell, which names none.
+            signed_ms: what `check` returned.
+
+        Raises:
+            UntrustedRecordError: it is written again.
+        """
+        if signed_ms is None:
+            return
+        runs = (address, incarnation), (address, FAREWELL)
+        if signed_ms <= max(self._latest_ms.get(run, 0) for run in runs):
             raise UntrustedRecordError(REPEATED, "the instance has said something else since")
-        oldest = now - _REMEMBER_SECONDS * 1000
-        self._latest_ms = {a: ms for a, ms in self._latest_ms.items() if ms > oldest} | {address: t}
+        oldest = self._now_ms() - _REMEMBER_SECONDS * 1000
+        recent = {run: ms for run, ms in self._latest_ms.items() if ms > oldest}
+        self._latest_ms = recent | {(address, incarnation): signed_ms}

@@ -18,6 +18,12 @@ ACTIVE, STANDBY = "ACTIVE", "STANDBY"
 _FORGET_AFTER_SECONDS = 3600.0
 # Of one that is only known from the past. Those that are up say so every second, on a busy machine a little later.
 _FORGET_UNHEARD_AFTER_SECONDS = 60.0
+# A record that was in flight when its instance was killed may arrive after the first one of the successor. Several that
+# arrive together prove no more than one.
+_LEAST_RETURNS = 3
+_RETURNS_SPAN_SECONDS = 2.0
+# Records may be forged, where instances have no secret.
+_MOST_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class ApplicationServer:
     tasks: tuple[PublishedTask, ...]
     heard_at: float
     read_at: float
+    is_shared: bool = False
+    """Whether two running instances publish under this address."""
 
     @property
     def was_heard(self) -> bool:
@@ -65,12 +73,42 @@ class ApplicationServer:
         return now - self.heard_at > SUSPECT_AFTER_SECONDS
 
 
+class _Runs:
+    """The runs of instances that have published under one address in the last seconds.
+
+    A restart replaces one run by another, and the first publishes no more. A run that publishes again, time after time,
+    after another one did, proves that both are alive. The listener's own clock alone counts.
+    """
+
+    def __init__(self) -> None:
+        self._heard_at: dict[str, float] = {}
+        """By incarnation, the one that was heard last at the end."""
+        self._returned_at: list[float] = []
+        """When a run was heard again after another one."""
+
+    def hear(self, incarnation: str, now: float) -> bool:
+        """Take in a record; returns whether two instances share the address."""
+        runs = {i: at for i, at in self._heard_at.items() if now - at <= SUSPECT_AFTER_SECONDS}
+        is_latest = next(reversed(runs), incarnation) == incarnation
+        returns = incarnation in runs and not is_latest
+        runs.pop(incarnation, None)
+        self._heard_at = dict([*runs.items(), (incarnation, now)][-_MOST_RUNS:])
+        if not runs:
+            self._returned_at = []
+        elif returns:
+            # Only the first ones and the latest count.
+            self._returned_at = [*self._returned_at[: _LEAST_RETURNS - 1], now]
+        at = self._returned_at
+        return len(at) == _LEAST_RETURNS and at[-1] - at[0] >= _RETURNS_SPAN_SECONDS
+
+
 class ServerTable:
     """Who said what, when. Pure but for its clock; the directory's thread writes, any thread reads."""
 
     def __init__(self, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
         self._servers: Mapping[str, ApplicationServer] = {}
+        self._runs: dict[str, _Runs] = {}
 
     def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
         """Take in one record of the topic.
@@ -88,15 +126,23 @@ class ServerTable:
         }
         if record is None:
             servers.pop(address, None)
+            self._runs.pop(address, None)
         else:
             tasks = tuple(
                 PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
                 for t in record["tasks"]
             )
             models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
-            heard_at = now if live else float("-inf")
-            servers[address] = ApplicationServer(address, record["incarnation"], models, tasks, heard_at, now)
+            heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
+            is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
+            servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
+        self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
         self._servers = servers
+
+    def is_shared(self, address: str) -> bool:
+        """Whether two running instances publish under an address, so that peers ask one for what the other owns."""
+        server = self._servers.get(address)
+        return server is not None and server.is_shared
 
     def servers(self) -> Sequence[ApplicationServer]:
         """All that is known, suspects included, by address."""

@@ -179,10 +179,16 @@ class EngineCollector(Collector):
         servers = GaugeMetricFamily(
             "balance_application_servers", "Instances that this one knows of.", labels=("suspect",)
         )
-        suspects = [server.is_suspect(now) for server in self._servers.servers()]
+        known = self._servers.servers()
+        suspects = [server.is_suspect(now) for server in known]
         servers.add_metric(("false",), suspects.count(False))
         servers.add_metric(("true",), suspects.count(True))
         yield servers
+        yield _gauge(
+            "balance_shared_addresses",
+            "Addresses that two running instances have.",
+            sum(server.is_shared for server in known),
+        )
 
 
 def _jvm(sample: SparkSample) -> Iterable[Metric]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,18 +27,20 @@ from balance_service.kafka.clients import common_config
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.tracing import UNTRACED
+from balance_service.process import open_files
 from balance_service.process.worker import Worker
 from balance_service.state.purge import Purge
 from balance_service.state.store.directory import StateDirectory
+from balance_service.state.store.options import limit_open_files
 from balance_service.state.tables.tables import Tables
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
     from balance_service.cluster.membership import Partitions
+    from balance_service.kafka.topics import Topic
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
     from balance_service.settings import Settings
@@ -82,6 +85,13 @@ class Patience:
                 return done
 
 
+def _most_tasks(stages: Sequence[StageOf], prepared: Mapping[str, Topic]) -> int:
+    """The tasks that an instance has where it is the only one, and the partitions of tables that it follows then."""
+    tables = {join.table.topic for stage in stages for join in stage.leg.joins}
+    topics = [*(stage.names.source for stage in stages), *tables]
+    return sum(prepared[topic].partitions for topic in topics)
+
+
 class Engine:
     """Does the work of some stages on whatever partitions the group assigns."""
 
@@ -113,6 +123,18 @@ class Engine:
         self.topics = Topics(settings)
         prepared = until_up(partial(prepare_topics, self.topics, settings, [stage.names for stage in stages]))
         sources = {stage.names.source: prepared[stage.names.source] for stage in stages}
+        tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
+        self.open_files = files = open_files.divided(tasks, brokers, open_files.limit())
+        log.info(
+            "open files",
+            limit=files.limit,
+            need=files.need,
+            per_store=files.per_store,
+            openings=files.openings,
+            connections=files.connections,
+        )
+        limit_open_files(files.per_store)
+        self.openings = threading.Semaphore(files.openings)
         self.registry = SchemaRegistry.from_settings(settings)
         contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
         self.tables = Tables(until_up(contexts), self.state_directory)

@@ -25,6 +25,7 @@ from balance_service.state.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from threading import Semaphore
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import SparkSession
@@ -53,6 +54,7 @@ class Shared(Protocol):
     metrics: Metrics
     tracer: Tracer
     on_change: Callable[[], None]
+    openings: Semaphore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def host(
         joined=joined,
         state_directory=shared.state_directory,
     )
-    tasks = Tasks(stage.names.name, context, feed, shared.on_change)
+    tasks = Tasks(stage.names.name, context, feed, shared.on_change, shared.openings)
     return HostedStage(
         of=stage,
         work=work,

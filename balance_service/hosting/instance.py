@@ -113,7 +113,12 @@ class Instance:
 
     def status(self) -> Mapping[str, Any]:
         """This instance's view of itself and of the others."""
-        base = {"applicationServer": self._settings.application_server, "ready": not self.unready()}
+        reasons = self.unready()
+        base = {
+            "applicationServer": self._settings.application_server,
+            "ready": not reasons,
+            "reasons": list(reasons),
+        }
         if self._running is not None:
             return base | self._running.status()
         return base | {

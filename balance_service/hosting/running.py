@@ -106,7 +106,8 @@ class Running:
         engine = self.engine
         membership = engine.membership
         reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
-        reasons += [problem for problem in (membership.problem, self.directory.problem) if problem]
+        directory = self.directory
+        reasons += filter(None, (membership.problem, directory.problem, directory.shared_address_problem))
         # One that can answer for some read model should get queries.
         if all(any(_is_unfit(hosted) for hosted in engine.stages_of(name)) for name in engine.models):
             reasons += self.problems()

@@ -10,22 +10,20 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from balance_service.errors import PoisonRecordError, RetriableError
+from balance_service.errors import RetriableError
 from balance_service.http.letter_scan import letter_id
 from balance_service.http.scan import MOST_BYTES
 from balance_service.http.server.problems import unavailable
-from balance_service.kafka.messages import headers_of
+from balance_service.kafka.messages import shown_headers
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.http.scatter import ScanThreads
-    from balance_service.kafka.messages import Headers
 
 # A page whose records take longer to read ends there: the client's deadline may be near.
 _PAGE_SECONDS = 0.3
@@ -77,11 +75,7 @@ class LetterRecords:
 
 def _of(record: Message | None) -> dict[str, Any]:
     value = None if record is None else record.value()
-    headers: Headers = ()
-    if record is not None:
-        with suppress(PoisonRecordError):
-            headers = headers_of(record)
     return {
-        "headers": {name: None if of is None else of.decode(errors="replace") for name, of in headers},
+        "headers": None if record is None else shown_headers(record),
         "valueBase64": None if value is None else base64.b64encode(value).decode(),
     }

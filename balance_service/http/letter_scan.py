@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from balance_service.http.scan import MOST_BYTES
+from balance_service.kafka.messages import text_or_base64
 from balance_service.state.letters.decisions import LetterId
 from balance_service.state.letters.letter import Status
 
@@ -64,7 +65,7 @@ class LetterScan:
             name = str(LetterId(self.stage, partition, letter.offset))
             if self._is_wanted(letter):
                 one = self._told(name, letter)
-                # A byte of a key that is no text is six of JSON.
+                # A control character of a key is six bytes of JSON.
                 size += len(json.dumps(one))
                 if told and size > MOST_BYTES:
                     return _body(told, last)
@@ -110,12 +111,14 @@ class LetterScan:
             "status": letter.status.value,
             "attempt": letter.attempt,
             "dueAt": _time(letter.due_ms) if letter.status is Status.SCHEDULED else None,
-            "key": None if letter.key is None else self._key(letter.key),
+            "key": None,
+            **self._key(letter.key),
         }
 
-    def _key(self, key: bytes) -> str:
-        is_number = self.key_type.is_number and len(key) == _NUMBER_BYTES
-        return self.key_type.text(key) if is_number else key.decode(errors="replace")
+    def _key(self, key: bytes | None) -> dict[str, Any]:
+        if key is not None and self.key_type.is_number and len(key) == _NUMBER_BYTES:
+            return {"key": self.key_type.text(key)}
+        return text_or_base64("key", key)
 
 
 def _body(letters: Sequence[Mapping[str, Any]], following: str | None) -> str:

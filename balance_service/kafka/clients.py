@@ -144,10 +144,13 @@ def new_client(kind: Callable[[Any], _Client], config: ClientConfig) -> _Client:
 
     Raises:
         ConfigurationError: it refuses a property; only the user's own can be wrong.
+        RetriableError: this process or machine has no more threads or memory for it.
     """
     try:
         return kind(config)
     except KafkaException as error:
         cause = error.args[0] if error.args else None
+        if isinstance(cause, KafkaError) and cause.code() == KafkaError._CRIT_SYS_RESOURCE:
+            raise RetriableError(f"a Kafka client cannot be made: {cause.str()}") from error
         said = cause.str() if isinstance(cause, KafkaError) else str(error)
         raise ConfigurationError(f"BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE: {said}") from error

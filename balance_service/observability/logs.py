@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
+from typing import TYPE_CHECKING
 
 import structlog
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _REPEAT_SECONDS = 10.0
+# Where a disk or the limit of open files is full, every task fails again and again, each with a traceback.
+_MOST_WARNINGS, _WARNINGS_SECONDS = 100, 60.0
+_MOST_KINDS = 1_000
 
 
 def configure_logging(level: str) -> None:
@@ -28,6 +36,7 @@ def configure_logging(level: str) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(BoundedWarnings(_MOST_WARNINGS, _WARNINGS_SECONDS))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
@@ -57,6 +66,40 @@ def quiet_logging() -> None:
     """For a command that says itself, in one sentence, what went wrong: each attempt to connect would bury that."""
     configure_logging("WARNING")
     logging.getLogger("librdkafka").setLevel(logging.CRITICAL)
+
+
+class BoundedWarnings(logging.Filter):
+    """Lets at most so many warnings and errors of one event pass in an interval.
+
+    The first one of the next interval says as `left_out` how many were not logged.
+    """
+
+    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counted: dict[tuple[str, str], tuple[float, int]] = {}
+        """When the interval of an event began, and how many there were in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        if record.levelno < logging.WARNING:
+            return True
+        event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
+        kind, now = (record.name, str(event)), self._clock()
+        with self._lock:
+            if len(self._counted) > _MOST_KINDS:
+                self._counted.clear()
+            began, count = self._counted.get(kind, (now, 0))
+            left_out = max(0, count - self._most)
+            if now - began >= self._seconds:
+                began, count = now, 0
+            self._counted[kind] = began, count + 1
+        if count == 0 and left_out and isinstance(record.msg, dict):
+            record.msg["left_out"] = left_out
+        return count < self._most
 
 
 class _OncePerInterval(logging.Filter):

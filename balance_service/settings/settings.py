@@ -13,7 +13,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from balance_service.errors import ConfigurationError
 from balance_service.settings import kafka_properties as properties
-from balance_service.settings.address import address_of
+from balance_service.settings.address import DEFAULT_PORT, OWN_HOST_NAME, address_of, default_server
 from balance_service.settings.http_security import HttpSecuritySettings
 from balance_service.settings.kafka_properties import HIDDEN
 from balance_service.settings.kafka_settings import KafkaSettings
@@ -27,8 +27,6 @@ _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
 # Kafka takes these for directories.
 _NO_TOPICS = (".", "..")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-# Stands for this machine's own name, so that containers of one definition can each advertise their own.
-_OWN_HOST_NAME = "{hostname}"
 # The last label begins with a letter, as no address does that is mistyped.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
 # Also of a URL without its scheme, which is easily forgotten, and of a password that has a slash in it.
@@ -76,13 +74,17 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Delete from the topics between two stages of a read model what the later one has applied. They "
         "take less room; no stage that reads one can be rebuilt.",
     )
-    application_server: str = Field(
-        "localhost:5051",
-        description="The `host:port` under which peers reach this instance; no wildcard address. `{hostname}` in it "
-        "stands for this machine's name.",
-    )
     http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
-    http_port: int = Field(5051, ge=0, le=65_535, description="Port the HTTP server listens on.")
+    http_port: int = Field(
+        DEFAULT_PORT, ge=0, le=65_535, description="Port the HTTP server listens on; 0 takes a free one."
+    )
+    application_server: str = Field(
+        default_factory=default_server,
+        validate_default=True,
+        description="The `host:port` under which peers reach this instance, and no other instance; no wildcard "
+        "address. `{hostname}` in it stands for this machine's name. By default it is `localhost` with the port of "
+        "`BALANCE_HTTP_PORT`, and `{hostname}` with that port in a container that listens beyond loopback.",
+    )
     state_dir: Path = Field(Path("state"), description="Where the state stores are kept; one directory per instance.")
     session_timeout_ms: int = Field(
         10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
@@ -212,7 +214,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     @field_validator("application_server")
     @classmethod
     def _advertisable(cls, value: str) -> str:
-        value = value.replace(_OWN_HOST_NAME, socket.gethostname())
+        value = value.replace(OWN_HOST_NAME, socket.gethostname())
         if value.startswith("*:") or _is_unspecified(address_of(value).host):
             raise ValueError("is a wildcard address, which no peer can reach; name one host that they can")
         return value
@@ -278,7 +280,9 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
     except ValidationError as error:
-        raise ConfigurationError("; ".join(_sentence(e) for e in error.errors())) from None
+        # A default that rests on another setting is not made while one is wrong.
+        errors = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+        raise ConfigurationError("; ".join(map(_sentence, errors))) from None
 
 
 def _is_unspecified(host: str) -> bool:

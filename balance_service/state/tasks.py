@@ -6,6 +6,7 @@ then tails, promotes or feeds it, and opens another when one is closed while the
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from functools import partial
@@ -41,6 +42,8 @@ _BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 # One that was fenced may have slept through the loss of its partition; by then the group has told it.
 _FENCED_BACK_OFF_SECONDS = 2.0
 _WAITING_SECONDS = 2.0
+# While a task waits for its turn to open, it looks so often whether it is still wanted.
+_TURN_SECONDS = 0.2
 
 
 class Feed(Protocol):
@@ -57,7 +60,18 @@ class Feed(Protocol):
 class Tasks:
     """Tasks by partition. Invariant: at most one task per partition is open at a time."""
 
-    def __init__(self, stage: str, context: TaskContext, feed: Feed, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stage: str,
+        context: TaskContext,
+        feed: Feed,
+        on_change: Callable[[], None],
+        openings: threading.Semaphore | None = None,
+    ) -> None:
+        """Args:
+        openings: how many tasks of the process may open or be promoted at once; any number if it is None.
+        """
+        self._openings = openings or threading.Semaphore(sys.maxsize)
         self._stage = stage
         self._context = context
         self._feed = feed
@@ -128,7 +142,9 @@ class Tasks:
 
     def _supervise(self, partition: int, role: Role) -> None:
         task_id = TaskId(self._stage, partition)
-        self._supervisors[partition] = _Supervisor(task_id, self._context, self._feed, role, self._on_change)
+        self._supervisors[partition] = _Supervisor(
+            task_id, self._context, self._feed, role, self._on_change, self._openings
+        )
 
     def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
         leaving = [s for p in partitions if (s := self._supervisors.pop(p, None))]
@@ -142,7 +158,13 @@ class _Supervisor:
     """Keeps one partition's task at work in the role that is wanted, from a thread of its own."""
 
     def __init__(
-        self, task_id: TaskId, context: TaskContext, feed: Feed, role: Role, on_change: Callable[[], None]
+        self,
+        task_id: TaskId,
+        context: TaskContext,
+        feed: Feed,
+        role: Role,
+        on_change: Callable[[], None],
+        openings: threading.Semaphore,
     ) -> None:
         self.role = role
         """What the task is to be; what it is, it says itself."""
@@ -150,6 +172,7 @@ class _Supervisor:
         self._context = context
         self._feed = feed
         self._on_change = on_change
+        self._openings = openings
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._failed: tuple[Task, BalanceServiceError] | None = None
@@ -188,7 +211,7 @@ class _Supervisor:
             joined.hold(partition)
         try:
             while not self._stopping.is_set():
-                error = self._attempt(self.task.open) or self._watch()
+                error = self._attempt(partial(self._in_turn, self.task.open)) or self._watch()
                 if error is None or self._stopping.is_set():
                     return
                 self._recover(error)
@@ -196,6 +219,16 @@ class _Supervisor:
             self.task.close(max(_BACK_OFF_SECONDS))
             if joined is not None:
                 joined.let_go(partition)
+
+    def _in_turn(self, step: Callable[[], None]) -> None:
+        """Open or promote the task in its turn: meanwhile it has more files open than later."""
+        while not self._openings.acquire(timeout=_TURN_SECONDS):
+            if self._stopping.is_set():
+                return
+        try:
+            step()
+        finally:
+            self._openings.release()
 
     def _attempt(self, step: Callable[[], None]) -> BalanceServiceError | None:
         """One step of the task's life, and what went wrong with it."""
@@ -224,7 +257,9 @@ class _Supervisor:
         while not self._stopping.is_set():
             state, error = self.task.state, None
             if self.task.role is Role.STANDBY and state in (TaskState.TAILING, TaskState.RESTORING):
-                error = self._attempt(self.task.tail if self.role is Role.STANDBY else self.task.promote)
+                error = self._attempt(
+                    self.task.tail if self.role is Role.STANDBY else partial(self._in_turn, self.task.promote)
+                )
             elif state is TaskState.HALTED and self.task.role is Role.STANDBY and self.role is Role.ACTIVE:
                 # The partition has moved here. Opened as its owner, the task halts again if it must.
                 error = RetriableError("the task halted as a standby, and is to own its partition now")

@@ -90,7 +90,8 @@ def _bound(constraint: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
+    # As it is where nothing is set.
+    value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value in ("", ()):
         return "none"
     if isinstance(value, tuple):

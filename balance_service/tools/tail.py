@@ -10,9 +10,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.errors import ConfigurationError, PoisonRecordError
+from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import by_remedy, new_client, reader_config
-from balance_service.kafka.messages import headers_of, place_of, what_has_come
+from balance_service.kafka.messages import place_of, shown_headers, text_or_base64, what_has_come
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.json_view import exact_json
 
@@ -61,7 +61,8 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
 def line_of(message: Message, frames: FrameReader) -> str:
     """A record as a JSON object, with every digit of its decimals.
 
-    What is no UTF-8, or does not decode, is base64 under a name with `Base64` at its end.
+    What is no UTF-8, or does not decode, is base64 under a name with `Base64` at its end. Headers are in their order,
+    or null where a name of one is no UTF-8.
 
     Raises:
         RetriableError: the registry does not answer.
@@ -72,8 +73,8 @@ def line_of(message: Message, frames: FrameReader) -> str:
             "partition": partition,
             "offset": offset,
             "timestamp": _moment(message.timestamp()[1]),
-            **_text("key", message.key()),
-            "headers": _headers(message),
+            **text_or_base64("key", message.key()),
+            "headers": shown_headers(message),
             **_value(message.value(), frames),
         }
     )
@@ -93,28 +94,6 @@ def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:
         return {"record": frames.record(frame), "value": frames.value(frame)}
     except UndecodableError as error:
         return {"problem": str(error), "valueBase64": frame}
-
-
-def _headers(message: Message) -> dict[str, Any] | None:
-    """Headers by name; of one that is there several times, a list of its values. None if they cannot be read."""
-    found: dict[str, list[Any]] = {}
-    try:
-        headers = headers_of(message)
-    except PoisonRecordError:
-        return None
-    for name, content in headers:
-        for key, value in _text(name, content).items():
-            found.setdefault(key, []).append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
-
-
-def _text(name: str, content: bytes | str | None) -> dict[str, Any]:
-    if not isinstance(content, bytes):
-        return {name: content}
-    try:
-        return {name: content.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}Base64": content}
 
 
 def _moment(milliseconds: int) -> datetime | int:

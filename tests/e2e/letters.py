@@ -37,7 +37,7 @@ class Unread(Writer):
         self._stack = stack
         self._decisions = f"{settings['BALANCE_APPLICATION_ID']}-dead-letter-decisions"
 
-    def put(self, key: str, value: bytes, **more: Any) -> str:
+    def put(self, key: str | bytes, value: bytes, **more: Any) -> str:
         """Append a record; returns the id that its dead letter has."""
         placed: list[Any] = []
         self.send(key, value, on_delivery=lambda _, message: placed.append(message), **more)
@@ -62,8 +62,8 @@ class Unread(Writer):
         """The dead letters in their topic: the id that each is known by, and its value."""
         letters = []
         for record in read_topic(self._stack, f"{self.topic}-dead-letters"):
-            headers = {name: value.decode() for name, value in record.headers()}
-            partition, offset = headers["dead-letter-partition"], headers["dead-letter-offset"]
+            headers = dict(record.headers())
+            partition, offset = (headers[f"dead-letter-{of}"].decode() for of in ("partition", "offset"))
             letters.append((f"balance/{partition}:{offset}", record.value()))
         return letters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,7 +68,8 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
     pair: Pair, unread: Unread, partition: int
 ) -> None:
     key = of_partition(partition)
-    garbage = unread.put(key, b"garbage", headers=[("trace", b"t1")])
+    headers = [("trace", b"t1"), ("b", b"1"), ("none", None), ("b", b"\xff\0"), ("b", b"1")]
+    garbage = unread.put(key, b"garbage", headers=headers)
     expected = {
         "id": garbage,
         "model": "balance",
@@ -76,7 +78,13 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
         "attempt": 0,
         "dueAt": None,
         "key": key,
-        "headers": {"trace": "t1"},
+        "headers": [
+            {"name": "trace", "value": "t1"},
+            {"name": "b", "value": "1"},
+            {"name": "none", "value": None},
+            {"name": "b", "valueBase64": "/wA="},
+            {"name": "b", "value": "1"},
+        ],
         "valueBase64": base64.b64encode(b"garbage").decode(),
     }
     assert letter(pair[0], garbage) == expected
@@ -104,6 +112,18 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
         "by": "127.0.0.1",
         "reason": "not ours",
     }
+
+
+def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, unread: Unread) -> None:
+    key = b"@\xff\0" + uuid.uuid4().bytes
+    garbage = unread.put(key, b"garbage")
+
+    wait_for(pair[0], "waiting", garbage)
+
+    for instance in pair:
+        found = letter(instance, garbage)
+        assert (found["key"], base64.b64decode(found["keyBase64"])) == (None, key)
+    assert decide(pair[0], "discard", garbage).status_code == 202
 
 
 def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair, unread: Unread) -> None:

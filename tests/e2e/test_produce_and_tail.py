@@ -117,7 +117,13 @@ def test_only_what_is_committed_is_shown_with_all_that_it_carries(
             "offset": 3,
             "timestamp": "1970-01-01T00:00:00.002Z",
             "keyBase64": "gAE=",
-            "headers": {"origin": "pos:1:42", "twice": ["a", "b"], "twiceBase64": "/w==", "none": None},
+            "headers": [
+                {"name": "origin", "value": "pos:1:42"},
+                {"name": "twice", "value": "a"},
+                {"name": "twice", "valueBase64": "/w=="},
+                {"name": "none", "value": None},
+                {"name": "twice", "value": "b"},
+            ],
             "problem": "a record's frame starts with 110, not 0",
             "valueBase64": "bm8gZnJhbWU=",
         },
@@ -126,7 +132,7 @@ def test_only_what_is_committed_is_shown_with_all_that_it_carries(
             "offset": 4,
             "timestamp": "1970-01-01T00:00:00.002Z",
             "key": None,
-            "headers": {},
+            "headers": [],
             "value": None,
         },
     ]

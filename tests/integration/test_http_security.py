@@ -71,7 +71,7 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[Front]:
-    status = {"applicationServer": "x:1", "ready": True, "applicationServers": []}
+    status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
     handlers = Handlers(Operations(Nobody(status)))
     front = Front(load_settings(**settings), handlers, LOOK_SECONDS)
     proxy = await front.open()

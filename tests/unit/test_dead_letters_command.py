@@ -112,3 +112,19 @@ def test_one_request_refused_whole_is_told_as_it_is(monkeypatch: pytest.MonkeyPa
     done = discard(monkeypatch, service, _IDS[:3])
 
     assert (done.exception, done.output) == (service.error, "")
+
+
+def test_a_letter_is_shown_with_each_header_and_with_a_key_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
+    letter = {"id": "balance/1:42", "key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
+    monkeypatch.setattr(command, "ask", lambda *_, **__: Response(200, json=letter))
+
+    done = CliRunner().invoke(command.dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
+
+    assert done.stdout.splitlines() == [
+        "id       balance/1:42",
+        "key      base64:QP8Aww==",
+        'headers  {"name": "b", "value": "1"}',
+        '         {"name": "b", "valueBase64": "/w=="}',
+        '         {"name": "b", "value": "1"}',
+    ]

@@ -49,6 +49,15 @@ class Listener:
     def hear(self, address: str, *tasks: Mapping[str, Any], live: bool = True) -> None:
         self.table.hear(address, record(address, *tasks), live=live)
 
+    def hear_runs(self, *runs: str, seconds: float = 0.5) -> list[bool]:
+        """A record of each of these runs of `a:1`, one after the other; whether the address is shared after each."""
+        found = []
+        for run in runs:
+            self.clock.now += seconds
+            self.table.hear("a:1", record("a:1", incarnation=run), live=True)
+            found.append(self.table.is_shared("a:1"))
+        return found
+
     def owner(self, partition: int = 0, read_model: str = "balance") -> str | None:
         """The first that would be asked."""
         return next(iter(self.owners(partition, read_model)), None)
@@ -285,6 +294,75 @@ def test_a_new_incarnation_replaces_what_its_predecessor_said(listener: Listener
 
     assert listener.only().incarnation == "i2"
     assert listener.owner(0) is None
+
+
+def test_two_instances_that_publish_in_turns_share_their_address(listener: Listener) -> None:
+    listener.hear_runs("x", "y", "x", "y", "x", "y", "x", "y")
+
+    assert listener.table.is_shared("a:1")
+    assert not listener.table.is_shared("b:1")
+
+
+def test_a_shared_address_is_told_within_four_seconds(listener: Listener) -> None:
+    assert listener.hear_runs("x", "y", "x", "y", "x", "y", "x", "y").index(True) < 8
+
+
+def test_a_restart_shares_no_address_with_its_predecessor(listener: Listener) -> None:
+    listener.hear("a:1", live=False)
+
+    assert not any(listener.hear_runs(*10 * ["killed"], *10 * ["next"], *10 * ["last"]))
+
+
+def test_restarts_in_a_row_share_no_address(listener: Listener) -> None:
+    assert not any(listener.hear_runs(*(f"run {n}" for n in range(50))))
+
+
+def test_what_a_killed_instance_had_under_way_shares_no_address_with_its_successor(listener: Listener) -> None:
+    listener.hear_runs(*5 * ["killed"])
+
+    at_once = listener.hear_runs("next", "killed", "next", "killed", "next", "killed", seconds=0.01)
+
+    assert not any([*at_once, *listener.hear_runs(*10 * ["next"], seconds=1)])
+
+
+def test_records_from_before_the_listener_started_share_no_address(listener: Listener) -> None:
+    for run in 5 * ("x", "y"):
+        listener.clock.now += 0.5
+        listener.table.hear("a:1", record("a:1", incarnation=run), live=False)
+
+    assert not listener.table.is_shared("a:1")
+
+
+def test_an_address_is_one_instances_again_three_seconds_after_the_other_has_gone(listener: Listener) -> None:
+    assert listener.hear_runs(*6 * ("x", "y"))[-1]
+
+    healed = listener.hear_runs(*4 * ["y"], seconds=1)
+
+    assert healed == [True, True, False, False]
+    assert not any(listener.hear_runs(*4 * ["y"], seconds=1))
+
+
+def test_an_address_stays_shared_while_nothing_is_heard(listener: Listener) -> None:
+    listener.hear_runs(*6 * ("x", "y"))
+    listener.clock.now += 60
+    listener.hear("b:1")
+
+    assert listener.table.is_shared("a:1")
+
+
+def test_an_address_is_one_instances_again_once_the_other_says_farewell(listener: Listener) -> None:
+    listener.hear_runs(*6 * ("x", "y"))
+
+    listener.table.hear("a:1", None, live=True)
+
+    assert not listener.table.is_shared("a:1")
+    assert not any(listener.hear_runs(*4 * ["y"]))
+
+
+def test_runs_that_are_forged_by_the_thousand_are_not_all_kept(listener: Listener) -> None:
+    listener.hear_runs(*(f"run {n}" for n in range(1_000)), seconds=0.001)
+
+    assert len(listener.table._runs["a:1"]._heard_at) < 10
 
 
 def test_a_server_is_forgotten_after_an_hour_of_silence(listener: Listener) -> None:

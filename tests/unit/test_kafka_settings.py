@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from balance_service.errors import RetriableError
 from balance_service.kafka.clients import (
     common_config,
+    new_client,
     producer_config,
     reader_config,
     transactional_config,
@@ -144,3 +147,11 @@ def test_a_wrong_security_setting_is_named_in_one_sentence_without_secrets(
     assert message.startswith(sentence.replace("{dir}", str(tmp_path)))
     assert "hunter2" not in message
     assert "\n" not in message
+
+
+def test_a_client_that_the_machine_has_no_threads_for_is_made_again_later() -> None:
+    def short_of_threads(_config: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "Failed to create thread"))
+
+    with pytest.raises(RetriableError, match="Failed to create thread"):
+        new_client(short_of_threads, {})

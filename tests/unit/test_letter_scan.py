@@ -10,7 +10,7 @@ import pytest
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.peers.answers import MAX_BODY_BYTES
 from balance_service.http.routing import Copy
-from balance_service.read_models.keys import TEXT
+from balance_service.read_models.keys import TEXT, KeyType
 from balance_service.state.letters.decisions import LetterId
 from balance_service.state.letters.letter import Letter
 from balance_service.state.records import Position
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 LONGEST = 64 << 10
 MANY = 40
+NUMBER = KeyType("n", is_number=True)
 
 
 class Kept:
     """Letters, as a store gives them."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
+    def __init__(self, keys: Sequence[bytes | None]) -> None:
         self._letters = [Letter.first(offset, "key-malformed", key, 0, 1) for offset, key in enumerate(keys)]
 
     def page(self, _view: object, start: int, limit: int) -> list[Letter]:
@@ -54,3 +55,26 @@ def test_a_page_of_letters_with_long_keys_is_no_more_than_a_peer_may_answer(keys
         start = 0 if is_last else LetterId.parse(page["next"]).offset + 1
 
     assert found == [f"s/0:{offset}" for offset in range(len(keys))]
+
+
+@pytest.mark.parametrize(
+    ("key_type", "key", "shown"),
+    [
+        (TEXT, "Zoë".encode(), {"key": "Zoë"}),
+        (TEXT, b"", {"key": ""}),
+        (TEXT, None, {"key": None}),
+        (TEXT, "\ufffd".encode(), {"key": "\ufffd"}),
+        (TEXT, bytes.fromhex("40ff00c3"), {"key": None, "keyBase64": "QP8Aww=="}),
+        (NUMBER, NUMBER.encode(-7), {"key": "-7"}),
+        (NUMBER, b"\xff", {"key": None, "keyBase64": "/w=="}),
+    ],
+)
+def test_a_key_is_told_as_text_or_as_the_bytes_that_it_is(key_type: Any, key: Any, shown: dict[str, Any]) -> None:
+    kept: Any = Kept([key])
+    nothing: Any = None
+    copy = Copy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    scan = LetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
+
+    (letter,) = json.loads(scan.read([copy], nothing, nothing, lambda _copy: None))["deadLetters"]
+
+    assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown

@@ -24,7 +24,7 @@ def stage(model: str, state: str = "RUNNING", reason: str = "", problems: tuple[
     return SimpleNamespace(name=model, tasks=SimpleNamespace(snapshots=lambda: [task]), problems=problems)
 
 
-def running(*stages: Any) -> Running:
+def running(*stages: Any, shared: str = "") -> Running:
     joined = threading.Event()
     joined.set()
     membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
@@ -34,13 +34,18 @@ def running(*stages: Any) -> Running:
         stages={s.name: s for s in stages},
         stages_of=lambda name: [s for s in stages if s.name == name],
     )
-    return Running(engine=engine, directory=SimpleNamespace(problem=""), publisher=None)  # type: ignore[arg-type]
+    directory = SimpleNamespace(problem="", shared_address_problem=shared)
+    return Running(engine=engine, directory=directory, publisher=None)  # type: ignore[arg-type]
 
 
 def test_while_all_is_well_there_is_no_problem() -> None:
     instance = running(stage("balance"), stage("activity"))
 
     assert (instance.unready(), instance.problems()) == ([], [])
+
+
+def test_an_instance_whose_address_another_one_has_wants_no_queries() -> None:
+    assert running(stage("balance"), shared="another has it").unready() == ["another has it"]
 
 
 def test_a_read_model_that_halts_leaves_the_others_their_queries_and_is_told() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.record_signatures import HEADER, RecordSignatures, UntrustedRecordError
+from balance_service.cluster.record_signatures import FAREWELL, HEADER, RecordSignatures, UntrustedRecordError
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
 from tests.support.fakes import Clock
 
@@ -25,9 +25,15 @@ class Instances:
     def write(self, value: bytes | None = RECORD, address: str = "a:1") -> bytes | None:
         return self.writer.sign(address, value).get(HEADER)
 
-    def refusal(self, signature: str | bytes | None, value: bytes | None = RECORD, address: str = "a:1") -> str:
+    def read(
+        self, signature: str | bytes | None, value: bytes | None = RECORD, address: str = "a:1", run: str = "i1"
+    ) -> None:
+        signed_ms = self.reader.check(address, value, signature)
+        self.reader.check_order(address, FAREWELL if value is None else run, signed_ms)
+
+    def refusal(self, signature: str | bytes | None, value: bytes | None = RECORD) -> str:
         with pytest.raises(UntrustedRecordError) as caught:
-            self.reader.check(address, value, signature)
+            self.read(signature, value)
         return caught.value.reason
 
 
@@ -35,7 +41,7 @@ class Instances:
 def test_what_an_instance_writes_is_taken_its_farewell_too(value: bytes | None) -> None:
     instances = Instances()
 
-    instances.reader.check("a:1", value, instances.write(value))
+    instances.read(instances.write(value), value)
 
 
 @given(st.data())
@@ -77,17 +83,29 @@ def test_a_record_that_is_written_again_is_refused() -> None:
     instances = Instances()
     first, second = instances.write(), instances.write()
 
-    instances.reader.check("a:1", RECORD, first)
+    instances.read(first)
     assert instances.refusal(first) == "repeated"
-    instances.reader.check("a:1", RECORD, second)
+    instances.read(second)
     assert instances.refusal(first) == "repeated"
-    instances.reader.check("b:1", RECORD, instances.write(address="b:1"))
+    instances.read(instances.write(address="b:1"), address="b:1")
+
+
+def test_two_runs_under_one_address_are_both_heard_though_the_clock_of_one_is_behind() -> None:
+    instances = Instances()
+    instances.read(instances.write(), run="ahead")
+    behind = RecordSignatures(SECRET, "servers", lambda: int(instances.writers_clock() * 1000) - 5_000)
+    said = behind.sign("a:1", RECORD)[HEADER]
+
+    instances.read(said, run="behind")
+
+    with pytest.raises(UntrustedRecordError, match="repeated"):
+        instances.read(said, run="behind")
 
 
 def test_after_a_farewell_what_was_said_before_is_refused() -> None:
     instances = Instances()
     before = instances.write()
-    instances.reader.check("a:1", None, instances.write(None))
+    instances.read(instances.write(None), None)
 
     assert instances.refusal(before) == "repeated"
 
@@ -97,7 +115,7 @@ def test_clocks_may_differ_a_little(late: float) -> None:
     instances = Instances()
     instances.readers_clock.now += late
 
-    instances.reader.check("a:1", RECORD, instances.write())
+    instances.read(instances.write())
 
 
 @pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS - 0.1, CLOCKS_AGREE_SECONDS + 0.1, 1e9])
@@ -111,7 +129,7 @@ def test_a_record_of_another_time_is_refused_whether_or_not_its_instance_is_know
 def test_an_instance_whose_clock_is_set_back_is_heard_all_the_time() -> None:
     instances = Instances()
     for _ in range(3):
-        instances.reader.check("a:1", RECORD, instances.write())
+        instances.read(instances.write())
         instances.writers_clock.now -= 5
 
 

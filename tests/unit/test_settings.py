@@ -256,6 +256,50 @@ def test_an_instance_can_advertise_its_machines_name(monkeypatch: pytest.MonkeyP
     assert load_settings(application_server="{hostname}:5051").application_server == "3f9c0a51e2d4:5051"
 
 
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a container would be told by a file; this machine may be one."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "3f9c0a51e2d4")
+    mark = tmp_path / ".dockerenv"
+    monkeypatch.setattr("balance_service.settings.address._OF_CONTAINERS", (str(tmp_path / "other"), str(mark)))
+    return mark
+
+
+@pytest.mark.parametrize("mark", ["file", "variable"])
+def test_in_a_container_the_default_address_is_its_host_name(
+    mark: str, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mark == "file":
+        marks.touch()
+    else:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+
+    assert load_settings(http_host="0.0.0.0").application_server == "3f9c0a51e2d4:5051"
+    assert load_settings(http_host="10.1.2.3", http_port=80).application_server == "3f9c0a51e2d4:80"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_in_a_container_that_listens_on_loopback_alone_the_default_address_is_localhost(host: str, marks: Path) -> None:
+    marks.touch()
+
+    assert load_settings(http_host=host).application_server == "localhost:5051"
+
+
+@pytest.mark.usefixtures("marks")
+def test_outside_a_container_the_default_address_is_localhost_with_the_port_of_http() -> None:
+    assert load_settings(http_host="0.0.0.0").application_server == "localhost:5051"
+    assert load_settings(http_port=5062).application_server == "localhost:5062"
+    assert load_settings(http_port=0).application_server == "localhost:5051"
+
+
+@pytest.mark.usefixtures("marks")
+def test_an_address_that_is_set_counts_in_a_container_too(marks: Path) -> None:
+    marks.touch()
+
+    assert load_settings(http_host="0.0.0.0", application_server="a:1").application_server == "a:1"
+
+
 def test_peers_may_be_hosts_domains_addresses_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BALANCE_PEER_ALLOW_LIST", " peer-1,*.svc.Cluster.local, 10.0.0.0/8 ,192.0.2.1,::1,fd00::/8,")
 

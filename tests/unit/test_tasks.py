@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +20,6 @@ from balance_service.state.tasks import Tasks
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -92,6 +92,39 @@ def tasks(opening: Opening, tmp_path: Path) -> Iterator[Tasks]:
 
 def becomes(tasks: Tasks, role: Role, state: TaskState) -> None:
     eventually(lambda: [(t.role, t.state) for t in tasks.all()] == [(role, state)], f"the task is {role} and {state}")
+
+
+def test_no_more_tasks_open_at_once_than_there_are_open_files_for_and_all_have_their_turn(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, at_once = threading.Lock(), [0, 0]
+
+    def open_slowly(task: Task) -> None:
+        with lock:
+            at_once[:] = at_once[0] + 1, max(at_once[1], at_once[0] + 1)
+        time.sleep(0.02)
+        with lock:
+            at_once[0] -= 1
+        task._to(TaskState.RESTORING)
+        task._to(TaskState.RUNNING)
+
+    monkeypatch.setattr(_Task, "open", open_slowly)
+    context = cast("TaskContext", SimpleNamespace(joined=None))
+    tasks = Tasks("balance", context, opening, lambda: None, threading.Semaphore(3))
+    tasks.assign(range(20))
+
+    eventually(lambda: all(t.state is TaskState.RUNNING for t in tasks.all()), "all run")
+    assert at_once == [0, 3]
+    assert tasks.stop(5)
+
+
+def test_a_task_that_waits_for_its_turn_to_open_ends_once_it_is_not_wanted(opening: Opening) -> None:
+    context = cast("TaskContext", SimpleNamespace(joined=None))
+    tasks = Tasks("balance", context, opening, lambda: None, threading.Semaphore(0))
+    tasks.assign([0])
+
+    assert tasks.stop(2)
+    assert opening.opened == []
 
 
 def test_a_standby_that_has_halted_is_opened_anew_once_it_is_to_own_its_partition(

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 _TAG = Tag("dead letters", "Records that could not be applied: for operators.")
 _SCOPES = frozenset({Scope.OPERATE})
 _ID = text("The stage, and partition and offset of the record in its source.", pattern=LETTER_ID_PATTERN)
+_HEADER = {
+    "oneOf": [
+        exactly(
+            {"name": text("Its name."), "value": {"type": ["string", "null"], "description": "Its value, as text."}}
+        ),
+        exactly({"name": text("Its name."), "valueBase64": text("Its value, where that is no UTF-8.")}),
+    ]
+}
 _LETTER = exactly(
     {
         "id": _ID,
@@ -43,13 +51,20 @@ _LETTER = exactly(
         "status": {"enum": [status.value for status in Status], "description": "What becomes of it next."},
         "attempt": count("How often it was tried again."),
         "dueAt": {"type": ["string", "null"], "format": "date-time", "description": "When it is tried again."},
-        "key": {"type": ["string", "null"], "description": "The record's, as text."},
-        "headers": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "key": {"type": ["string", "null"], "description": "The record's, as text; null if it has none or is no text."},
+        "keyBase64": text("The record's, where it is no UTF-8."),
+        "headers": {
+            "type": ["array", "null"],
+            "items": _HEADER,
+            "description": "Those of the record, in order and with every repetition; null if its topic has dropped "
+            "it, or if a name is no UTF-8.",
+        },
         "valueBase64": {
             "type": ["string", "null"],
             "description": "Its value; null if there is none, or its topic has dropped it.",
         },
-    }
+    },
+    optional=frozenset({"keyBase64"}),
 )
 _EXAMPLE = {
     "id": "balance/1:42",
@@ -59,7 +74,7 @@ _EXAMPLE = {
     "attempt": 0,
     "dueAt": "2026-01-02T03:04:05.678Z",
     "key": "alice",
-    "headers": {},
+    "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],
     "valueBase64": "AAAAAGMC",
 }
 _DECIDED = exactly(

@@ -76,6 +76,11 @@ _APPLICATION_SERVER = Component(
                 "type": "boolean",
                 "description": "Not heard of for 3 s; nothing is routed to it until it is heard of again.",
             },
+            "shared": {
+                "type": "boolean",
+                "description": "Two instances run with this address, so that many queries are answered 503: give each "
+                "its own `BALANCE_APPLICATION_SERVER`.",
+            },
             "models": {"type": "array", "items": {"type": "string"}, "description": "The read models that it hosts."},
             "tasks": {"type": "array", "items": _PUBLISHED_TASK},
         },
@@ -121,6 +126,11 @@ STATUS = Component(
         {
             "applicationServer": text("`host:port` under which peers reach the instance asked."),
             "ready": {"type": "boolean", "description": "As `/health/ready` answers."},
+            "reasons": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Why it is not ready; empty while it is.",
+            },
             "partitions": {
                 "type": ["integer", "null"],
                 "minimum": 1,
@@ -153,6 +163,7 @@ _TASK_EXAMPLE = {"task": "balance_0", "partition": 0, "role": "active", "state":
 STATUS_EXAMPLE = {
     "applicationServer": "localhost:5051",
     "ready": True,
+    "reasons": [],
     "partitions": 2,
     "models": [{"name": "balance", "source": "balance", "partitions": 2}],
     "unhosted": [],
@@ -175,6 +186,7 @@ STATUS_EXAMPLE = {
             "applicationServer": "localhost:5051",
             "incarnation": "5f0c6a1e",
             "suspect": False,
+            "shared": False,
             "models": ["balance"],
             "tasks": [_TASK_EXAMPLE],
         }

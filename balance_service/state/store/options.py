@@ -10,6 +10,13 @@ _BLOOM_BITS_PER_KEY = 10
 # One cache and one budget for all stores of the process, so that memory does not grow with partitions.
 _CACHE = Cache(_CACHE_BYTES)
 _WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
+_open_files = 512
+
+
+def limit_open_files(most: int) -> None:
+    """How many files each store that is opened from now on may keep open."""
+    global _open_files  # of the process, as the cache is
+    _open_files = most
 
 
 def rocksdb_options() -> Options:
@@ -22,7 +29,7 @@ def rocksdb_options() -> Options:
     options.set_block_based_table_factory(table)
     options.set_write_buffer_manager(_WRITE_BUFFERS)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_open_files(512)
+    options.set_max_open_files(_open_files)
     options.set_keep_log_file_num(2)
     return options
 

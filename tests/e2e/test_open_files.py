@@ -1,0 +1,101 @@
+"""An instance with few open files: it raises its limit and folds, or says at once how many it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+import pytest
+
+from balance_service.process.open_files import need_of
+from tests.support.commands import run
+from tests.support.service import application, new_instance, on, tasks
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+PARTITIONS = 100
+EVENTS = 2_000
+MIB = 1 << 20
+# A hundred queries of Spark, on a busy machine too; 40 s on a quiet one.
+_START_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    return application(BALANCE_PARTITIONS=str(PARTITIONS), BALANCE_SESSION_TIMEOUT_MS="30000")
+
+
+@contextmanager
+def limited(instance: LocalInstance, soft: int, hard: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The service's process under these limits, which the test's own are not below again."""
+    command = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "{sys.executable}" -m balance_service serve'
+    environment = {**psutil.Process().environ(), **instance.environment}
+    instance.log.parent.mkdir(exist_ok=True)
+    with instance.log.open("wb") as log:
+        process = subprocess.Popen(["bash", "-c", command], env=environment, stderr=log, stdout=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def is_ready(instance: LocalInstance) -> bool:
+    try:
+        return httpx.get(f"{instance.url}/health/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_with_a_hard_limit_below_its_need_an_instance_ends_and_names_the_need(
+    stack: LocalStack, settings: dict[str, str]
+) -> None:
+    instance = new_instance(stack, settings)
+
+    with limited(instance, 512, 600) as process:
+        code = process.wait(90)
+
+    log = instance.log.read_text()
+    assert code == 2, log
+    assert f"error: this instance needs {need_of(PARTITIONS)} open files for the {PARTITIONS} tasks" in log
+    assert "`ulimit -Hn` allows 600: raise it" in log
+
+
+def test_with_a_low_soft_limit_an_instance_raises_it_and_folds_a_hundred_partitions(
+    stack: LocalStack, settings: dict[str, str]
+) -> None:
+    instance = new_instance(stack, settings)
+    with limited(instance, 512, 2048) as process:
+        began = time.monotonic()
+        most = 0
+
+        def folds() -> bool:
+            nonlocal most
+            most = max(most, psutil.Process(process.pid).num_fds())
+            return is_ready(instance) and len(tasks(instance, "active", "RUNNING")) == PARTITIONS
+
+        eventually(folds, "it is ready and owns all partitions", _START_SECONDS)
+        environment = on(stack, settings)
+        done = run(environment, "load", "--events", str(EVENTS), "--customers", "500", seconds=120)
+        assert done.code == 0, done
+
+        def position() -> int:
+            return sum(task["position"] for task in tasks(instance, "active", "RUNNING").values())
+
+        eventually(lambda: position() >= EVENTS, lambda: f"{position()} of {EVENTS} are folded", 60)
+        (jvm,) = psutil.Process(process.pid).children()
+        counts = psutil.Process(process.pid).num_fds(), jvm.num_fds(), most
+        log = instance.log.read_bytes()
+        assert max(counts) <= need_of(PARTITIONS), counts
+        assert b"Too many open files" not in log
+        assert len(log) <= MIB * max(1.0, (time.monotonic() - began) / 60)

@@ -1,0 +1,81 @@
+"""Two instances with one BALANCE_APPLICATION_SERVER: both say so until one is gone. A restart is no such case."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+
+from tests.support.service import address, application, new_instance, one_of_two, process_of, status
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+TOLD = "another instance has the address of this one"
+# As long as it takes to be sure, and once more.
+_SURE_SECONDS = 8
+
+
+def readiness(instance: LocalInstance) -> tuple[int, str]:
+    try:
+        answer = httpx.get(f"{instance.url}/health/ready", timeout=10)
+    except httpx.HTTPError as error:
+        return 0, str(error)
+    return answer.status_code, answer.text
+
+
+def shared(instance: LocalInstance) -> list[str]:
+    """The addresses that it says two instances have."""
+    return [server["applicationServer"] for server in status(instance)["applicationServers"] if server["shared"]]
+
+
+def lines(instance: LocalInstance) -> int:
+    return instance.log.read_text().count(TOLD)
+
+
+def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_gone(stack: LocalStack) -> None:
+    settings = application()
+    with one_of_two(stack, settings) as (first, second):
+        own = address(first)
+        second.environment["BALANCE_APPLICATION_SERVER"] = own
+        second.launch()
+
+        for instance in (first, second):
+            eventually(lambda i=instance: "BALANCE_APPLICATION_SERVER" in readiness(i)[1], "it says so", 90)  # type: ignore[misc]
+            code, told = readiness(instance)
+            assert code == 503
+            assert own in told
+            assert shared(instance) == [own]
+            known = status(instance)
+            assert not known["ready"]
+            assert any("BALANCE_APPLICATION_SERVER" in reason for reason in known["reasons"])
+            assert "balance_shared_addresses 1.0" in httpx.get(f"{instance.url}/metrics", timeout=10).text
+        time.sleep(3)
+        assert (lines(first), lines(second)) == (1, 1)
+
+        process_of(second).kill()
+        eventually(lambda: readiness(first)[0] == 200, "the one that is left is ready", 60)
+        assert shared(first) == []
+
+
+def test_an_instance_that_is_killed_and_restarted_does_not_share_its_address(stack: LocalStack) -> None:
+    instance = new_instance(stack, application())
+    instance.launch()
+    try:
+        instance.wait_ready()
+        process_of(instance).kill()
+        instance.stop()
+        instance.launch()
+        instance.wait_ready()
+
+        until = time.monotonic() + _SURE_SECONDS
+        while time.monotonic() < until:
+            assert shared(instance) == []
+            assert readiness(instance)[0] == 200
+            time.sleep(0.5)
+        assert lines(instance) == 0
+    finally:
+        instance.stop()
