@@ -62,6 +62,8 @@ def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_
         assert isinstance(failures[0], FatalError)
         assert "Spark runs no query any more" in str(failures[0])
         assert counted(engine, "applied") == 1
+    # An engine leaves it running where a task's thread has not ended in time, and another would take it.
+    engine.spark.stop()
 
 
 def test_a_source_that_cannot_be_read_is_not_held_against_spark(
