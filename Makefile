@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 CHECKED := balance_service bench tests deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test bench bench-quick bench-before check format settings-docs lock java clean
+.PHONY: help setup run demo test test-all chaos chaos-mutants compose-test bench bench-quick bench-before check format settings-docs lock jar-digests audit java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -19,13 +19,13 @@ java:
 	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
 	  echo "Java 17 or newer is needed and none was found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
 
-$(READY): pyproject.toml requirements.lock deploy/ivy.xml balance_service/events/spark/java/Handover.java
+$(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 balance_service/events/spark/java/Handover.java
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Name another with make PYTHON=…"; exit 2; }
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
 	@$(BIN)/python -c 'from balance_service.events.spark.handover_jar import handover_jar; handover_jar()'
 	@$(BIN)/python -m balance_service.events.spark.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
@@ -78,6 +78,13 @@ lock: setup ## Resolve the dependencies anew into requirements.lock
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade --quiet -o requirements.lock
+
+# Not after `setup`, which would refuse the jars that it is to write down.
+jar-digests: ## Download the jars of deploy/ivy.xml again, and write their digests to deploy/jars.sha256
+	@$(BIN)/python -m balance_service.process.jars > deploy/jars.sha256.new && mv deploy/jars.sha256.new deploy/jars.sha256
+
+audit: setup ## Look the locked packages and the jars up in a database of advisories; says so where there is no network
+	@$(BIN)/python -m tests.audit
 
 clean: ## Remove the environment, caches and local data
 	rm -rf $(VENV) local-data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

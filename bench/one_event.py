@@ -26,6 +26,7 @@ from balance_service.process.interpreter import favour_short_work
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.catalogue import stages_of
 from balance_service.settings import load_settings
+from balance_service.state.store.directory import StateDirectory
 from balance_service.tools.local.stack import LocalStack
 from bench.events import encoded
 from bench.load import PRODUCER, generate
@@ -80,7 +81,13 @@ def main() -> None:
             state_dir=Path(folder) / "state",
         )
         patience = Patience(threading.Event(), lambda _reason: None)
-        engine = Engine(settings, stages_of(Balance(), settings), Metrics(), patience)
+        engine = Engine(
+            settings,
+            StateDirectory(settings.state_dir, settings.application_id),
+            stages_of(Balance(), settings),
+            Metrics(),
+            patience,
+        )
         engine.start()
         favour_short_work()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _FAILED, _CONFIGURATION = 1, 2
 _MAX_PORT = 65_535
+_PRIVATE_UMASK = 0o077
 _PORT = click.IntRange(0, _MAX_PORT)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -56,13 +58,17 @@ def serve(*, print_config: bool) -> None:
     # The JVM inherits the limit.
     raise_limit()
     from balance_service.events.spark.jvm import launch_jvm
+    from balance_service.state.store.directory import StateDirectory
 
+    # Stores, sockets and scratch are for this user alone; the JVM inherits it.
+    os.umask(_PRIVATE_UMASK)
+    directory = StateDirectory(settings.state_dir, settings.application_id)
     # It comes up while the rest is imported, which is slow.
-    launch_jvm(settings)
+    launch_jvm(settings, directory.scratch)
     from balance_service.hosting.instance import Instance
 
     async def run() -> None:
-        await Instance(settings).run()
+        await Instance(settings, directory).run()
 
     asyncio.run(run())
 

@@ -20,6 +20,7 @@ from balance_service.events.commit_span import commit_traced
 from balance_service.events.gathering import Gathered, Gathering, end_of
 from balance_service.events.redrive import Redrive
 from balance_service.events.singles import read_singles
+from balance_service.events.spark.rehearsal import Failures
 from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.events.spark.session import read_source, require_jvm
 from balance_service.kafka.bounded_reader import BoundedReader
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from balance_service.events.decode import Decoder
+    from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.kafka.topics import Topics
     from balance_service.observability.metrics import Metrics
+    from balance_service.process.scratch import Scratch
     from balance_service.read_models.flow import Leg
     from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings
@@ -54,6 +57,8 @@ _REHEARSAL_SECONDS = 1.0
 _POSTPONED_SECONDS = 10.0
 # What has come since the query before goes first.
 _SETTLE_SECONDS = 3.0
+# A query that has lasted so long without a row reads, and there is none.
+_READS_SECONDS = 5.0
 
 
 class _AnotherQueryError(BalanceServiceError):
@@ -71,6 +76,8 @@ class Feed:
         self,
         *,
         spark: SparkSession,
+        scratch: Scratch,
+        rehearsal: Rehearsal,
         settings: Settings,
         source: str,
         read_model: ReadModel | None,
@@ -88,6 +95,8 @@ class Feed:
         joined: the tables that are to be read to their ends before each commit.
         """
         self._spark = spark
+        self._scratch = scratch
+        self._rehearsal = rehearsal
         self._settings = settings
         self._source = source
         self._combine = read_model.combine if read_model is not None and leg.by is None else None
@@ -124,7 +133,7 @@ class Feed:
         """
         try:
             start = self._topics.offsets(self._source, [0], earliest=True)[0]
-            with RowQuery(self._spark, partial(self._records, 0, start), start) as query:
+            with RowQuery(self._spark, self._scratch, partial(self._records, 0, start), start) as query:
                 query.pull(_REHEARSAL_SECONDS)
         except RetriableError as error:
             require_jvm(self._spark, error)
@@ -134,14 +143,14 @@ class Feed:
         """Fold until interrupted, or until the task has to wait or is halted.
 
         Raises:
-            FatalError: Spark's JVM has ended.
+            FatalError: Spark's JVM has ended, or Spark runs no query any more.
             BalanceServiceError: as `Task.process`; the task is to be closed.
         """
-        partition, reason = task.task_id.partition, "opened"
+        partition, reason, failures = task.task_id.partition, "opened", Failures()
         try:
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 try:
-                    self._run_query(task, reason, interrupted)
+                    self._run_query(task, reason, interrupted, failures)
                 except _AnotherQueryError as needed:
                     reason = str(needed)
                 except _WaitError as error:
@@ -155,6 +164,8 @@ class Feed:
                     reason = "failed"
                     self._problems[partition] = str(error)
                     log.warning("the query has ended; another is started", task=str(task.task_id), error=str(error))
+                    if failures.another():
+                        self._rehearsal.doubt(interrupted.is_set)
                     interrupted.wait(_BACK_OFF_SECONDS)
         except TaskMigratedError:
             # Halted or told to close while a batch was on its way: nothing was committed.
@@ -163,7 +174,7 @@ class Feed:
         finally:
             self._problems.pop(partition, None)
 
-    def _run_query(self, task: Task, reason: str, interrupted: threading.Event) -> None:
+    def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: Failures) -> None:
         """Feed the task by one query, until interrupted."""
         partition, start, began = task.task_id.partition, task.position, time.monotonic()
         gathering = self._gathering(partition)
@@ -171,16 +182,19 @@ class Feed:
         if not self._catch_up(partition, interrupted):
             return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
-        with RowQuery(self._spark, partial(self._rows, partition, start), start, interrupted.is_set) as query:
+        rows = partial(self._rows, partition, start)
+        with RowQuery(self._spark, self._scratch, rows, start, interrupted.is_set) as query:
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             log.info("query started", task=str(task.task_id), position=start, reason=reason)
             looked = time.monotonic()
-            tried = looked + _SETTLE_SECONDS
+            tried, reads = looked + _SETTLE_SECONDS, looked + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
                 # Not before: a query that fails as soon as it reads has started, too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()
+                if gathered or began > reads:
+                    failures.over()
                 if gathered and not self._catch_up(partition, interrupted):
                     return
                 for part in gathered:

@@ -17,6 +17,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
+from balance_service.events.spark.rehearsal import Rehearsal
 from balance_service.events.spark.row_query import in_short
 from balance_service.events.spark.sampler import SparkSampler
 from balance_service.events.spark.session import start_spark
@@ -30,7 +31,6 @@ from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.worker import Worker
 from balance_service.state.purge import Purge
-from balance_service.state.store.directory import StateDirectory
 from balance_service.state.store.options import limit_open_files
 from balance_service.state.tables.tables import Tables
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
     from balance_service.settings import Settings
+    from balance_service.state.store.directory import StateDirectory
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +99,7 @@ class Engine:
     def __init__(
         self,
         settings: Settings,
+        state_directory: StateDirectory,
         stages: Sequence[StageOf],
         metrics: Metrics,
         patience: Patience,
@@ -105,9 +107,10 @@ class Engine:
         on_change: Callable[[], None] = lambda: None,
         tracer: Tracer = UNTRACED,
     ) -> None:
-        """Take the state directory, reach broker and registry, start Spark; waits for what is not up yet.
+        """Reach broker and registry, start Spark; waits for what is not up yet.
 
         Args:
+            state_directory: closed when the engine stops.
             on_change: called on any thread when a task's state has changed.
 
         Raises:
@@ -119,7 +122,7 @@ class Engine:
         self.metrics = metrics
         self.tracer = tracer
         self.on_change = on_change
-        self.state_directory = StateDirectory(settings.state_dir, settings.application_id)
+        self.state_directory = state_directory
         self.topics = Topics(settings)
         prepared = until_up(partial(prepare_topics, self.topics, settings, [stage.names for stage in stages]))
         sources = {stage.names.source: prepared[stage.names.source] for stage in stages}
@@ -143,9 +146,10 @@ class Engine:
         )
         work_of = {stage.names.name: until_up(partial(works.of, stage)) for stage in stages}
         decisions = {stage.names.name: until_up(partial(works.decisions, stage)) for stage in stages}
-        # While a task's query ends, its successor's may begin.
-        slots = 2 * sum(sources[stage.names.source].partitions for stage in stages)
-        self.spark = start_spark(settings, slots=slots)
+        # While a task's query ends, its successor's may begin; and one is for the rehearsal.
+        slots = 2 * sum(sources[stage.names.source].partitions for stage in stages) + 1
+        self.spark = start_spark(settings, state_directory.scratch, slots)
+        self.rehearsal = Rehearsal(self.spark, state_directory.scratch)
         self.spark_sampler = SparkSampler(self.spark)
         self.watermarks = {
             name: Watermarks(partial(self.topics.offsets, name, range(source.partitions)))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.cluster.watermarks import Watermarks
+    from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.observability.metrics import Metrics
@@ -51,6 +52,7 @@ class Shared(Protocol):
     registry: SchemaRegistry
     state_directory: StateDirectory
     spark: SparkSession
+    rehearsal: Rehearsal
     metrics: Metrics
     tracer: Tracer
     on_change: Callable[[], None]
@@ -166,6 +168,8 @@ def host(
     joined = work.joined if isinstance(work, Joining) else None
     feed = Feed(
         spark=shared.spark,
+        scratch=shared.state_directory.scratch,
+        rehearsal=shared.rehearsal,
         settings=settings,
         source=source.name,
         read_model=read_model,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.settings import Settings
+    from balance_service.state.store.directory import StateDirectory
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,7 @@ _STOP_TRACING_SECONDS = 1.0
 class Instance:
     """One running process of the service."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, state_directory: StateDirectory) -> None:
         """Take the port.
 
         Raises:
@@ -54,6 +55,7 @@ class Instance:
         """
         _check_resolves(settings.application_server)
         self._settings = settings
+        self._state_directory = state_directory
         self._stages = hosted_stages(settings)
         self._metrics = Metrics()
         self._metrics.registry.register(InstanceCollector(self, settings))
@@ -137,7 +139,13 @@ class Instance:
     def _start(self) -> Running:
         settings, patience = self._settings, Patience(self._gave_up, self._wait)
         engine = Engine(
-            settings, self._stages, self._metrics, patience, on_change=self._task_changed, tracer=self._tracer
+            settings,
+            self._state_directory,
+            self._stages,
+            self._metrics,
+            patience,
+            on_change=self._task_changed,
+            tracer=self._tracer,
         )
         running = Running.of(engine, settings, patience, self._front.trust, self._tracer)
         EngineCollector(engine, running.directory.table).register(self._metrics.registry)

@@ -25,6 +25,7 @@ from balance_service.observability.metrics import Metrics
 from balance_service.process.thread_failures import noting_failures
 from balance_service.read_models.catalogue import stages_of
 from balance_service.state.opening import was_purged
+from balance_service.state.store.directory import StateDirectory
 from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     patience = Patience(threading.Event(), lambda _reason: None)
     with noting_failures(lambda: None) as failures:
         # What the stages before it have passed on is kept.
-        engine = Engine(settings, [last], metrics, patience)
+        directory = StateDirectory(settings.state_dir, settings.application_id)
+        engine = Engine(settings, directory, [last], metrics, patience)
         try:
             seconds = _replay(engine, engine.stages[stage.name], patience, progress, failures)
         finally:

@@ -10,7 +10,8 @@ Layout, below XDG_CACHE_HOME or ~/.cache:
         handover-<hash>.jar         our own class for Spark, see events/spark/handover_jar.py
         classes-<hash>.jsa          classes of Spark's JVM, see events/spark/class_archive.py
 
-A folder appears under its final name by a rename, so a reader needs no lock.
+A folder appears under its final name by a rename, so a reader needs no lock. What is downloaded has to have the digests
+of deploy/jars.sha256; `python -m balance_service.process.jars` renews them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +34,7 @@ from balance_service.process.java import java_executable
 from balance_service.process.resources import resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 RESOLVE_TIMEOUT_SECONDS = 900
 
@@ -42,6 +44,8 @@ _WHAT = {
     "registry": "the schema registry",
     "bench": "Kafka Streams",
 }
+_DIGESTS = "deploy/jars.sha256"
+_DIGESTS_HEAD = "# SHA-256 of every file of each configuration of ivy.xml; `make jar-digests` renews it.\n"
 _PROBLEMS = ("::::", "FAILED", "not found", "rror", "xception", "UNRESOLVED")
 
 
@@ -51,13 +55,14 @@ def resolve_jars(configuration: str) -> list[Path]:
     Instant when cached; otherwise takes up to a minute and says so on stderr.
 
     Raises:
-        ConfigurationError: no Java, no network, or an artifact is missing; names the log.
+        ConfigurationError: no Java, no network, or an artifact is missing; names the log. Or a file is another than
+            deploy/jars.sha256 says.
     """
     folder = cache_folder() / configuration
     if not folder.is_dir():
         with locked(folder):
             if not folder.is_dir():
-                _resolve(configuration, folder)
+                _download(configuration, folder)
     return sorted(folder.iterdir())
 
 
@@ -71,7 +76,7 @@ def unpack(archive: Path) -> Path:
     if not folder.is_dir():
         with locked(folder):
             if not folder.is_dir():
-                fresh = _fresh(folder)
+                fresh = fresh_folder(folder)
                 try:
                     with tarfile.open(archive) as tar:
                         tar.extractall(fresh, filter="data")
@@ -107,7 +112,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fresh(folder: Path) -> Path:
+def fresh_folder(folder: Path) -> Path:
     """An empty folder to rename to `folder` when complete; what a killed process left is removed."""
     fresh = folder.with_name(folder.name + ".partial")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -115,15 +120,71 @@ def _fresh(folder: Path) -> Path:
     return fresh
 
 
-def _resolve(configuration: str, folder: Path) -> None:
+def _download(configuration: str, folder: Path) -> None:
+    fresh = _retrieve(configuration, folder)
+    wrong = _differing(fresh, _expected().get(configuration, {}))
+    if wrong:
+        shutil.rmtree(fresh)
+        raise ConfigurationError(
+            f"{', '.join(wrong)}: not as deploy/jars.sha256 says, so none is used; "
+            "where the network is trusted and deploy/ivy.xml was changed on purpose, run `make jar-digests`"
+        )
+    fresh.rename(folder)
+
+
+def _expected() -> dict[str, dict[str, str]]:
+    """Configuration → file name → SHA-256, in hexadecimal."""
+    expected: dict[str, dict[str, str]] = {}
+    for line in resource(_DIGESTS).read_text(encoding="ascii").splitlines():
+        if not line.startswith("#"):
+            digest, path = line.split()
+            configuration, name = path.split("/")
+            expected.setdefault(configuration, {})[name] = digest
+    return expected
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _differing(folder: Path, expected: Mapping[str, str]) -> list[str]:
+    """Names of the files that are missing, not expected, or have other contents."""
+    found = _digests(folder)
+    return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+
+
+def renewed_digests() -> str:
+    """The contents of deploy/jars.sha256 for deploy/ivy.xml as it is; downloads every configuration again.
+
+    Raises:
+        ConfigurationError: as of `resolve_jars`, but for the digests.
+    """
+    lines = [_DIGESTS_HEAD]
+    with tempfile.TemporaryDirectory(prefix="balance-jars-") as folder:
+        for configuration in _WHAT:
+            fresh = _retrieve(configuration, Path(folder) / configuration)
+            lines += [f"{digest}  {configuration}/{name}\n" for name, digest in _digests(fresh).items()]
+    return "".join(lines)
+
+
+def _retrieve(configuration: str, folder: Path) -> Path:
+    """Have Ivy download a configuration beside a folder; returns where to.
+
+    Raises:
+        ConfigurationError: it could not.
+    """
     java = java_executable()
     what = _WHAT.get(configuration, configuration)
     sys.stderr.write(f"resolving {what}, once (about a minute)…\n")
     sys.stderr.flush()
-    fresh = _fresh(folder)
+    fresh = fresh_folder(folder)
     log = folder.with_name(configuration + ".log")
     # Ivy's own cache holds a second copy of every jar, so it goes once they are retrieved.
-    ivy_cache = _fresh(folder.with_name(configuration + ".ivy"))
+    ivy_cache = fresh_folder(folder.with_name(configuration + ".ivy"))
     command = [
         str(java),
         "-Dsun.net.client.defaultConnectTimeout=30000", "-Dsun.net.client.defaultReadTimeout=60000",
@@ -152,7 +213,7 @@ def _resolve(configuration: str, folder: Path) -> None:
             f"check the network (behind a proxy, JAVA_TOOL_OPTIONS with -Dhttps.proxyHost and "
             f"-Dhttps.proxyPort) and read {log}"
         )
-    fresh.rename(folder)
+    return fresh
 
 
 def _ivy() -> Path:
@@ -170,3 +231,7 @@ def _problems(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     told = [line.strip(": ") for line in lines if any(word in line for word in _PROBLEMS)]
     return next((line for line in reversed(told) if line), "its log says nothing more")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(renewed_digests())

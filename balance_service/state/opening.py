@@ -17,7 +17,8 @@ from balance_service.state.letters.letter import Letter, Status
 from balance_service.state.records import Position
 from balance_service.state.sent import START_ANEW, sent_of, sent_up_to
 from balance_service.state.store.database import Database
-from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
+from balance_service.state.store.directory import FORMAT
+from balance_service.state.store.store import StateStore, StoreIdentity
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.events.spark.jvm import launch_jvm
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.observability.metrics import Metrics
@@ -17,6 +18,7 @@ from balance_service.state.records import Role, TaskId
 from balance_service.state.store.directory import StateDirectory
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
+from tests.support.scratch import jvm_scratch
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -48,12 +50,18 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 @contextmanager
 def running_engine(settings: Settings) -> Iterator[Engine]:
     """An engine that has joined its group."""
-    engine = Engine(settings, hosted_stages(settings), Metrics(), patience())
+    engine = Engine(settings, state_directory(settings), hosted_stages(settings), Metrics(), patience())
     engine.start()
     try:
         yield engine
     finally:
         engine.stop()
+
+
+def state_directory(settings: Settings) -> StateDirectory:
+    """The directory that settings name, taken; an engine closes it when it stops."""
+    launch_jvm(settings, jvm_scratch())
+    return StateDirectory(settings.state_dir, settings.application_id)
 
 
 def make_anew(engine: Engine, settings: Settings) -> None:

@@ -34,6 +34,7 @@ from balance_service.settings import load_settings
 from balance_service.testing import Given, event, tombstone
 from balance_service.testing.rows import key_of, rows_of
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
+from tests.support.scratch import jvm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ ENDED = [event("Ended", {"id": "g"}), event("Ended", {"id": "g", "reason": "over
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = start_spark(load_settings(), 1)
+    session = start_spark(load_settings(), jvm_scratch(), 1)
     yield session
     session.stop()
 

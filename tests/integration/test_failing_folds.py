@@ -12,7 +12,7 @@ from balance_service.read_models.catalogue import stages_of
 from balance_service.read_models.flow import Stream
 from balance_service.read_models.read_model import ReadModel
 from balance_service.state.task_state import TaskState
-from tests.integration.engines import balance, hosted, patience, settings_for
+from tests.integration.engines import balance, hosted, patience, settings_for, state_directory
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
@@ -50,7 +50,7 @@ def test_a_fold_that_fails_halts_its_partition_with_the_reason_and_no_other(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
-    engine = Engine(settings, stages_of(Superstitious(), settings), Metrics(), patience())
+    engine = Engine(settings, state_directory(settings), stages_of(Superstitious(), settings), Metrics(), patience())
     engine.start()
     try:
         with Writer(stack, settings.topic) as writer:

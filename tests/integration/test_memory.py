@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -18,7 +16,8 @@ from tests.support.topics import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     import pytest
     from pyspark.sql import DataFrame
@@ -58,30 +57,32 @@ def test_what_many_commits_and_many_queries_have_used_is_let_go_of(
     settings = settings_for(stack, names, tmp_path / "state", partitions=PARTITIONS)
     monkeypatch.setattr(feed, "_BACK_OFF_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_BACK_OFF_SECONDS", (0.05,))
-    # A folder of its own, and a short path, for sockets lie in it.
-    with tempfile.TemporaryDirectory(prefix="held-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-            watched = _Watched(engine, Path(folder), monkeypatch)
-            for turn in range(FEW):
-                _restart_queries(engine, writer, watched, turn % PARTITIONS)
-            catch_up(engine)
-            eventually(lambda: watched.held().handover_threads == PARTITIONS, "each has a query, and no more")
-            few = watched.held()
-            for turn in range(MANY - FEW):
-                _restart_queries(engine, writer, watched, turn % PARTITIONS)
-            assert watched.queries > MANY * PARTITIONS
-            assert watched.commits() > MANY * COMMITS_PER_ROUND / 2
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        watched = _Watched(engine, monkeypatch)
+        for turn in range(FEW):
+            _restart_queries(engine, writer, watched, turn % PARTITIONS)
+        catch_up(engine)
+        eventually(lambda: watched.held().handover_threads == PARTITIONS, "each has a query, and no more")
+        few = watched.held()
+        for turn in range(MANY - FEW):
+            _restart_queries(engine, writer, watched, turn % PARTITIONS)
+        assert watched.queries > MANY * PARTITIONS
+        assert watched.commits() > MANY * COMMITS_PER_ROUND / 2
 
-            many = few
+        many = few
 
-            def has_cooled_down() -> bool:
-                nonlocal many
-                many = watched.held()
-                return _is_no_more(many, few)
+        def has_cooled_down() -> bool:
+            nonlocal many
+            many = watched.held()
+            return _is_no_more(many, few)
 
-            eventually(has_cooled_down, lambda: f"no more is held: {many}; before: {few}", COOLS_DOWN_WITHIN_SECONDS)
-        assert list(Path(folder).iterdir()) == []
+        eventually(has_cooled_down, lambda: f"no more is held: {many}; before: {few}", COOLS_DOWN_WITHIN_SECONDS)
+    assert _checkpoints(engine) == []
+    assert not engine.state_directory.scratch.sockets.exists()
+
+
+def _checkpoints(engine: Engine) -> Sequence[Path]:
+    return list(engine.state_directory.scratch.files.glob("checkpoint-*"))
 
 
 def _is_no_more(many: Held, few: Held) -> bool:
@@ -100,9 +101,8 @@ def _is_no_more(many: Held, few: Held) -> bool:
 class _Watched:
     """Counts what an engine holds."""
 
-    def __init__(self, engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self._engine = engine
-        self._folder = folder
         self._jvm: Any = engine.spark.sparkContext._jvm
         self._plans: list[Any] = []
         make_plan = hosted(engine).feed._decoder.updates
@@ -137,7 +137,7 @@ class _Watched:
             arrow_bytes=self._jvm.org.apache.spark.sql.util.ArrowUtils.rootAllocator().getAllocatedMemory(),
             runs=spark._jsparkSession.sharedState().statusStore().executionsCount(),
             jvm_files=psutil.Process(self._engine.spark_sampler.jvm_pid).num_fds(),
-            folders=len(list(self._folder.glob("balance-rows-*"))),
+            folders=len(_checkpoints(self._engine)),
             threads=process.num_threads(),
             files=process.num_fds(),
         )

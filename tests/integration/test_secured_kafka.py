@@ -28,6 +28,7 @@ from tests.integration import secured as planted
 from tests.integration.engines import prepare
 from tests.integration.grants import listed
 from tests.support.commands import run
+from tests.support.scratch import jvm_scratch
 from tests.support.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
 from tests.support.waiting import eventually
 
@@ -181,7 +182,7 @@ def _under(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = start_spark(load_settings(), slots=2)
+    session = start_spark(load_settings(), jvm_scratch(), slots=2)
     yield session
     session.stop()
 
@@ -221,7 +222,7 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
     def read() -> DataFrame:
         return read_source(spark, settings, open_topic, 0, 0).select("offset", "key", "value")
 
-    with RowQuery(spark, read, 0) as query:
+    with RowQuery(spark, jvm_scratch(), read, 0) as query:
         rows = query.pull(_SPARK_SECONDS)
 
     assert [(r.key(), r.value()) for r in records] == [(b"k", b"v")]

@@ -15,7 +15,7 @@ from balance_service.hosting.engine import Engine
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.catalogue import stages_of
-from tests.integration.engines import counted, patience, running_engine, settings_for
+from tests.integration.engines import counted, patience, running_engine, settings_for, state_directory
 from tests.integration.loads import Load, assert_counted_once, customers_in
 from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
 from tests.support.topics import Writer
@@ -37,7 +37,7 @@ def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     at_work: list[list[str]] = []
-    engine = Engine(settings, stages_of(Balance(), settings), Metrics(), patience())
+    engine = Engine(settings, state_directory(settings), stages_of(Balance(), settings), Metrics(), patience())
     stop_spark = engine.spark.stop
 
     def noted() -> None:

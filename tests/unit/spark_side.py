@@ -110,8 +110,12 @@ class Spark:
             self._thread.join(LONG)
 
     @property
-    def folder(self) -> Path:
-        return Path(self._path).parent
+    def listener(self) -> Path:
+        return Path(self._path)
+
+    @property
+    def checkpoint(self) -> Path:
+        return Path(str(self.told["checkpointLocation"]))
 
     def _tell(self, **told: object) -> Spark:
         self.told |= told

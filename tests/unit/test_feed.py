@@ -20,6 +20,7 @@ from balance_service.events.spark.session import require_jvm
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import TaskId
 from balance_service.state.task_state import TaskState
+from tests.support.scratch import jvm_scratch
 from tests.unit.spark_side import Spark
 
 
@@ -33,11 +34,13 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
     return SimpleNamespace(sparkContext=context, _jsparkSession=session)
 
 
-def feed(session: Any = None, topics: Any = None) -> Feed:
+def feed(session: Any = None, topics: Any = None, rehearsal: Any = None) -> Feed:
     """One without Spark."""
     parts: Any = SimpleNamespace(max_records_per_batch=1_000_000)
     return Feed(
         spark=session or spark(),
+        scratch=jvm_scratch(),
+        rehearsal=rehearsal or parts,
         settings=parts,
         source="balance",
         read_model=Balance(),

@@ -13,6 +13,7 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.events.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
+from balance_service.process.scratch import Scratch, temporary_scratch
 from tests.unit.spark_side import LONG, SCHEMA, Spark, message
 
 if TYPE_CHECKING:
@@ -31,11 +32,17 @@ def sparks() -> Iterator[list[Spark]]:
 
 
 @pytest.fixture
-def opened(sparks: list[Spark]) -> Callable[..., RowQuery]:
-    def query(spark: Spark, position: int = 0) -> RowQuery:
+def scratch() -> Iterator[Scratch]:
+    with temporary_scratch() as scratch:
+        yield scratch
+
+
+@pytest.fixture
+def opened(sparks: list[Spark], scratch: Scratch) -> Callable[..., RowQuery]:
+    def query(spark: Spark, position: int = 0, into: Scratch = scratch) -> RowQuery:
         sparks.append(spark)
         anything: Any = spark
-        return RowQuery(anything, lambda: anything, position)
+        return RowQuery(anything, into, lambda: anything, position)
 
     return query
 
@@ -145,13 +152,13 @@ def test_spark_is_told_to_run_in_real_time_and_keeps_its_scratch_where_only_this
 
     with opened(spark):
         assert (spark.told["mode"], spark.told["realTime"]) == ("update", "24 hours")
-        assert Path(str(spark.told["checkpointLocation"])).parent == spark.folder
-        assert stat.S_IMODE(spark.folder.stat().st_mode) == 0o700
+        for folder in (spark.checkpoint, spark.listener.parent):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["spark obeys", "spark cannot stop it"])
-def test_on_leaving_the_query_is_stopped_the_connection_closed_and_the_folder_gone(
-    opened: Callable[..., RowQuery], fails: bool
+def test_on_leaving_the_query_is_stopped_the_connection_closed_and_its_files_gone(
+    opened: Callable[..., RowQuery], scratch: Scratch, fails: bool
 ) -> None:
     def on_stop() -> None:
         if fails:
@@ -161,15 +168,15 @@ def test_on_leaving_the_query_is_stopped_the_connection_closed_and_the_folder_go
     query = opened(spark)
 
     with query:
-        assert spark.folder.is_dir()
+        assert list(scratch.files.iterdir()) == [spark.checkpoint]
     spark.end()
 
     assert spark.calls == ["start", "stop"]
     assert spark.is_left
-    assert not spark.folder.exists()
+    assert list(scratch.files.iterdir()) == []
 
 
-def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQuery]) -> None:
+def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
     spark = Spark(connects=False, failure=RuntimeError("an error occurred\n: java.lang.Error: no such topic\n\tat x"))
 
     with pytest.raises(QueryEndedError) as caught, opened(spark):
@@ -177,7 +184,7 @@ def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQu
 
     assert str(caught.value) == "an error occurred : java.lang.Error: no such topic"
     assert spark.calls == ["start", "stop"]
-    assert not spark.folder.exists()
+    assert list(scratch.files.iterdir()) == []
 
 
 @pytest.mark.parametrize("connects", [False, True], ids=["no connection", "no schema"])
@@ -193,7 +200,7 @@ def test_a_query_that_does_not_begin_to_read_is_given_up(
     assert spark.calls == ["start", "stop"]
 
 
-def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., RowQuery]) -> None:
+def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
     def refuse() -> None:
         raise LookupError("no such format")
 
@@ -203,7 +210,7 @@ def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., 
         pass
 
     assert spark.calls == ["start"]
-    assert not spark.folder.exists()
+    assert list(scratch.files.iterdir()) == []
 
 
 def test_what_the_brokers_do_not_allow_is_said_with_where_to_read_on(opened: Callable[..., RowQuery]) -> None:
@@ -219,40 +226,42 @@ def test_what_the_brokers_do_not_allow_is_said_with_where_to_read_on(opened: Cal
 
 
 @pytest.fixture
-def make_paths_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
-    """Has sockets get paths of so many bytes, in a folder that it returns."""
+def with_paths_of() -> Iterator[Callable[[int], Scratch]]:
+    """A scratch whose sockets have paths of so many bytes."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
 
-        def make(length: int) -> Path:
-            # A folder's name is the prefix and eight characters.
-            deep = Path(short) / ("d" * (length - len(f"{short}//balance-rows-12345678/rows")))
-            deep.mkdir()
-            monkeypatch.setattr(tempfile, "tempdir", str(deep))
-            return deep
+        def make(length: int) -> Scratch:
+            shallow = Scratch(Path(short), Path(short))
+            deep = Path(short) / ("d" * (length - len(str(shallow.new_socket())) - 1))
+            return Scratch(deep, deep)
 
         yield make
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused_with_what_to_set(
-    opened: Callable[..., RowQuery], make_paths_of: Callable[[int], Path]
+    opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
-    folder, spark = make_paths_of(104), Spark()
+    scratch, spark = with_paths_of(104), Spark()
 
-    with pytest.raises(ConfigurationError, match="too long for a socket; set TMPDIR"), opened(spark):
+    with (
+        pytest.raises(ConfigurationError, match="too long for a socket; set XDG_RUNTIME_DIR or TMPDIR"),
+        opened(spark, into=scratch),
+    ):
         pass
 
     assert spark.calls == []
-    assert list(folder.iterdir()) == []
+    assert not scratch.sockets.exists()
 
 
 def test_the_longest_path_that_is_not_refused_can_be_used(
-    opened: Callable[..., RowQuery], make_paths_of: Callable[[int], Path]
+    opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
-    make_paths_of(103)
+    scratch = with_paths_of(103)
+    scratch.files.mkdir(0o700)
     spark = Spark(message(0))
 
-    assert pulled(opened(spark), 1) == [0]
-    assert len(f"{spark.folder}/rows") == 103
+    assert pulled(opened(spark, into=scratch), 1) == [0]
+    assert len(str(spark.listener)) == 103
 
 
 def test_rows_come_while_the_process_has_more_than_a_thousand_files_open(opened: Callable[..., RowQuery]) -> None:

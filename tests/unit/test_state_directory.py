@@ -13,8 +13,7 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.state.records import TaskId
-from balance_service.state.store.directory import StateDirectory
-from balance_service.state.store.store import FORMAT
+from balance_service.state.store.directory import FORMAT, StateDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.state.store.database import Database
-from balance_service.state.store.store import FORMAT, StateStore, StoreIdentity
+from balance_service.state.store.directory import FORMAT
+from balance_service.state.store.store import StateStore, StoreIdentity
 from tests.support.fakes import position_codec
 from tests.support.look_ups import looks_from
 

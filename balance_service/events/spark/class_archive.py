@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.registry import SchemaRegistry, WriterSchema
 from balance_service.process.jars import cache_folder, locked
+from balance_service.process.scratch import temporary_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from balance_service.avro.schemas import Schema
+    from balance_service.process.scratch import Scratch
 
 _QUIET = (
     "-Xshare:auto",
@@ -90,23 +92,25 @@ def make_archive() -> Path:
     with locked(archive):
         if is_stale(archive, jars):
             fresh = archive.with_name(archive.name + ".partial")
-            spark = start_spark(settings, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *_QUIET])
-            _exercise(spark)
-            _end(spark)
+            with temporary_scratch() as scratch:
+                spark = start_spark(settings, scratch, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *_QUIET])
+                _exercise(spark, scratch)
+                _end(spark)
             if fresh.is_file():
                 fresh.replace(archive)
     return archive
 
 
-def _exercise(spark: SparkSession) -> None:
+def _exercise(spark: SparkSession, scratch: Scratch) -> None:
     from balance_service.events.decode import Decoder
+    from balance_service.events.spark.rehearsal import one_record
     from balance_service.events.spark.row_query import RowQuery
     from balance_service.read_models.balance import Balance
 
     read_model = Balance()
     decoder = Decoder(spark, read_model, read_model.legs[-1], _Shipped(read_model.event_schemas))
     decoder.resolve(range(1, len(read_model.event_schemas) + 1))
-    with RowQuery(spark, lambda: decoder.updates(_made_up(spark)), 0) as query:
+    with RowQuery(spark, scratch, lambda: decoder.updates(one_record(spark)), 0) as query:
         query.pull(_ROW_SECONDS)
     jvm: Any = spark._jvm
     for name in _CONNECTOR:
@@ -116,24 +120,6 @@ def _exercise(spark: SparkSession) -> None:
         properties.setProperty(name, value)
     jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties).close()
     jvm.org.apache.kafka.clients.admin.AdminClient.create(properties).close()
-
-
-def _made_up(spark: SparkSession) -> DataFrame:
-    """A record, from the one stream besides Kafka's that has a real-time mode."""
-    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-
-    jvm: Any = spark._jvm
-    session: Any = spark._jsparkSession
-    streams = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
-    stream = streams.singlePartition(session, jvm.org.apache.spark.sql.Encoders.INT())
-    stream.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(1)))
-    return ClassicDataFrame(stream.toDF(), spark).selectExpr(
-        "cast(value as bigint) as offset",
-        "current_timestamp() as timestamp",
-        "cast('c' as binary) as key",
-        "unhex('0000000001') as value",
-        "cast(null as array<struct<key:string,value:binary>>) as headers",
-    )
 
 
 def _end(spark: SparkSession) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
-import tempfile
 import zipfile
 from pathlib import Path
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import cache_folder, locked
+from balance_service.process.jars import cache_folder, fresh_folder, locked
 from balance_service.process.java import java_executable
 
 _SOURCE = Path(__file__).with_name("java") / "Handover.java"
@@ -64,30 +64,36 @@ def _is_whole(jar: Path) -> bool:
 
 
 def _make(jar: Path, jars: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="balance-compile-") as folder:
-        command = [
-            str(java_executable()),
-            "-cp",
-            os.pathsep.join(
-                str(found) for name in ("janino", "commons-compiler") for found in jars.glob(f"{name}-*.jar")
-            ),
-            _COMPILER,
-            "-g:source,lines",
-            "-d",
-            folder,
-            "-classpath",
-            os.pathsep.join(map(str, sorted(jars.glob("*.jar")))),
-            str(_SOURCE),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
-        classes = sorted(Path(folder).rglob("*.class"))
-        if done.returncode or not classes:
-            said = (done.stderr or done.stdout).strip()
-            raise ConfigurationError(f"{_SOURCE.name} does not compile against the installed pyspark: {said}")
+    folder = fresh_folder(jar.with_name(jar.name + ".classes"))
+    try:
+        classes = _compiled(folder, jars)
         partial = jar.with_name(jar.name + ".partial")
         with zipfile.ZipFile(partial, "w") as archive:
             for found in classes:
                 # An entry without a time: equal sources make equal jars.
                 archive.writestr(zipfile.ZipInfo(found.relative_to(folder).as_posix()), found.read_bytes())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     _digest_of(jar).write_text(hashlib.sha256(partial.read_bytes()).hexdigest(), encoding="ascii")
     partial.rename(jar)
+
+
+def _compiled(folder: Path, jars: Path) -> list[Path]:
+    command = [
+        str(java_executable()),
+        "-cp",
+        os.pathsep.join(str(found) for name in ("janino", "commons-compiler") for found in jars.glob(f"{name}-*.jar")),
+        _COMPILER,
+        "-g:source,lines",
+        "-d",
+        str(folder),
+        "-classpath",
+        os.pathsep.join(map(str, sorted(jars.glob("*.jar")))),
+        str(_SOURCE),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+    classes = sorted(folder.rglob("*.class"))
+    if done.returncode or not classes:
+        said = (done.stderr or done.stdout).strip()
+        raise ConfigurationError(f"{_SOURCE.name} does not compile against the installed pyspark: {said}")
+    return classes

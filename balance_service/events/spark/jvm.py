@@ -11,12 +11,9 @@ import atexit
 import contextlib
 import fnmatch
 import os
-import shutil
 import struct
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
@@ -28,11 +25,15 @@ from balance_service.process.resources import resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 
 _MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 _LOOK_EVERY_SECONDS = 0.01
+# Spark would put its scratch there, before all that its configuration says.
+_LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 _PACKAGES = (
     "java.io",
     "java.lang",
@@ -113,10 +114,11 @@ def _give_way(process: int) -> None:
 class SparkJvm:
     """A JVM that is coming up, or is up. It ends when its standard input does: at the latest, with this process."""
 
-    def __init__(self, settings: Settings, archive_options: Sequence[str] | None = None) -> None:
+    def __init__(self, settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> None:
         """Start it; returns at once.
 
         Args:
+            scratch: where it keeps its temporary files.
             archive_options: by default those that use the class archive, if there is one.
 
         Raises:
@@ -124,13 +126,15 @@ class SparkJvm:
         """
         java, jars = spark_java(), class_path(settings)
         limits = [f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()]
-        self._folder = Path(tempfile.mkdtemp(prefix="balance-jvm-"))
-        self._told = self._folder / "gateway"
+        self._told = scratch.files / "gateway"
         command = [
             str(java),
             f"-Xmx{settings.spark_driver_memory}",
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
+            f"-Djava.io.tmpdir={scratch.files}",
+            # Its performance counters would be a file in /tmp, wherever the temporary files are.
+            "-XX:+PerfDisableSharedMem",
             *MODULE_OPTIONS,
             *_JIT_OPTIONS,
             *limits,
@@ -140,11 +144,12 @@ class SparkJvm:
             os.pathsep.join(jars),
             _MAIN,
         ]
+        environment = {name: value for name, value in os.environ.items() if name != _LOCAL_DIRS}
         # In a group of its own: Ctrl-C is for this process, which then ends the JVM in its turn.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told)},
+            env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told)},
             process_group=0,
         )
         _give_way(self.process.pid)
@@ -168,22 +173,23 @@ class SparkJvm:
                 time.sleep(_LOOK_EVERY_SECONDS)
             told = self._told.read_bytes()
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            # It has the secret.
+            self._told.unlink(missing_ok=True)
             atexit.unregister(self._discard)
         port, length = struct.unpack_from(">ii", told)
         return port, told[8 : 8 + length].decode()
 
     def _discard(self) -> None:
-        """End one that nobody has used: it would complain that the folder is gone."""
+        """End one that was not used."""
         self.process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._told.unlink(missing_ok=True)
 
 
 _launched: list[SparkJvm] = []
 
 
-def launch_jvm(settings: Settings, archive_options: Sequence[str] | None = None) -> SparkJvm:
+def launch_jvm(settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> SparkJvm:
     """This process' JVM, started now unless it was before. Arguments and errors as of `SparkJvm`."""
     if not _launched:
-        _launched.append(SparkJvm(settings, archive_options))
+        _launched.append(SparkJvm(settings, scratch, archive_options))
     return _launched[0]

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import re
 import select
+import shutil
 import socket
 import time
 from contextlib import ExitStack
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import structlog
 
-from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
+from balance_service.errors import BalanceServiceError, RetriableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from balance_service.process.scratch import Scratch
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +38,6 @@ _ASK = b"\1"
 _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
-# Of the path of a Unix socket, with its last zero byte.
-_MOST_PATH_BYTES = 103
 # What `Handover` says to a second batch.
 _SECOND_BATCH = "one batch is all that a query is for"
 # Deep in the causes, where one of Spark's tasks met it.
@@ -65,16 +65,19 @@ class RowQuery:
     def __init__(
         self,
         spark: SparkSession,
+        scratch: Scratch,
         rows: Callable[[], DataFrame],
         position: int,
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
+        scratch: where its socket and its checkpoint lie.
         rows: what `Decoder.updates` makes of a streaming source.
         position: where that source begins.
         is_interrupted: whether entering is to end, by a QueryInterruptedError.
         """
         self._spark = spark
+        self._scratch = scratch
         self._rows = rows
         self._next = position
         self._is_interrupted = is_interrupted
@@ -119,28 +122,32 @@ class RowQuery:
         return rows
 
     def _start(self) -> None:
-        # For this user alone.
-        folder = self._cleanup.enter_context(TemporaryDirectory(prefix="balance-rows-", ignore_cleanup_errors=True))
-        path = f"{folder}/rows"
-        if len(path.encode()) > _MOST_PATH_BYTES:
-            raise ConfigurationError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
+        path = self._scratch.new_socket()
+        checkpoint = self._scratch.new_folder()
+        self._cleanup.callback(shutil.rmtree, checkpoint, ignore_errors=True)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen(1)
-            jvm: Any = self._spark._jvm
-            frame: Any = self._rows()
-            handover = jvm.parts.code.balance.Handover(path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema())
-            writer = frame.writeStream.outputMode("update").trigger(realTime=_BATCH)
-            writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
-            writer._jwrite.foreach(handover)
-            self._query = writer.start()
-            self._cleanup.callback(self._stop)
-            self._wait_for(listener)
-            self._connection = self._cleanup.enter_context(listener.accept()[0])
+            listener.bind(str(path))
+            try:
+                listener.listen(1)
+                self._begin(str(path), str(checkpoint))
+                self._wait_for(listener)
+                self._connection = self._cleanup.enter_context(listener.accept()[0])
+            finally:
+                path.unlink(missing_ok=True)
         # What begins with the schema is read without a bound.
         self._wait_for(self._connection)
         file = self._cleanup.enter_context(self._connection.makefile("rb"))
         self._batches = pa.ipc.open_stream(file)
+
+    def _begin(self, path: str, checkpoint: str) -> None:
+        jvm: Any = self._spark._jvm
+        frame: Any = self._rows()
+        handover = jvm.parts.code.balance.Handover(path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema())
+        writer = frame.writeStream.outputMode("update").trigger(realTime=_BATCH)
+        writer = writer.option("checkpointLocation", checkpoint)
+        writer._jwrite.foreach(handover)
+        self._query = writer.start()
+        self._cleanup.callback(self._stop)
 
     def _stop(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,29 +22,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from balance_service.events.spark.jvm import SparkJvm
+    from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 
 
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 
 
-def start_spark(settings: Settings, slots: int, archive_options: Sequence[str] | None = None) -> SparkSession:
+def start_spark(
+    settings: Settings, scratch: Scratch, slots: int, archive_options: Sequence[str] | None = None
+) -> SparkSession:
     """Start the session, and the JVM if it was not started before.
 
     Args:
+        scratch: where the session keeps its temporary files, and the JVM if it is started now.
         slots: how many partitions can be read at once. A query that finds no slot waits for one, and says nothing.
         archive_options: of the JVM; by default those that use the class archive, if there is one.
 
     Raises:
         ConfigurationError: no suitable Java, or the connector jars cannot be had, or the JVM does not start.
     """
-    _connect(launch_jvm(settings, archive_options))
+    _connect(launch_jvm(settings, scratch, archive_options))
     builder = (
         SparkSession.builder.appName(settings.application_id)
         .config(map=_defaults())
         .master(f"local[{slots}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        # Its ports answer whoever has the secret, which Spark makes for each session. It is in no configuration.
+        .config("spark.authenticate", "true")
+        .config("spark.local.dir", str(scratch.files))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         # Of what Spark keeps for its user interface, each task would be written down as it goes.
@@ -68,7 +76,9 @@ def start_spark(settings: Settings, slots: int, archive_options: Sequence[str] |
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         )
     )
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    _close_accumulators(spark)
+    return spark
 
 
 def read_source(spark: SparkSession, settings: Settings, topic: str, partition: int, position: int) -> DataFrame:
@@ -118,6 +128,15 @@ def _connect(jvm: SparkJvm) -> None:
             os.environ.pop(name, None)
     gateway.proc = jvm.process
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _close_accumulators(spark: SparkSession) -> None:
+    """Close the port to which the JVM would send the accumulators of Python workers: none is started."""
+    context: Any = spark.sparkContext
+    server, context._accumulatorServer = context._accumulatorServer, None
+    if server is not None:
+        # It takes half a second.
+        threading.Thread(target=server.shutdown, name="accumulators-end", daemon=True).start()
 
 
 def _defaults() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.state.store.store import FORMAT
+from balance_service.process.scratch import take_scratch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from balance_service.state.records import TaskId
 
+FORMAT = 1
+"""Of the directory, and of each store in it."""
 _LOCK = ".lock"
 _MARKER = "state-directory.json"
 _NEW_MARKER = _MARKER + ".new"
@@ -38,9 +40,14 @@ class StateDirectory:
         self._lock = self._take_lock()
         try:
             self._check_marker(application_id)
+            self.scratch = take_scratch(self.path)
+            """What an earlier process left there is removed."""
         except ConfigurationError:
             self._lock.close()
             raise
+        except OSError as error:
+            self._lock.close()
+            raise self._unusable("written", error) from error
 
     def store_path(self, task_id: TaskId) -> Path:
         """Where a task keeps its store."""
@@ -52,6 +59,7 @@ class StateDirectory:
 
     def close(self) -> None:
         """Let another process have it."""
+        self.scratch.close()
         self._lock.close()
 
     def _refuse_strangers(self) -> None:

@@ -15,6 +15,7 @@ from balance_service.process.failpoints import in_a_part, reach
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position
 from balance_service.state.store.batch import StoreBatch
 from balance_service.state.store.database import Database, Snapshot
+from balance_service.state.store.directory import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.state.records import Record, StoreSizes
 
-FORMAT = 1
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _REACHES_KEY = RESERVED_PREFIX + b"reaches"

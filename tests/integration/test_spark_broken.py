@@ -1,0 +1,103 @@
+"""Spark itself runs no query any more, while its JVM lives, and broker and registry are up."""
+
+from __future__ import annotations
+
+import threading
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from balance_service.errors import FatalError
+from balance_service.events import feed
+from balance_service.events.spark import rehearsal
+from balance_service.events.spark.rehearsal import Rehearsal
+from balance_service.process.thread_failures import noting_failures
+from tests.integration.engines import balance, counted, problems, running_engine, settings_for
+from tests.support.topics import Writer
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+    from pyspark.sql import DataFrame, SparkSession
+
+    from balance_service.tools.local.stack import LocalStack
+
+_FATAL_WITHIN_SECONDS = 150
+_FOLDS_WITHIN_SECONDS = 120
+
+
+def stop_executor(spark: SparkSession) -> None:
+    """As whoever knows the secret of the run could; Spark does not notice."""
+    jvm: Any = spark._jvm
+
+    def the(name: str) -> Any:
+        return getattr(jvm.java.lang.Class.forName(name).getField("MODULE$"), "get")(None)  # noqa: B009
+
+    environment = jvm.org.apache.spark.SparkEnv.get().rpcEnv()
+    endpoint = environment.setupEndpointRef(environment.address(), "LocalSchedulerBackendEndpoint")
+    endpoint.askSync(the("org.apache.spark.scheduler.local.StopExecutor$"), the("scala.reflect.ClassTag$").Any())
+
+
+def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_the_instance(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    noticed = threading.Event()
+    with (
+        noting_failures(noticed.set) as failures,
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic) as writer,
+    ):
+        writer.add("c", "1.00")
+        eventually(lambda: balance(engine, "c") is not None, "it folds", _FOLDS_WITHIN_SECONDS)
+
+        stop_executor(engine.spark)
+        for query in engine.spark.streams.active:
+            query.stop()
+
+        eventually(lambda: problems(engine) != [] or noticed.is_set(), "queries fail")
+        assert noticed.wait(_FATAL_WITHIN_SECONDS), problems(engine)
+        assert isinstance(failures[0], FatalError)
+        assert "Spark runs no query any more" in str(failures[0])
+        assert counted(engine, "applied") == 1
+    # An engine leaves it running where a task's thread has not ended in time, and another would take it.
+    engine.spark.stop()
+
+
+def test_a_source_that_cannot_be_read_is_not_held_against_spark(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    succeeded: list[bool] = []
+    rehearse = Rehearsal._run
+
+    def noted(self: Rehearsal, is_interrupted: Callable[[], bool]) -> None:
+        rehearse(self, is_interrupted)
+        succeeded.append(True)
+
+    monkeypatch.setattr(Rehearsal, "_run", noted)
+    monkeypatch.setattr(rehearsal, "_DOUBTFUL_SECONDS", 0.0)
+    monkeypatch.setattr(rehearsal, "_EVERY_SECONDS", 0.0)
+    with (
+        noting_failures(lambda: None) as failures,
+        running_engine(settings) as engine,
+        Writer(stack, settings.topic) as writer,
+    ):
+        writer.add("c", "1.00")
+        eventually(lambda: balance(engine, "c") is not None, "it folds", _FOLDS_WITHIN_SECONDS)
+        with monkeypatch.context() as away:
+            away.setattr(feed, "read_source", _gone)
+            for query in engine.spark.streams.active:
+                query.stop()
+            eventually(lambda: len(succeeded) > 4, "Spark is in doubt again and again", _FOLDS_WITHIN_SECONDS)
+            assert problems(engine)
+        writer.add("c", "1.00")
+        eventually(lambda: balance(engine, "c") == Decimal("2.00"), "it folds again", _FOLDS_WITHIN_SECONDS)
+
+    assert failures == []
+
+
+def _gone(spark: SparkSession, *_: object) -> DataFrame:
+    return spark.readStream.format("gone").load()

@@ -1,0 +1,100 @@
+"""Jars are those whose digests are written down here, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.process import jars as module
+from balance_service.process.jars import cache_folder, renewed_digests, resolve_jars
+from balance_service.process.resources import resource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERVED = {"a-1.jar": b"a", "b-2.jar": b"b"}
+DIGESTS = {name: hashlib.sha256(contents).hexdigest() for name, contents in SERVED.items()}
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What a server gives for each configuration: at first what the digests say. The cache is empty."""
+    files = dict(SERVED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def ivy(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        folder = Path(command[-1]).parent
+        for name, contents in files.items():
+            (folder / name).write_bytes(contents)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", ivy)
+    monkeypatch.setattr(module, "java_executable", lambda: Path("java"))
+    written_down(monkeypatch, tmp_path, {f"spark/{name}": digest for name, digest in DIGESTS.items()})
+    return files
+
+
+def written_down(monkeypatch: pytest.MonkeyPatch, folder: Path, digests: Mapping[str, str]) -> None:
+    file = folder / "jars.sha256"
+    file.write_text("# comment\n" + "".join(f"{digest}  {path}\n" for path, digest in digests.items()))
+    monkeypatch.setattr(module, "resource", lambda name: file if name == "deploy/jars.sha256" else resource(name))
+
+
+def test_what_has_the_digests_is_kept_and_not_downloaded_again(served: dict[str, bytes]) -> None:
+    assert [jar.name for jar in resolve_jars("spark")] == ["a-1.jar", "b-2.jar"]
+
+    served["a-1.jar"] = b"another"
+
+    assert [jar.read_bytes() for jar in resolve_jars("spark")] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("served_instead", "named"),
+    [
+        ({"a-1.jar": b"another", "b-2.jar": b"b"}, "a-1.jar"),
+        ({"a-1.jar": b"a"}, "b-2.jar"),
+        (SERVED | {"c-3.jar": b"c"}, "c-3.jar"),
+    ],
+    ids=["another", "missing", "one more"],
+)
+def test_what_has_other_digests_is_refused_by_name_and_removed(
+    served: dict[str, bytes], served_instead: dict[str, bytes], named: str
+) -> None:
+    served.clear()
+    served.update(served_instead)
+
+    with pytest.raises(ConfigurationError, match=rf"^{named}: not as deploy/jars.sha256 says"):
+        resolve_jars("spark")
+
+    assert not [path for path in cache_folder().rglob("*") if path.suffix == ".jar"]
+    served.update(SERVED)
+    served.pop("c-3.jar", None)
+    assert len(resolve_jars("spark")) == 2
+
+
+def test_a_configuration_without_digests_is_refused(served: dict[str, bytes]) -> None:
+    with pytest.raises(ConfigurationError, match=r"^a-1.jar, b-2.jar: not as"):
+        resolve_jars("kafka")
+
+
+def test_digests_are_renewed_from_what_is_served(
+    served: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_down(monkeypatch, tmp_path, {})
+    renewed = renewed_digests()
+    (tmp_path / "jars.sha256").write_text(renewed)
+
+    assert [jar.name for jar in resolve_jars("spark")] == ["a-1.jar", "b-2.jar"]
+    assert len(renewed.splitlines()) == 1 + len(SERVED) * 4
+
+
+def test_the_digests_that_ship_are_those_of_the_jars_of_this_machine() -> None:
+    expected = module._expected()
+
+    assert expected.keys() == {"spark", "kafka", "registry", "bench"}
+    assert module._digests(resolve_jars("spark")[0].parent) == expected["spark"]
