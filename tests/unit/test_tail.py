@@ -60,27 +60,27 @@ def test_a_record_is_shown_with_all_that_it_carries() -> None:
     shown = line(registry, value_=frame, key_="Zoë".encode(), timestamp_=1, headers_=[("origin", b"pos:1:42")])
 
     assert shown == (
-        '{"partition": 1, "offset": 42, "timestamp": "1970-01-01T00:00:00.001Z", "key": "Zoë", '
-        '"headers": {"origin": "pos:1:42"}, "record": "parts.code.balance.state.BalanceState", '
-        '"value": {"customerId": "Zoë", "amount": 9999999999999999999999999999999999.10}}'
+        '{"partition":1,"offset":42,"timestamp":"1970-01-01T00:00:00.001Z","key":"Zoë",'
+        '"headers":{"origin":"pos:1:42"},"record":"parts.code.balance.state.BalanceState",'
+        '"value":{"customerId":"Zoë","amount":9999999999999999999999999999999999.10}}'
     )
 
 
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ({}, '"value": null'),
-        ({"key_": None}, '"key": null'),
-        ({"key_": b"\xff"}, '"keyBase64": "/w=="'),
-        ({"headers_": [("a", b"1"), ("b", None)]}, '"headers": {"a": "1", "b": null}'),
-        ({"headers_": [("a", b"1"), ("b", b"2"), ("a", None)]}, '"headers": {"a": ["1", null], "b": "2"}'),
-        ({"headers_": [("a", b"\xff"), ("a", b"1")]}, '"headers": {"aBase64": "/w==", "a": "1"}'),
-        ({"timestamp_": -1}, '"timestamp": "1969-12-31T23:59:59.999Z"'),
-        ({"timestamp_": 10**17}, '"timestamp": 100000000000000000'),
-        ({"value_": b""}, '"problem": "a record of 0 bytes has no frame", "valueBase64": ""'),
+        ({}, '"value":null'),
+        ({"key_": None}, '"key":null'),
+        ({"key_": b"\xff"}, '"keyBase64":"/w=="'),
+        ({"headers_": [("a", b"1"), ("b", None)]}, '"headers":{"a":"1","b":null}'),
+        ({"headers_": [("a", b"1"), ("b", b"2"), ("a", None)]}, '"headers":{"a":["1",null],"b":"2"}'),
+        ({"headers_": [("a", b"\xff"), ("a", b"1")]}, '"headers":{"aBase64":"/w==","a":"1"}'),
+        ({"timestamp_": -1}, '"timestamp":"1969-12-31T23:59:59.999Z"'),
+        ({"timestamp_": 10**17}, '"timestamp":100000000000000000'),
+        ({"value_": b""}, '"problem":"a record of 0 bytes has no frame","valueBase64":""'),
         (
             {"value_": frame_header(9)},
-            '"problem": "it names schema 9, which the registry does not know", "valueBase64"',
+            '"problem":"it names schema 9, which the registry does not know","valueBase64"',
         ),
     ],
 )

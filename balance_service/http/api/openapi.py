@@ -33,7 +33,8 @@ _INFO = {
     "sentence for the caller. 400 and 404 will not change by asking again; 503 carries `Retry-After` and will. Beyond "
     "the errors named below, an unknown path answers 404, a URL of more than 4 KiB 414, headers of more than 16 KiB in "
     "all 431, a request that arrives too slowly 408, one too many at a time 503, a method that a path does not take "
-    "405 with `Allow`, and a fault of the service 500. Parameters and properties that are not named here are ignored.",
+    "405 with `Allow`, and a fault of the service 500. `HEAD` answers as `GET` does, without the body. No answer may "
+    "be stored (`Cache-Control: no-store`). Parameters and properties that are not named here are ignored.",
     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
 }
 _BEARER = {
