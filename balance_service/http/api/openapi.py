@@ -10,7 +10,7 @@ from aiohttp import web
 
 from balance_service import __version__
 from balance_service.http.api.answers import RETRY_AFTER, problem
-from balance_service.http.api.declarations import Component, Header
+from balance_service.http.api.declarations import JSON, Component, Header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,8 +137,12 @@ def _refusals(route: Route, *, authorises: bool, limits_rate: bool) -> list[Answ
     """What is answered to clients that are not let in."""
     if route.is_open:
         return []
-    refusals = []
-    if authorises:
+    refusals = [problem(403, "A browser sends it for a page of another site or origin.")]
+    if route.body is not None:
+        refusals.append(problem(415, f"`Content-Type` is not `{JSON}`. Nothing was done."))
+    if not authorises:
+        refusals.append(problem(421, "The header `Host` names a host by which this instance is not known."))
+    else:
         scopes = " or ".join(f"`{scope}`" for scope in sorted(route.scopes))
         refusals += [
             problem(400, "There is more than one token."),

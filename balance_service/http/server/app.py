@@ -59,13 +59,12 @@ def make_app(
     trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     # Even the no-op tracer would hand a request's context on, to its record and its hop.
     spans = [] if tracer is UNTRACED else [traced(tracer, routes)]
-    guards = [] if access.is_free else [guarded(access, routes, peers_are_proven=trust.demands_proof)]
     app = web.Application(
         middlewares=[
             *spans,
             _proven(trust),
             problems,
-            *guards,
+            guarded(access, routes, peers_are_proven=trust.demands_proof),
             limited(limits, under_way or UnderWay(limits), routes),
         ],
         client_max_size=MAX_BODY_BYTES,
@@ -91,11 +90,12 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
     """A listening socket.
 
     Args:
-        setting: where the port is from.
+        setting: where the port is from; the host is from the one beside it.
 
     Raises:
         ConfigurationError: the port is in use, or the address is not ours.
     """
+    of_host = setting.replace("_PORT", "_HOST")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -103,7 +103,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
         listener.bind(address)
     except UnicodeError:
         raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} is no address and no host's name; name an address of this machine"
+            f"{of_host} {host} is no address and no host's name; name an address of this machine"
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -111,7 +111,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
                 f"port {port} on {host} is in use; stop what listens there or set {setting}"
             ) from None
         raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
+            f"{of_host} {host} cannot be listened on: {error.strerror}; name an address of this machine"
         ) from None
     listener.listen(_BACKLOG)
     return listener
