@@ -122,8 +122,13 @@ class Instance:
             "tasks": [],
             "tables": [],
             "unhosted": [],
+            "problems": [],
             "applicationServers": [],
         }
+
+    def stale_files(self) -> Mapping[str, bool]:
+        """Which files that HTTP's security rests on are not usable now, by what they hold."""
+        return self._front.stale_files
 
     def metrics(self) -> bytes:
         """Metrics in Prometheus' text format."""
