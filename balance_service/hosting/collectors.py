@@ -16,7 +16,7 @@ from balance_service.state.store.database import room_bytes
 from balance_service.state.store.options import block_cache_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from prometheus_client import Metric
     from prometheus_client.registry import CollectorRegistry
@@ -36,6 +36,9 @@ class Readable(Protocol):
 
     def unready(self) -> Sequence[str]:
         """Why it should get none now; empty if it should."""
+
+    def stale_files(self) -> Mapping[str, bool]:
+        """Which files that HTTP's security rests on are not usable now, by what they hold."""
 
 
 class InstanceCollector(Collector):
@@ -60,6 +63,14 @@ class InstanceCollector(Collector):
         )
         yield info
         yield _gauge("balance_ready", "1 while the instance wants queries.", not self._instance.unready())
+        stale = GaugeMetricFamily(
+            "balance_security_file_stale",
+            "1 while a file of tokens, keys or certificates is not usable, so that what it held before is in force.",
+            labels=("file",),
+        )
+        for name, is_stale in self._instance.stale_files().items():
+            stale.add_metric((name,), is_stale)
+        yield stale
         if settings.state_dir.exists():
             free = room_bytes(settings.state_dir)
             yield _gauge("balance_state_directory_free_bytes", "Room on the disk that holds the stores.", free)

@@ -84,7 +84,7 @@ class Instance:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         proxy = await self._front.open()
-        starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, loop))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,14 +129,19 @@ class Instance:
             "tasks": [],
             "tables": [],
             "unhosted": [],
+            "problems": [],
             "applicationServers": [],
         }
+
+    def stale_files(self) -> Mapping[str, bool]:
+        """Which files that HTTP's security rests on are not usable now, by what they hold."""
+        return self._front.stale_files
 
     def metrics(self) -> bytes:
         """Metrics in Prometheus' text format."""
         return self._metrics.text()
 
-    def _start(self) -> Running:
+    def _start(self, loop: asyncio.AbstractEventLoop) -> Running:
         settings, patience = self._settings, Patience(self._gave_up, self._wait)
         engine = Engine(
             settings,
@@ -147,6 +152,8 @@ class Instance:
             on_change=self._task_changed,
             tracer=self._tracer,
         )
+        # Before its tasks open.
+        loop.call_soon_threadsafe(self._front.bound, engine.open_files.connections)
         running = Running.of(engine, settings, patience, self._front.trust, self._tracer)
         EngineCollector(engine, running.directory.table).register(self._metrics.registry)
         running.start()

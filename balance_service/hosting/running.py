@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from balance_service.state.tables.partition import TableSnapshot
 
 _STOP_DIRECTORY_SECONDS = 2.0
+_QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,9 @@ class Running:
                 {"name": hosted.name, "source": hosted.source.name, "partitions": hosted.source.partitions}
                 for hosted in models
             ],
+            "problems": [
+                f"{hosted.name}: {problem}" for hosted in engine.stages.values() for problem in hosted.problems
+            ],
             "leaseHolds": engine.membership.lease.holds,
             "tasks": [_status(hosted, task) for hosted in engine.stages.values() for task in hosted.tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],
@@ -148,9 +152,10 @@ class Running:
 
 
 def _problems(hosted: HostedStage) -> list[str]:
-    """What is wrong with a stage here."""
+    """What is wrong with a stage here, as strangers may read it: what Spark says is in the status and the log."""
     tasks = [f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "") for task in _idle(hosted)]
-    return tasks + [f"a partition is not folded: {problem}" for problem in hosted.problems]
+    reasons = (_QUERY_ENDED if hosted.feed.problem else "", hosted.source_check.problem)
+    return tasks + [f"a partition is not folded: {reason}" for reason in reasons if reason]
 
 
 def _is_unfit(hosted: HostedStage) -> bool:

@@ -23,6 +23,7 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.http.access.authorization import CLIENT
+from balance_service.http.answer import compact_json
 from balance_service.http.bodies import decision
 from balance_service.http.given import Given
 from balance_service.http.letter_parameters import (
@@ -222,7 +223,7 @@ class DeadLetters:
         if following is None and len(found) == limit:
             # Another stage may have more.
             following = found[-1]["id"]
-        return web.json_response({"deadLetters": found, "next": following})
+        return web.json_response({"deadLetters": found, "next": following}, dumps=compact_json)
 
     async def one(self, request: web.Request) -> web.Response:
         """One letter, by its id, or by what comes before and after the slash in it."""
@@ -232,7 +233,7 @@ class DeadLetters:
         letter = await self._stages[letter_id.stage].one(letter_id)
         if letter is None:
             raise Problem(404, NO_LETTER)
-        return web.json_response(letter)
+        return web.json_response(letter, dumps=compact_json)
 
     async def decide(self, request: web.Request, made: Decision) -> web.Response:
         """Carry out a decision about some letters, and say which it was refused for."""
@@ -258,7 +259,7 @@ class DeadLetters:
             "accepted": [str(letter_id) for letter_id in ids if letter_id not in refused],
             "refused": [{"id": str(letter_id), "reason": why} for letter_id, why in refused.items()],
         }
-        return web.json_response(body, status=202)
+        return web.json_response(body, status=202, dumps=compact_json)
 
     async def _decide_for_peer(self, request: web.Request, made: Decision) -> web.Response:
         given = Given(request)
@@ -271,7 +272,7 @@ class DeadLetters:
             raise unavailable(str(error)) from error
         if refused is None:
             raise Problem(_MISDIRECTED, f"{stage.scatter.address} does not own partition {partition}")
-        return web.json_response({"refused": {str(offset): why for offset, why in refused.items()}})
+        return web.json_response({"refused": {str(offset): why for offset, why in refused.items()}}, dumps=compact_json)
 
     async def _decided(self, stage: str, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         if stage not in self._stages:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import RetriableError
+from balance_service.http.answer import compact_json
 from balance_service.http.letter_scan import letter_id
 from balance_service.http.scan import MOST_BYTES
 from balance_service.http.server.problems import unavailable
@@ -64,7 +64,7 @@ class LetterRecords:
             looked_for, records = self.records(partition, [*by_offset], until - time.monotonic(), MOST_BYTES)
             for offset in looked_for:
                 one = {**by_offset[offset], **_of(records.get(offset))}
-                size += len(json.dumps(one))
+                size += len(compact_json(one))
                 if told and size > MOST_BYTES:
                     return told
                 told.append(one)

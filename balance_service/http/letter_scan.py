@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from balance_service.http.answer import compact_json
 from balance_service.http.scan import MOST_BYTES
 from balance_service.kafka.messages import text_or_base64
 from balance_service.state.letters.decisions import LetterId
@@ -66,7 +67,7 @@ class LetterScan:
             if self._is_wanted(letter):
                 one = self._told(name, letter)
                 # A control character of a key is six bytes of JSON.
-                size += len(json.dumps(one))
+                size += len(compact_json(one))
                 if told and size > MOST_BYTES:
                     return _body(told, last)
                 told.append(one)
@@ -122,7 +123,7 @@ class LetterScan:
 
 
 def _body(letters: Sequence[Mapping[str, Any]], following: str | None) -> str:
-    return json.dumps({"deadLetters": letters, "next": following})
+    return compact_json({"deadLetters": letters, "next": following})
 
 
 def letter_id(letter: Mapping[str, Any]) -> LetterId:

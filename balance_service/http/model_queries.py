@@ -9,6 +9,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from balance_service.errors import ConfigurationError, InvalidInputError
+from balance_service.http.answer import compact_json
 from balance_service.http.given import Given
 from balance_service.http.parameters import (
     AFTER,
@@ -76,7 +77,7 @@ class ModelQueries:
     async def list(self, _request: web.Request) -> web.Response:
         """The read models that this instance and its peers host."""
         names = sorted({*self.hosted, *self.elsewhere()})
-        return web.json_response({"models": [description_of(name) for name in names]})
+        return web.json_response({"models": [description_of(name) for name in names]}, dumps=compact_json)
 
     async def key(self, request: web.Request) -> web.Response:
         """The state of one key."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
+from balance_service.http.answer import compact_json
 from balance_service.http.server.problems import RETRY_AFTER_SECONDS, Problem
 
 if TYPE_CHECKING:
@@ -36,13 +37,14 @@ class Operations:
 
     async def live(self, _request: web.Request) -> web.Response:
         """200 while the process answers at all."""
-        return web.json_response({"status": "live"})
+        return web.json_response({"status": "live"}, dumps=compact_json)
 
     async def ready(self, _request: web.Request) -> web.Response:
         """200 when queries are welcome, with what is wrong besides, else 503 with the reasons."""
         reasons = list(self._instance.unready())
         if not reasons:
-            return web.json_response({"status": "ready", "problems": list(self._instance.problems())})
+            ready = {"status": "ready", "problems": list(self._instance.problems())}
+            return web.json_response(ready, dumps=compact_json)
         raise Problem(503, "; ".join(reasons), retry_after=RETRY_AFTER_SECONDS)
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -54,4 +56,4 @@ class Operations:
 
     async def status(self, _request: web.Request) -> web.Response:
         """Instances, partitions, roles, epochs, positions, lags, states."""
-        return web.json_response(self._instance.status())
+        return web.json_response(self._instance.status(), dumps=compact_json)

@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 20
 _STEP = 1_000
 # What begins with it is no state's.
 _END = b"\xff"
-_HEAD, _SEPARATOR, _NEXT = '{"entries": [', ", ", ', "next": '
+_HEAD, _SEPARATOR, _NEXT = '{"entries":[', ",", ',"next":'
 
 
 class Scan(Protocol):
@@ -202,7 +202,7 @@ def _states(
 
 def _entry(key_type: KeyType, key: bytes, value: str) -> _Entry:
     name = key_type.text(key)
-    return _Entry(name, f'{{"key": {json.dumps(name)}, "value": {value}}}')
+    return _Entry(name, f'{{"key":{json.dumps(name)},"value":{value}}}')
 
 
 def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True, says_if_all: bool = True) -> str:
@@ -221,7 +221,7 @@ def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True, says_if
 
 
 def _count(counts: Iterable[int]) -> str:
-    return json.dumps({"count": sum(counts)})
+    return f'{{"count":{sum(counts)}}}'
 
 
 def _parsed(body: str) -> _Page:

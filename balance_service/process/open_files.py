@@ -89,11 +89,6 @@ def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
     return OpenFiles(most, need, max(1, openings), per_store, _LEAST_CONNECTIONS + spare - in_stores - in_openings)
 
 
-def left_for_connections(tasks: int, brokers: int = 1) -> int:
-    """The connections that HTTP may have in addition to so many tasks, by the present limit. Raises as `divided`."""
-    return divided(tasks, brokers, limit()).connections
-
-
 def _each(brokers: int) -> int:
     return _TASK + _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)
 

@@ -17,7 +17,7 @@ _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def exact_json(value: Any) -> str:
-    """A view, or any value of an Avro type, as JSON.
+    """A view, or any value of an Avro type, as JSON without white space.
 
     Decimals are numbers with exactly their digits. Times are ISO 8601, in UTC with `Z` if they name a moment, with
     three digits of a second, or six where they have microseconds. Bytes are base64. A double that is no number is a
@@ -36,11 +36,11 @@ def exact_json(value: Any) -> str:
 
 
 def _object(value: Mapping[str, Any]) -> str:
-    return "{" + ", ".join([f"{_text(name)}: {exact_json(member)}" for name, member in value.items()]) + "}"
+    return "{" + ",".join([f"{_text(name)}:{exact_json(member)}" for name, member in value.items()]) + "}"
 
 
 def _array(value: Sequence[Any]) -> str:
-    return "[" + ", ".join([exact_json(member) for member in value]) + "]"
+    return "[" + ",".join([exact_json(member) for member in value]) + "]"
 
 
 def _double(value: float) -> str:

@@ -40,6 +40,11 @@ class HttpSecuritySettings(BaseSettings):
     health_port: int | None = Field(
         None, ge=0, le=65_535, description="Further port that answers `/health/*` alone, without TLS, for probes."
     )
+    health_host: str | None = Field(
+        None,
+        description="Address that the port for probes listens on; `BALANCE_HTTP_HOST` when unset. It may be one that "
+        "other machines reach while the service is behind a proxy on this machine.",
+    )
     tokens_file: Path | None = Field(None, description="JSON file of bearer tokens' hashes and what they may do.")
     jwks_file: Path | None = Field(None, description="JWKS file of an identity provider's public keys.")
     jwt_issuer: str | None = Field(None, min_length=1, description="The issuer that JWTs must name.")
@@ -85,6 +90,11 @@ class HttpSecuritySettings(BaseSettings):
     def speaks_tls(self) -> bool:
         """Whether instances are reached by HTTPS."""
         return self.tls_certificate is not None
+
+    @property
+    def admits_anonymous(self) -> bool:
+        """Whether a client needs neither a token nor a certificate."""
+        return self.tokens_file is None and self.jwks_file is None and self.tls_client_ca is None
 
     @property
     def burst(self) -> int:

@@ -144,7 +144,9 @@ def _request(r: random.Random) -> bytes:
     method = r.choice(_METHODS) if r.random() < 0.2 else (b"POST" if is_command else b"GET")
     path = r.choice(_PATHS) if r.random() < 0.2 else (commands.PATH if is_command else queries.PATH).encode()
     body = _body(r) if is_command or r.random() < 0.1 else b""
-    headers = [b"Host: x"] if r.random() < 0.97 else []
+    headers = [b"Host: localhost"] if r.random() < 0.97 else []
+    if body and r.random() < 0.9:
+        headers.append(b"Content-Type: application/json")
     if body and r.random() < 0.2:
         headers.append(b"Transfer-Encoding: chunked")
         body = _chunked(r, body)

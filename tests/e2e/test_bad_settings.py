@@ -46,6 +46,7 @@ def settings(stack: LocalStack, tmp_path: Path) -> dict[str, str]:
         ("BALANCE_PARTITIONS", "two"),
         ("BALANCE_APPLICATION_SERVER", "0.0.0.0:5051"),
         ("BALANCE_APPLICATION_SERVER", "[::]:5051"),
+        ("BALANCE_HTTP_HOST", "0.0.0.0"),
         ("BALANCE_APPLICATION_SERVER", "no-such-host.invalid:5051"),
         ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081"),
     ],

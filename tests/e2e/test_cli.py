@@ -53,7 +53,7 @@ def test_funds_are_added_and_the_balance_read_back(warm_instance: LocalInstance,
     assert (added.code, added.stderr) == (0, ""), added
     position = json.loads(added.stdout)["position"]
     read = run(environment, "get-balance", customer, "--min-position", position, "--json")
-    assert (read.code, read.stdout.strip()) == (0, '{"amount": 12.34}'), read
+    assert (read.code, read.stdout.strip()) == (0, '{"amount":12.34}'), read
 
     added = run(environment, "add-funds", customer, "0.10")
     assert added.stdout.startswith("added 0.10; visible from position "), added

@@ -80,7 +80,7 @@ def feed(pair: Pair) -> Pair:
 @contextmanager
 def asked_all_the_time(pair: Pair) -> Iterator[Poller]:
     """Both instances, about customers of both: each answer must be right or a 503, and each must have had answers."""
-    with Poller(pair, {customer: f'{{"amount": {amount}}}' for customer, amount in _CUSTOMERS.items()}) as poller:
+    with Poller(pair, {customer: f'{{"amount":{amount}}}' for customer, amount in _CUSTOMERS.items()}) as poller:
         yield poller
     assert poller.wrong == []
     assert len(poller.silences) == len(pair) * PARTITIONS

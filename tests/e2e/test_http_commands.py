@@ -35,7 +35,7 @@ def test_an_amount_may_be_a_number_or_a_decimal_string(
 ) -> None:
     answer = read(http, customer, add(http, customer, amount))
 
-    assert answer.text == f'{{"amount": {balance}}}'
+    assert answer.text == f'{{"amount":{balance}}}'
 
 
 def test_an_amount_that_is_not_money_is_refused_and_not_written(http: httpx.Client, customer: str) -> None:
@@ -65,7 +65,7 @@ def test_an_amount_that_is_not_money_is_refused_and_not_written(http: httpx.Clie
     statuses["missing"] = post(http, json.dumps({"customerId": customer}).encode()).status_code
 
     assert set(statuses.values()) == {400}, statuses
-    assert read(http, customer, add(http, customer, "1")).text == '{"amount": 1.00}'
+    assert read(http, customer, add(http, customer, "1")).text == '{"amount":1.00}'
 
 
 def test_a_command_is_answered_202_with_an_empty_body_and_a_position(http: httpx.Client, customer: str) -> None:
@@ -87,7 +87,7 @@ def test_a_command_is_answered_202_with_an_empty_body_and_a_position(http: httpx
         pytest.param(b"[" * 8000, id="nested too deep"),
         b"null",
         b'["c1", 1]',
-        b'{"amount": 1}',
+        b'{"amount":1}',
         b'{"customerId": null, "amount": 1}',
         b'{"customerId": 1, "amount": 1}',
         b'{"customerId": ["c1"], "amount": 1}',
@@ -112,7 +112,9 @@ def test_a_body_has_at_most_16_kib(http: httpx.Client, customer: str) -> None:
 
     assert post(http, fits).status_code == 202
     assert_problem(post(http, fits + b" "), 413)
-    assert_problem(http.post(commands.PATH, content=iter([fits, b" "])), 413)
+    assert_problem(
+        http.post(commands.PATH, content=iter([fits, b" "]), headers={"Content-Type": "application/json"}), 413
+    )
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -121,3 +123,12 @@ def test_a_command_takes_post_only(http: httpx.Client, method: str) -> None:
 
     assert_problem(answer, 405, "Allow")
     assert answer.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "text/json"])
+def test_a_body_that_is_not_said_to_be_json_is_a_415(
+    http: httpx.Client, customer: str, content_type: str | None
+) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+
+    assert_problem(http.post(commands.PATH, content=body_of(customer, "1"), headers=headers), 415, "application/json")

@@ -23,7 +23,7 @@ def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client
 
     answer = read(http, customer, add(http, customer, "0.2"))
 
-    assert answer.content == b'{"amount": 0.30}'
+    assert answer.content == b'{"amount":0.30}'
     assert answer.headers["Content-Type"] == "application/json"
 
 
@@ -33,7 +33,7 @@ def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, cu
 
     answer = read(http, customer, add(http, customer, "0.02"))
 
-    assert answer.content == b'{"amount": 10000000000000000.01}'
+    assert answer.content == b'{"amount":10000000000000000.01}'
 
 
 def test_a_write_is_read_at_once_through_its_position(http: httpx.Client, customer: str) -> None:
@@ -42,7 +42,7 @@ def test_a_write_is_read_at_once_through_its_position(http: httpx.Client, custom
 
         answer = read(http, customer, position)
 
-        assert answer.text == f'{{"amount": 0.{cents:02}}}'
+        assert answer.text == f'{{"amount":0.{cents:02}}}'
         assert int(answer.headers["Balance-Position"].split(":")[1]) >= int(position.split(":")[1])
 
 
@@ -146,7 +146,7 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
 def test_an_id_is_any_text_and_comes_through_untouched(http: httpx.Client, customer: str, prefix: str) -> None:
     position = add(http, prefix + customer, "1")
 
-    assert read(http, prefix + customer, position).text == '{"amount": 1.00}'
+    assert read(http, prefix + customer, position).text == '{"amount":1.00}'
     assert read(http, customer, None).status_code == 404
 
 
@@ -168,15 +168,29 @@ def test_what_is_read_takes_get_only(http: httpx.Client, path: str, method: str)
     answer = http.request(method, path)
 
     assert_problem(answer, 405, "Allow")
-    assert answer.headers["Allow"] == "GET"
+    assert answer.headers["Allow"] == "GET,HEAD"
 
 
-@pytest.mark.parametrize("path", [*_GET_PATHS, commands.PATH])
-def test_head_is_refused_without_a_body(http: httpx.Client, path: str) -> None:
-    answer = http.head(path)
+@pytest.mark.parametrize("path", _GET_PATHS)
+def test_head_answers_as_get_does_without_the_body(http: httpx.Client, path: str) -> None:
+    got, answer = http.get(path), http.head(path)
 
-    assert (answer.status_code, answer.content) == (405, b"")
-    assert answer.headers["Allow"] in {"GET", "POST"}
+    assert (answer.status_code, answer.content) == (got.status_code, b"")
+    assert answer.headers["Content-Type"] == got.headers["Content-Type"]
+
+
+def test_head_of_a_command_is_refused(http: httpx.Client) -> None:
+    answer = http.head(commands.PATH)
+
+    assert (answer.status_code, answer.content, answer.headers["Allow"]) == (405, b"", "POST")
+
+
+@pytest.mark.parametrize("path", [*_GET_PATHS, commands.PATH, "/nope"])
+def test_no_answer_may_be_stored(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+
+    assert (headers["Cache-Control"], headers["Vary"]) == ("no-store", "Accept")
+    assert headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_a_ready_instance_says_so(http: httpx.Client) -> None:

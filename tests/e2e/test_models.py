@@ -95,7 +95,7 @@ def test_the_answer_for_one_key_is_that_of_its_own_route(instances: Sequence[Loc
         own = httpx.get(f"{instance.url}/api/customers.getBalance", params={"customerId": _CUSTOMERS[0]}, timeout=30)
         generic = get(instance, f"/balance/keys/{_CUSTOMERS[0]}")
 
-        assert generic.text == f'{{"key": "{_CUSTOMERS[0]}", "value": {own.text}}}'
+        assert generic.text == f'{{"key":"{_CUSTOMERS[0]}","value":{own.text}}}'
         for header in ("Balance-Application-Server", "Balance-Role", "Balance-Position", "Balance-Epoch"):
             assert generic.headers[header] == own.headers[header]
 

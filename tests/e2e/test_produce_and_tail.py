@@ -63,7 +63,7 @@ def test_what_is_produced_is_folded_and_shown_to_the_digit(warm_instance: LocalI
     def balance() -> Done:
         return run(environment, "get-balance", customer, "--json")
 
-    eventually(lambda: balance().stdout == '{"amount": 10000000000000012.43}\n', "all three are in the balance")
+    eventually(lambda: balance().stdout == '{"amount":10000000000000012.43}\n', "all three are in the balance")
     with started(environment, "tail", environment["BALANCE_TOPIC"], "--from-beginning") as tail:
         eventually(lambda: tail.stdout.count(customer) == 6, "tail shows all three, each with its key")
         tail.interrupt()

@@ -133,12 +133,12 @@ def lying(*, is_silent: bool = False) -> Iterator[Liar]:
 
 def _forged(path: str) -> bytes:
     kind = path.rpartition("/")[2].rpartition(".")[2]
-    amount = f'{{"amount": {FORGED}}}'
+    amount = f'{{"amount":{FORGED}}}'
     bodies = {
-        "entries": f'{{"entries": [{{"key": "forged", "value": {amount}}}], "next": null}}',
-        "top": f'{{"entries": [{{"key": "forged", "value": {amount}}}], "next": null}}',
-        "count": '{"count": 666}',
-        "deadLetters": '{"deadLetters": [], "next": null}',
+        "entries": f'{{"entries":[{{"key":"forged","value":{amount}}}],"next":null}}',
+        "top": f'{{"entries":[{{"key":"forged","value":{amount}}}],"next":null}}',
+        "count": '{"count":666}',
+        "deadLetters": '{"deadLetters":[],"next":null}',
         "discard": json.dumps({"refused": {}}),
         "redrive": json.dumps({"refused": {}}),
     }

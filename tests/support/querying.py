@@ -270,7 +270,7 @@ def proving(
 
 
 def answering(
-    status: int = 200, text: str = '{"amount": 12.34}', headers: Mapping[str, str] | None = None
+    status: int = 200, text: str = '{"amount":12.34}', headers: Mapping[str, str] | None = None
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """What an instance answers that is asked as itself, and owns the partition unless headers say otherwise."""
 

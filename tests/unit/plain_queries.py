@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.http import queries
+from balance_service.http.access.authorization import Access
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
@@ -59,8 +60,8 @@ def raw(headers: str, target: str = TARGET) -> bytes:
 class Plain(PlainQueries):
     """Keeps what was not left to aiohttp."""
 
-    def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay) -> None:
-        super().__init__(handlers, trust, under_way)
+    def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay, access: Access) -> None:
+        super().__init__(handlers, trust, under_way, access)
         self.answered_at_once: list[RawRequestMessage] = []
         self.answered_later: list[RawRequestMessage] = []
 
@@ -110,17 +111,18 @@ async def serving(
     *,
     is_plain: bool = True,
     metrics: Metrics | None = None,
+    access: Access | None = None,
 ) -> AsyncIterator[Server]:
-    trust = trust or PeerTrust()
+    trust, access = trust or PeerTrust(), access or Access()
     limits = limits or Limits()
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
     handlers = Handlers(Operations(Nobody()))
     handlers.models = instance.models(proxy, metrics)
     listener = bind("127.0.0.1", 0)
-    plain = Plain(handlers, trust, under_way)
+    plain = Plain(handlers, trust, under_way, access)
     server = Server(listener.getsockname()[1], plain)
-    app = make_app(handlers, limits, trust, under_way=under_way)
+    app = make_app(handlers, limits, trust, access, under_way=under_way)
     http = await serve(app, listener, limits, None, plain if is_plain else None)
     try:
         yield server

@@ -56,7 +56,7 @@ GOOD = {"name": "a", "sha256": "0" * 64, "scopes": ["balance:read"]}
 @pytest.mark.parametrize(
     "tokens",
     [
-        [],
+        None,
         {},
         [7],
         [{**GOOD, "name": ""}],
@@ -81,6 +81,21 @@ def test_a_file_of_tokens_that_cannot_be_used_is_named_and_no_hash_is_told(tmp_p
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        file = write_tokens(tmp_path / "tokens.json")
+        access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
+        app = make_app(Answering(Operations(Nobody())), access=access)
+        found = []
+        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
+            for headers in ({}, bearer(""), bearer(READER)):
+                async with client.get(QUESTION, headers=headers) as answer:
+                    found.append(answer.status)
+        return found
+
+    assert asyncio.run(run()) == [401, 401, 401]
+
+
 class Answering(Handlers):
     """Answers both routes of the API at once."""
 
@@ -102,7 +117,9 @@ async def serving(
         operator=["balance:operations"],
     )
     jwks = write_jwks(folder / "jwks.json")
-    authenticator = Reloaded([file], lambda: Authenticator(load_tokens(file), load_jwts(jwks, ISSUER, AUDIENCE)))
+    authenticator = Authenticator(
+        Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
+    )
     access = Access(authenticator if authorises else None, rate_limit)
     app = make_app(Answering(Operations(Nobody())), trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
@@ -200,7 +217,7 @@ def test_a_query_that_a_peer_proves_is_let_in_and_nothing_else_that_is_marked(tm
 def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
-        access = Access(Reloaded([tokens], lambda: Authenticator(load_tokens(tokens), None)))
+        access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
         app = make_app(Answering(Operations(Nobody())), trust=PeerTrust(), access=access)
         async with (
             TestServer(app) as server,

@@ -84,7 +84,7 @@ def test_an_answer_that_is_an_error_is_told(
 
 
 def test_an_instances_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = httpx.Response(200, text='{"amount": 12.30}', headers={"Balance-Application-Server": "a:1"})
+    answer = httpx.Response(200, text='{"amount":12.30}', headers={"Balance-Application-Server": "a:1"})
 
     done = told(monkeypatch, answer, "get-balance", "c1")
 

@@ -24,7 +24,7 @@ from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from balance_service.cluster.membership import Partitions
@@ -108,6 +108,9 @@ class Instance:
 
     def unready(self) -> Sequence[str]:
         return self._reasons
+
+    def stale_files(self) -> Mapping[str, bool]:
+        return {"tokens": True, "jwks": False}
 
 
 def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:
@@ -216,6 +219,7 @@ def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Pat
     found = samples(registry)
 
     assert found["balance_ready"] == {(): 0}
+    assert found["balance_security_file_stale"] == {("tokens",): 1, ("jwks",): 0}
     assert "here:1" in next(iter(found["balance_instance_info"]))
     assert found["balance_state_directory_free_bytes"][()] > 0
 

@@ -54,6 +54,12 @@ def pod() -> dict[str, Any]:
     return spec
 
 
+def in_pod(variable: str) -> str:
+    """A variable of the first replica in the namespace `payments`."""
+    given = next(str(e["value"]) for e in pod()["containers"][0]["env"] if e["name"] == variable)
+    return given.replace("$(POD_NAME)", "balance-service-0").replace("$(POD_NAMESPACE)", "payments")
+
+
 def settings_file() -> dict[str, str]:
     lines = (KUBERNETES / "settings.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
@@ -116,28 +122,54 @@ def test_the_service_accepts_its_settings(environment: dict[str, Any], monkeypat
     assert isinstance(load_settings(), Settings)
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [settings_file(), compose()["services"]["balance-service"]["environment"]],
+    ids=["config map", "compose"],
+)
+def test_it_is_said_openly_that_every_client_is_admitted(
+    environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    settings = load_settings()
+
+    assert "BALANCE_HTTP_HOST=0.0.0.0" in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert settings.admits_anonymous == settings.allow_anonymous
+    assert "balance-service" in settings.allowed_hosts
+
+
 def test_peers_find_each_other_by_the_headless_service() -> None:
     stateful, peers = the("StatefulSet"), the("Service", "balance-service-peers")
-    advertised = next(e["value"] for e in pod()["containers"][0]["env"] if e["name"] == "BALANCE_APPLICATION_SERVER")
-    name = peers["metadata"]["name"]
-    address = advertised.replace("$(POD_NAME)", "balance-service-0").replace("$(POD_NAMESPACE)", "payments")
+    name, address = peers["metadata"]["name"], in_pod("BALANCE_APPLICATION_SERVER")
 
     assert peers["spec"]["clusterIP"] == "None"
     assert stateful["spec"]["serviceName"] == name
     assert address == f"balance-service-0.{name}.payments.svc.cluster.local:{settings_file()['BALANCE_HTTP_PORT']}"
-    assert PeerTrust(allow_list=settings_file()["BALANCE_PEER_ALLOW_LIST"].split(",")).allows(address)
+    trust = PeerTrust(allow_list=[in_pod("BALANCE_PEER_ALLOW_LIST")])
+    assert trust.allows(address)
+    assert not trust.allows("balance-service-0.another.payments.svc.cluster.local:5051")
+    assert not trust.allows(address.replace("payments", "elsewhere"))
     assert load_settings(application_server=address).application_server == address
 
 
 def test_services_and_probes_lead_to_the_containers_port() -> None:
     (container,) = pod()["containers"]
-    (port,) = container["ports"]
+    ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
 
-    assert str(port["containerPort"]) == settings_file()["BALANCE_HTTP_PORT"]
+    assert ports == {"http": settings_file()["BALANCE_HTTP_PORT"], "health": settings_file()["BALANCE_HEALTH_PORT"]}
     for service in ("balance-service", "balance-service-peers"):
-        assert [p["targetPort"] for p in the("Service", service)["spec"]["ports"]] == [port["name"]]
+        assert [p["targetPort"] for p in the("Service", service)["spec"]["ports"]] == ["http"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] == port["name"]
+        assert container[probe]["httpGet"]["port"] == "health"
+
+
+def test_the_network_lets_the_namespace_in_where_data_are_and_everybody_at_the_probes() -> None:
+    spec = the("NetworkPolicy")["spec"]
+    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
+
+    assert spec["policyTypes"] == ["Ingress"]
+    assert by_port == {"http": [{"podSelector": {}}], "health": None}
 
 
 def test_what_is_asked_of_the_service_are_routes_of_it() -> None:
@@ -154,6 +186,7 @@ def test_selectors_match_the_pods() -> None:
 
     assert spreads == [labels, labels]
     assert the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert the("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
 
 
 def test_only_the_state_and_scratch_can_be_written() -> None:

@@ -47,7 +47,7 @@ def test_what_was_given_and_what_comes_are_in_the_view(balance: Driver) -> None:
 
 
 def test_a_view_that_is_another_fails_with_both(balance: Driver) -> None:
-    with pytest.raises(AssertionError, match=r'"amount": 1.00}, not {"amount": 2.00'):
+    with pytest.raises(AssertionError, match=r'"amount":1.00}, not {"amount":2.00'):
         balance.when(funds("1.00")).then(amount("2.00"))
 
 

@@ -19,7 +19,7 @@ from balance_service.read_models.json_view import exact_json
     [("0.00", "0.00"), ("1E+3", "1000"), ("1E-7", "0.0000001"), ("-0.50", "-0.50"), ("9" * 40, "9" * 40)],
 )
 def test_a_decimal_is_written_with_exactly_its_digits(value: str, digits: str) -> None:
-    assert exact_json({"amount": Decimal(value)}) == f'{{"amount": {digits}}}'
+    assert exact_json({"amount": Decimal(value)}) == f'{{"amount":{digits}}}'
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_decimal_is_written_with_exactly_its_digits(value: str, digits: str) -
         (date(2026, 1, 2), '"2026-01-02"'),
         (time(3, 4, 5), '"03:04:05.000"'),
         ({}, "{}"),
-        ([{"a": [Decimal("1.50")]}, None], '[{"a": [1.50]}, null]'),
+        ([{"a": [Decimal("1.50")]}, None], '[{"a":[1.50]},null]'),
     ],
     ids=repr,
 )

@@ -71,7 +71,7 @@ def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) 
     ((status, body),) = asked(instance, "balance", f"/api/models/balance/keys/{quote(key, safe='')}")
 
     assert status == 200
-    assert '"value": {"amount": 1.00}' in body
+    assert '"value":{"amount":1.00}' in body
 
 
 def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(
         routes=Routes([*ROUTES, declared]),
     )
 
-    assert at_declared == (200, '{"amount": 1.00}')
-    assert at_generic == (200, f'{{"key": "{number}", "value": {{"amount": 1.00}}}}')
+    assert at_declared == (200, '{"amount":1.00}')
+    assert at_generic == (200, f'{{"key":"{number}","value":{{"amount":1.00}}}}')
     assert no_number[0] == 400
     assert "must be a number" in no_number[1]
     assert key_type.parse(declared.parameters[0].example)

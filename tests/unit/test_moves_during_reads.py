@@ -53,7 +53,7 @@ def test_what_was_read_before_is_no_owners_answer(tmp_path: Path, happens: Calla
     view = instance.store.view
     assert view is not None
     instance.only = OneTask(view, Role.ACTIVE)
-    assert ask(instance).text == '{"amount": 12.34}'
+    assert ask(instance).text == '{"amount":12.34}'
 
     class Slow(StoreView):
         def get(self, key: bytes) -> bytes | None:

@@ -155,8 +155,11 @@ def test_the_application_answers_the_routes_of_the_document_and_no_others() -> N
         return {(r.method, r.resource.canonical) for r in app.router.routes() if r.resource is not None}
 
     documented = {(m.upper(), path) for path, methods in _DOCUMENTS[0]["paths"].items() for m in methods}
+    documented |= {("HEAD", path) for method, path in documented if method == "GET"}
     assert served(make_app(handlers)) == documented
-    assert served(make_health_app(handlers)) == {("GET", "/health/live"), ("GET", "/health/ready")}
+    assert served(make_health_app(handlers)) == {
+        (method, f"/health/{probe}") for method in ("GET", "HEAD") for probe in ("live", "ready")
+    }
 
 
 _THING = Parameter(

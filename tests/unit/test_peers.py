@@ -189,7 +189,7 @@ def test_what_was_signed_for_one_question_serves_no_other(question: str, other: 
 # --- answers
 
 
-ANSWER = Answer(200, b'{"amount": 12.34}', "application/json", {"Balance-Role": "active", "Balance-Position": "1:3"})
+ANSWER = Answer(200, b'{"amount":12.34}', "application/json", {"Balance-Role": "active", "Balance-Position": "1:3"})
 
 
 def test_an_answer_is_proven_for_the_query_that_it_was_given_to() -> None:
@@ -206,7 +206,7 @@ def test_an_answer_is_proven_for_the_query_that_it_was_given_to() -> None:
     "changed",
     [
         ANSWER._replace(status=404),
-        ANSWER._replace(body=b'{"amount": 12.35}'),
+        ANSWER._replace(body=b'{"amount":12.35}'),
         ANSWER._replace(content_type="application/problem+json"),
         ANSWER._replace(headers={**ANSWER.headers, "Balance-Role": "standby"}),
         ANSWER._replace(headers={**ANSWER.headers, "Balance-Epoch": "9"}),

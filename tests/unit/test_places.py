@@ -159,11 +159,13 @@ def test_a_place_may_be_given_up_twice_and_is_there_again() -> None:
     assert len(server.places) == 150
 
 
-def test_where_there_are_fewer_places_than_before_the_idle_ones_go_as_others_come() -> None:
+def test_where_there_are_fewer_places_than_before_the_connections_that_are_idle_longest_are_closed() -> None:
     server = Server()
-    server.take_all(100)
+    busy, idle = server.take_all(10, busy=True), server.take_all(10, "198.51.{}.1")
 
     server.places.bound(16)
-    server.take_all(3, "198.51.{}.1")
 
-    assert len(server.cut) == 3
+    assert server.cut == idle[:5]
+    server.places.bound(2)
+    assert server.cut == idle
+    assert len(server.places) == len(busy)

@@ -87,7 +87,7 @@ def test_clients_that_are_counted_are_counted_for_plain_queries_too(
 ) -> None:
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, **variables), handlers)
+        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers)
         handlers.models = instance.models(await front.open())
         try:
             answers = await Server(front.port).exchange(question(), question(), answers=2)

@@ -132,7 +132,7 @@ def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Inst
     async def run() -> bytes:
         metrics = Metrics()
         handlers = Handlers(Operations(Nobody()))
-        front = Front(load_settings(http_port=0), handlers)
+        front = Front(load_settings(http_port=0, allowed_hosts=("x",)), handlers)
         handlers.models = instance.models(await front.open(), metrics)
         async with TestServer(Peer(answering(headers=ACTIVE)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
@@ -163,7 +163,7 @@ def test_clients_that_are_counted_are_counted_for_queries_passed_on_too(
 ) -> None:
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, **variables), handlers)
+        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers)
         handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(answering(headers=ACTIVE), SECRET)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")

@@ -94,7 +94,7 @@ def test_the_owner_answers_at_once(host: Host) -> None:
     for path in PATHS[host.read_model.name]:
         answer, at_once, _ = both_ways(host, path + known)
         assert (answer[:12], at_once) == (b"HTTP/1.1 200", 1)
-        assert (f'"key": "{known}"'.encode() in answer) == ("/keys/" in path)
+        assert (f'"key":"{known}"'.encode() in answer) == ("/keys/" in path)
 
         answer, at_once, _ = both_ways(host, path + unknown)
         assert (answer[:12], at_once) == (b"HTTP/1.1 404", 1)

@@ -42,11 +42,11 @@ def instance(tmp_path: Path) -> Instance:
 
 
 def test_a_query_is_answered_by_the_owner_through_one_hop(instance: Instance) -> None:
-    peer = Peer(answering(text='{"amount": 9007199254740993.01}'))
+    peer = Peer(answering(text='{"amount":9007199254740993.01}'))
 
     answer = ask_with_peers(instance, peer, minPosition=f"{PARTITION}:7")
 
-    assert (answer.status, answer.text) == (200, '{"amount": 9007199254740993.01}')
+    assert (answer.status, answer.text) == (200, '{"amount":9007199254740993.01}')
     (request,) = peer.asked
     assert request.headers[FORWARDED_HEADER] == instance.address
     assert dict(request.query) == {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:7"}
@@ -63,7 +63,7 @@ def test_a_forwarded_query_is_never_proxied_again(instance: Instance) -> None:
 
 
 def test_an_owner_that_says_unknown_is_believed(instance: Instance) -> None:
-    peer = Peer(answering(404, '{"detail": "no such customer"}'))
+    peer = Peer(answering(404, '{"detail":"no such customer"}'))
 
     assert ask_with_peers(instance, peer).status == 404
     assert len(peer.asked) == 1
@@ -91,7 +91,7 @@ def test_a_changed_owner_is_asked_once_more(instance: Instance) -> None:
 
     answer = ask_with_peers(instance, old, new, before=only_the_old_one)
 
-    assert answer.text == '{"amount": 12.34}'
+    assert answer.text == '{"amount":12.34}'
     assert (len(old.asked), len(new.asked)) == (1, 1)
 
 
@@ -104,7 +104,7 @@ def test_a_partition_that_became_ours_meanwhile_is_answered_here(instance: Insta
 
     answer = ask_with_peers(instance, Peer(handed_over))
 
-    assert answer.text == '{"amount": 5.00}'
+    assert answer.text == '{"amount":5.00}'
 
 
 def test_nobody_is_asked_a_third_time(instance: Instance) -> None:
@@ -352,7 +352,7 @@ def test_a_claim_that_is_not_confirmed_costs_one_query_a_second_peer_and_the_oth
                     found.append((response.status, await response.text()))
             return found
 
-    assert asyncio.run(run()) == [(200, '{"amount": 12.34}')] * 5
+    assert asyncio.run(run()) == [(200, '{"amount":12.34}')] * 5
     assert (len(liar.asked), len(owner.asked)) == (1, 5)
 
 

@@ -53,7 +53,7 @@ def test_the_owner_answers_with_the_exact_digits(instance: Instance, amount: str
 
     answer = ask(instance)
 
-    assert (answer.status, answer.text) == (200, f'{{"amount": {amount}}}')
+    assert (answer.status, answer.text) == (200, f'{{"amount":{amount}}}')
     assert answer.headers["Content-Type"].startswith("application/json")
 
 
@@ -83,7 +83,7 @@ def test_a_view_that_fails_is_an_error_of_that_query_alone(instance: Instance, m
     failed = ask(instance, customerId="other")
 
     assert (failed.status, failed.detail) == (500, "something went wrong here; the log says what")
-    assert ask(instance).text == '{"amount": 1.00}'
+    assert ask(instance).text == '{"amount":1.00}'
 
 
 def test_an_unknown_customer_is_not_found_and_the_answer_says_as_of_when(instance: Instance) -> None:
@@ -131,7 +131,7 @@ def test_an_instance_that_believes_itself_the_owner_does_not_proxy_to_itself(ins
 def test_an_owner_answers_what_is_forwarded_to_it(instance: Instance) -> None:
     instance.put("12.34")
 
-    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).text == '{"amount": 12.34}'
+    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).text == '{"amount":12.34}'
 
 
 def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> None:
@@ -204,7 +204,7 @@ def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None
 
     answer = asyncio.run(run())
 
-    assert answer.text == '{"amount": 3.00}'
+    assert answer.text == '{"amount":3.00}'
     assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
 
 
@@ -231,7 +231,7 @@ def test_a_query_that_waits_for_its_position_reads_the_store_only_once_it_is_rea
             instance.move_to(11)
             return await asked
 
-    assert asyncio.run(run()).text == '{"amount": 3.00}'
+    assert asyncio.run(run()).text == '{"amount":3.00}'
     assert reads == [CUSTOMER.encode()]
 
 

@@ -16,12 +16,23 @@ if TYPE_CHECKING:
     import pytest
 
 HALTED = "activity_0 is HALTED: its fold failed"
+FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
+ENDED = "a partition is not folded: its query has ended and is started again; /api/status and the log say why"
 
 
-def stage(model: str, state: str = "RUNNING", reason: str = "", problems: tuple[str, ...] = ()) -> Any:
+def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = "", unlooked: str = "") -> Any:
     answers = TaskState(state) in ANSWERING
     task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
-    return SimpleNamespace(name=model, tasks=SimpleNamespace(snapshots=lambda: [task]), problems=problems)
+    return SimpleNamespace(
+        name=model,
+        of=SimpleNamespace(owner=model),
+        source=SimpleNamespace(name=model, partitions=1),
+        watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
+        tasks=SimpleNamespace(snapshots=lambda: [task]),
+        feed=SimpleNamespace(problem=failed),
+        source_check=SimpleNamespace(problem=unlooked),
+        problems=[problem for problem in (failed, unlooked) if problem],
+    )
 
 
 def running(*stages: Any, shared: str = "") -> Running:
@@ -33,8 +44,10 @@ def running(*stages: Any, shared: str = "") -> Running:
         models={s.name: s for s in stages},
         stages={s.name: s for s in stages},
         stages_of=lambda name: [s for s in stages if s.name == name],
+        tables=SimpleNamespace(snapshots=list),
     )
-    directory = SimpleNamespace(problem="", shared_address_problem=shared)
+    table = SimpleNamespace(assigned=lambda _model, _partition: "here")
+    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
     return Running(engine=engine, directory=directory, publisher=None)  # type: ignore[arg-type]
 
 
@@ -55,11 +68,16 @@ def test_a_read_model_that_halts_leaves_the_others_their_queries_and_is_told() -
 
 
 def test_an_instance_of_which_no_read_model_can_answer_wants_no_queries() -> None:
-    instance = running(
-        stage("balance", problems=("Spark cannot read",)), stage("activity", "HALTED", "its fold failed")
-    )
+    instance = running(stage("balance", unlooked="the broker is away"), stage("activity", "HALTED", "its fold failed"))
 
-    assert instance.unready() == instance.problems() == ["a partition is not folded: Spark cannot read", HALTED]
+    assert instance.unready() == instance.problems() == ["a partition is not folded: the broker is away", HALTED]
+
+
+def test_readiness_tells_strangers_nothing_that_spark_says_and_the_status_tells_operators_all() -> None:
+    instance = running(stage("balance", failed=FAILED))
+
+    assert instance.unready() == instance.problems() == [ENDED]
+    assert instance.status()["problems"] == [f"balance: {FAILED}"]
 
 
 def test_a_task_that_waits_answers_so_its_instance_keeps_its_queries_and_says_why() -> None:

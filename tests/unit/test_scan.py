@@ -60,7 +60,7 @@ def _view(frame: bytes) -> Mapping[str, Any]:
 
 
 def _render(view: Mapping[str, Any]) -> str:
-    return f'{{"amount": {view["amount"]:f}}}'
+    return f'{{"amount":{view["amount"]:f}}}'
 
 
 def _go_on(_copy: Copy) -> None:

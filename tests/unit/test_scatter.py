@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from balance_service.http.answer import compact_json
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scan import Count, Entries, Top
@@ -171,23 +172,23 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
 TOP = Top(by="amount")
 LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
 ODD: list[tuple[Scan, bytes]] = [
-    (Count(), b'{"count": "\xff"}'),
+    (Count(), b'{"count":"\xff"}'),
     (Count(), b""),
     (Count(), b"[]"),
-    (Count(), b'{"count": null}'),
-    (Count(), b'{"count": Infinity}'),
-    (Entries(), b'{"count": 3}'),
-    (Entries(), b'{"entries": [7], "next": null}'),
-    (Entries(), b'{"entries": [{"key": "a"}], "next": null}'),
-    (Entries(), b'{"entries": [{"key": "a", "value": 1}, {"key": {}, "value": 1}], "next": null}'),
-    (Entries(), b'{"entries": [], "next": []}'),
-    (Entries(), b'{"entries": [' + b"[" * 100_000),
-    (TOP, b'{"entries": [{"key": "a", "value": null}]}'),
-    (TOP, b'{"entries": [], "next": "a"}'),
-    (LETTERS, b'{"deadLetters": 7, "next": null}'),
-    (LETTERS, b'{"deadLetters": [{"id": "balance/0:1"}, 7], "next": null}'),
-    (LETTERS, b'{"deadLetters": [{"id": "balance/0:1"}, {"id": "7"}], "next": null}'),
-    (LETTERS, b'{"deadLetters": [], "next": "7"}'),
+    (Count(), b'{"count":null}'),
+    (Count(), b'{"count":Infinity}'),
+    (Entries(), b'{"count":3}'),
+    (Entries(), b'{"entries":[7],"next":null}'),
+    (Entries(), b'{"entries":[{"key":"a"}],"next":null}'),
+    (Entries(), b'{"entries":[{"key":"a","value":1},{"key":{},"value":1}],"next":null}'),
+    (Entries(), b'{"entries":[],"next":[]}'),
+    (Entries(), b'{"entries":[' + b"[" * 100_000),
+    (TOP, b'{"entries":[{"key":"a","value":null}]}'),
+    (TOP, b'{"entries":[],"next":"a"}'),
+    (LETTERS, b'{"deadLetters":7,"next":null}'),
+    (LETTERS, b'{"deadLetters":[{"id":"balance/0:1"},7],"next":null}'),
+    (LETTERS, b'{"deadLetters":[{"id":"balance/0:1"},{"id":"7"}],"next":null}'),
+    (LETTERS, b'{"deadLetters":[],"next":"7"}'),
 ]
 
 
@@ -222,20 +223,20 @@ def test_a_peers_body_that_is_not_of_the_form_is_no_answer(instance: Instance, s
 
 def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(instance: Instance) -> None:
     with pytest.raises(Problem, match="nobody could be asked"):
-        answered_by(instance, Count(), b'{"count": 3}', partition=5000 * "1")
+        answered_by(instance, Count(), b'{"count":3}', partition=5000 * "1")
 
 
 @pytest.mark.parametrize(
     ("scan", "body"),
     [
-        (Count(), b'{"count": 3}'),
+        (Count(), b'{"count":3}'),
         (
             Entries(limit=2),
-            '{"entries": [{"key": "a", "value": 1.10}, {"key": "ë", "value": {}}], "next": "ë"}'.encode(),
+            '{"entries":[{"key":"a","value":1.10},{"key":"ë","value":{}}],"next":"ë"}'.encode(),
         ),
-        (TOP, b'{"entries": [{"key": "a", "value": {"amount": 1.10}}]}'),
-        (TOP, b'{"entries": [{"key": "a", "value": {"amount": 1.10}}], "next": "a"}'),
-        (LETTERS, b'{"deadLetters": [{"id": "balance/0:1", "key": null}], "next": "balance/0:1"}'),
+        (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}]}'),
+        (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}],"next":"a"}'),
+        (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","key":null}],"next":"balance/0:1"}'),
     ],
 )
 def test_a_peers_body_that_is_of_the_form_is_passed_on_as_it_is(instance: Instance, scan: Scan, body: bytes) -> None:
@@ -259,7 +260,7 @@ def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_
         headers = {f"Balance-{name}": ",".join(f"{p}:{value}" for p in about) for name, value in said.items()}
         headers |= {"Balance-Application-Server": request.host}
         body = {"count": {"count": len(about)}, "entries": {"entries": [], "next": None}}[kind]
-        return web.json_response(body, headers=headers)
+        return web.json_response(body, headers=headers, dumps=compact_json)
 
     async def run() -> Answer:
         # It is about how much is asked at once, not about how soon a busy machine answers.

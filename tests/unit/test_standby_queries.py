@@ -54,7 +54,7 @@ def test_a_standby_answers_nobody_who_did_not_ask_for_it(standby: Instance) -> N
 def test_a_standby_answers_within_max_lag_and_says_that_it_is_one(standby: Instance) -> None:
     answer = ask(standby, maxLag="7")
 
-    assert (answer.status, answer.text) == (200, '{"amount": 12.34}')
+    assert (answer.status, answer.text) == (200, '{"amount":12.34}')
     assert {name: value for name, value in answer.headers.items() if name.startswith("Balance-")} == {
         "Balance-Application-Server": "asker:1",
         "Balance-Role": "standby",
@@ -108,11 +108,11 @@ def test_a_standby_asked_by_a_peer_waits_for_the_wanted_position(standby: Instan
 
 
 def test_a_standby_that_has_not_reached_the_wanted_position_asks_the_owner(standby: Instance) -> None:
-    peer = Peer(answering(text='{"amount": 1.00}', headers={"Balance-Role": "active"}))
+    peer = Peer(answering(text='{"amount":1.00}', headers={"Balance-Role": "active"}))
 
     answer = ask_with_peers(standby, peer, owns=True, minPosition=f"{PARTITION}:{END}", maxLag="50")
 
-    assert (answer.text, answer.headers["Balance-Role"]) == ('{"amount": 1.00}', "active")
+    assert (answer.text, answer.headers["Balance-Role"]) == ('{"amount":1.00}', "active")
     assert peer.asked[0].query["minPosition"] == f"{PARTITION}:{END}"
     assert peer.asked[0].query["maxLag"] == "50"
 

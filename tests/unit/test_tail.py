@@ -60,29 +60,29 @@ def test_a_record_is_shown_with_all_that_it_carries() -> None:
     shown = line(registry, value_=frame, key_="Zoë".encode(), timestamp_=1, headers_=[("origin", b"pos:1:42")])
 
     assert shown == (
-        '{"partition": 1, "offset": 42, "timestamp": "1970-01-01T00:00:00.001Z", "key": "Zoë", '
-        '"headers": [{"name": "origin", "value": "pos:1:42"}], "record": "parts.code.balance.state.BalanceState", '
-        '"value": {"customerId": "Zoë", "amount": 9999999999999999999999999999999999.10}}'
+        '{"partition":1,"offset":42,"timestamp":"1970-01-01T00:00:00.001Z","key":"Zoë",'
+        '"headers":[{"name":"origin","value":"pos:1:42"}],"record":"parts.code.balance.state.BalanceState",'
+        '"value":{"customerId":"Zoë","amount":9999999999999999999999999999999999.10}}'
     )
 
 
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ({}, '"value": null'),
-        ({"key_": None}, '"key": null'),
-        ({"key_": b"\xff"}, '"keyBase64": "/w=="'),
+        ({}, '"value":null'),
+        ({"key_": None}, '"key":null'),
+        ({"key_": b"\xff"}, '"keyBase64":"/w=="'),
         (
             {"headers_": [("b", b"1"), ("a", None), ("b", b"\xff"), ("b", b"1")]},
-            '"headers": [{"name": "b", "value": "1"}, {"name": "a", "value": null}, '
-            '{"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]',
+            '"headers":[{"name":"b","value":"1"},{"name":"a","value":null},'
+            '{"name":"b","valueBase64":"/w=="},{"name":"b","value":"1"}]',
         ),
-        ({"timestamp_": -1}, '"timestamp": "1969-12-31T23:59:59.999Z"'),
-        ({"timestamp_": 10**17}, '"timestamp": 100000000000000000'),
-        ({"value_": b""}, '"problem": "a record of 0 bytes has no frame", "valueBase64": ""'),
+        ({"timestamp_": -1}, '"timestamp":"1969-12-31T23:59:59.999Z"'),
+        ({"timestamp_": 10**17}, '"timestamp":100000000000000000'),
+        ({"value_": b""}, '"problem":"a record of 0 bytes has no frame","valueBase64":""'),
         (
             {"value_": frame_header(9)},
-            '"problem": "it names schema 9, which the registry does not know", "valueBase64"',
+            '"problem":"it names schema 9, which the registry does not know","valueBase64"',
         ),
     ],
 )

@@ -73,9 +73,9 @@ class Jwts:
             InvalidTokenError: it is none, or not one for this service and this moment.
         """
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._verified.get(digest)
-        if known is not None and self._now() < known[1]:
-            return known[0]
+        known = self.remembered(digest)
+        if known is not None:
+            return known
         claims = self._claims(token)
         client = _client(claims)
         # As PyJWT reads it: a float would not hold every number that a claim may be.
@@ -84,6 +84,11 @@ class Jwts:
         if len(self._verified) > MAX_VERIFIED:
             self._verified.popitem(last=False)
         return client
+
+    def remembered(self, digest: bytes) -> Client | None:
+        """Whose token has this SHA-256, if it was verified before and has not expired."""
+        known = self._verified.get(digest)
+        return known[0] if known is not None and self._now() < known[1] else None
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:
@@ -175,7 +180,11 @@ def _usable(entry: Any, where: str) -> jwt.PyJWK | None:
 
 def _client(claims: Mapping[str, Any]) -> Client:
     subject = claims["sub"]
-    size = len(subject.encode(errors="surrogatepass")) if isinstance(subject, str) else 0
+    try:
+        size = len(subject.encode()) if isinstance(subject, str) else 0
+    except UnicodeEncodeError:
+        # JSON can escape halves of characters, which no text can hold that is passed on, logged or kept.
+        size = 0
     if not 0 < size <= _MAX_SUBJECT_BYTES:
         raise InvalidTokenError(f"the token's subject is not a text of 1 to {_MAX_SUBJECT_BYTES} bytes of UTF-8")
     # RFC 9068 has `scope`; some providers have `scp`, as text or as a list.

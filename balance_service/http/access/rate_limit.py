@@ -46,9 +46,7 @@ class RateLimit:
         Raises:
             Problem: 429, the client's bucket is empty; says when it is no longer.
         """
-        now = self._now()
-        full_at = max(self._full_at.get(client, now), now)
-        early = full_at - now - self._depth
+        full_at, early = self._bucket(client)
         if early > 0:
             raise Problem(
                 _TOO_MANY,
@@ -59,3 +57,13 @@ class RateLimit:
         self._full_at.move_to_end(client)
         if len(self._full_at) > _MAX_CLIENTS:
             self._full_at.popitem(last=False)
+
+    def has_room(self, client: str) -> bool:
+        """Whether `take` would count a request of a client now."""
+        return self._bucket(client)[1] <= 0
+
+    def _bucket(self, client: str) -> tuple[float, float]:
+        """When a client's bucket is full again, and how many seconds too early a request is."""
+        now = self._now()
+        full_at = max(self._full_at.get(client, now), now)
+        return full_at, full_at - now - self._depth

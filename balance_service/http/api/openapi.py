@@ -10,7 +10,7 @@ from aiohttp import web
 
 from balance_service import __version__
 from balance_service.http.api.answers import RETRY_AFTER, problem
-from balance_service.http.api.declarations import Component, Header
+from balance_service.http.api.declarations import JSON, Component, Header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,8 @@ _INFO = {
     "sentence for the caller. 400 and 404 will not change by asking again; 503 carries `Retry-After` and will. Beyond "
     "the errors named below, an unknown path answers 404, a URL of more than 4 KiB 414, headers of more than 16 KiB in "
     "all 431, a request that arrives too slowly 408, one too many at a time 503, a method that a path does not take "
-    "405 with `Allow`, and a fault of the service 500. Parameters and properties that are not named here are ignored.",
+    "405 with `Allow`, and a fault of the service 500. `HEAD` answers as `GET` does, without the body. No answer may "
+    "be stored (`Cache-Control: no-store`). Parameters and properties that are not named here are ignored.",
     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
 }
 _BEARER = {
@@ -136,8 +137,12 @@ def _refusals(route: Route, *, authorises: bool, limits_rate: bool) -> list[Answ
     """What is answered to clients that are not let in."""
     if route.is_open:
         return []
-    refusals = []
-    if authorises:
+    refusals = [problem(403, "A browser sends it for a page of another site or origin.")]
+    if route.body is not None:
+        refusals.append(problem(415, f"`Content-Type` is not `{JSON}`. Nothing was done."))
+    if not authorises:
+        refusals.append(problem(421, "The header `Host` names a host by which this instance is not known."))
+    else:
         scopes = " or ".join(f"`{scope}`" for scope in sorted(route.scopes))
         refusals += [
             problem(400, "There is more than one token."),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from balance_service.http.access.clients import Scope
     from balance_service.http.api.declarations import Answer, Body, Parameter
     from balance_service.http.handlers import Handlers
+
+_GET = hdrs.METH_GET
 
 Answering = Callable[["Handlers", web.Request], Awaitable[web.StreamResponse]]
 """An instance's handlers and a request → the answer."""
@@ -90,14 +92,19 @@ class Routes:
         By the match, not by the path as it was sent: no way of writing a path gets around a check.
         """
         matched = request.match_info.route
-        return None if matched.resource is None else self._routes[matched.method, matched.resource.canonical]
+        if matched.resource is None:
+            return None
+        method = _GET if matched.method == hdrs.METH_HEAD else matched.method
+        return self._routes[method, matched.resource.canonical]
 
     def add_to(self, app: web.Application, handlers: Handlers) -> None:
-        """Have an application answer them."""
+        """Have an application answer them; HEAD as GET, without the body (RFC 9110, section 9.3.2)."""
         for route in self:
             # By itself aiohttp would find no parameter that has a brace in it.
             path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
-            app.router.add_route(route.method, path, _handler(route.answer, handlers))
+            handler = _handler(route.answer, handlers)
+            for method in (_GET, hdrs.METH_HEAD) if route.method == _GET else (route.method,):
+                app.router.add_route(method, path, handler)
 
 
 def _handler(answer: Answering, handlers: Handlers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

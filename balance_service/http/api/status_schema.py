@@ -143,6 +143,11 @@ STATUS = Component(
                 "description": "Tasks of these read models that no instance has: whichever owns the partition does "
                 "not host the model, or the partition is changing hands.",
             },
+            "problems": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Why partitions are not folded now, as Spark and the broker say it, by read model.",
+            },
             "leaseHolds": {
                 "type": "boolean",
                 "description": "Whether the group has confirmed this instance lately, so that it may answer as owner; "
@@ -167,6 +172,7 @@ STATUS_EXAMPLE = {
     "partitions": 2,
     "models": [{"name": "balance", "source": "balance", "partitions": 2}],
     "unhosted": [],
+    "problems": [],
     "leaseHolds": True,
     "tasks": [
         {

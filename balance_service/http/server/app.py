@@ -10,7 +10,7 @@ from aiohttp import web
 
 from balance_service.errors import FatalError
 from balance_service.http.access.authorization import Access, guarded
-from balance_service.http.answer import Answer
+from balance_service.http.answer import ON_EVERY_ANSWER, Answer
 from balance_service.http.api.openapi import DOCUMENT, document
 from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER
@@ -59,20 +59,20 @@ def make_app(
     trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     # Even the no-op tracer would hand a request's context on, to its record and its hop.
     spans = [] if tracer is UNTRACED else [traced(tracer, routes)]
-    guards = [] if access.is_free else [guarded(access, routes, peers_are_proven=trust.demands_proof)]
     app = web.Application(
         middlewares=[
             *spans,
             _proven(trust),
             problems,
             reserved(routes, peers_are_proven=trust.demands_proof),
-            *guards,
+            guarded(access, routes, peers_are_proven=trust.demands_proof),
             limited(limits, under_way or UnderWay(limits), routes),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
+    app.on_response_prepare.append(_complete)
     described = document(routes, authorises=access.authenticator is not None, limits_rate=access.rate_limit is not None)
-    app[DOCUMENT] = json.dumps(described, ensure_ascii=False)
+    app[DOCUMENT] = json.dumps(described, ensure_ascii=False, separators=(",", ":"))
     routes.add_to(app, handlers)
     return app
 
@@ -82,6 +82,7 @@ def make_health_app(handlers: Handlers, limits: Limits | None = None) -> web.App
     limits, probes = limits or Limits(), ROUTES.probes
     middlewares = [problems, limited(limits, UnderWay(limits), probes)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
+    app.on_response_prepare.append(_complete)
     probes.add_to(app, handlers)
     return app
 
@@ -158,6 +159,12 @@ async def serve(
     answering = HttpServer(runner, Listener(bound, places, connection, loop), limits)
     answering.listen(tls)
     return answering
+
+
+async def _complete(_request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of every answer to one that was not made of an `Answer`."""
+    for name, value in ON_EVERY_ANSWER.items():
+        response.headers.setdefault(name, value)
 
 
 def _proven(trust: PeerTrust) -> Middleware:

@@ -44,11 +44,12 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
     """A listening socket.
 
     Args:
-        setting: where the port is from.
+        setting: where the port is from; the host is from the one beside it.
 
     Raises:
         ConfigurationError: the port is in use, or the address is not ours.
     """
+    of_host = setting.replace("_PORT", "_HOST")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -61,7 +62,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
         listener.bind(address)
     except UnicodeError:
         raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} is no address and no host's name; name an address of this machine"
+            f"{of_host} {host} is no address and no host's name; name an address of this machine"
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -69,7 +70,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
                 f"port {port} on {host} is in use; stop what listens there or set {setting}"
             ) from None
         raise ConfigurationError(
-            f"BALANCE_HTTP_HOST {host} cannot be listened on: {error.strerror}; name an address of this machine"
+            f"{of_host} {host} cannot be listened on: {error.strerror}; name an address of this machine"
         ) from None
     listener.listen(_BACKLOG)
     listener.setblocking(False)

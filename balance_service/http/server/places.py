@@ -65,10 +65,12 @@ class Places:
         self.bound(most)
 
     def bound(self, most: int) -> None:
-        """Change how many there are. Connections that are open stay open."""
+        """Change how many there are. Of connections beyond that, those that are idle are closed, longest idle first."""
         self._most_reserved = most // _RESERVED
         self._most_ordinary = max(1, most - self._most_reserved)
         self._share = max(1, self._most_ordinary // _SHARE)
+        while len(self._ordinary.places) > self._most_ordinary and self._make_room(self._ordinary):
+            continue
 
     def __len__(self) -> int:
         """How many are taken."""

@@ -18,6 +18,7 @@ from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
 from balance_service.errors import InvalidInputError
+from balance_service.http.access.clients import Scope
 from balance_service.http.model_queries import PATH
 from balance_service.http.parameters import CUSTOMER_ID, KEY, KeyQuery
 from balance_service.http.peers.proxy import FORWARDED_HEADER
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from aiohttp.http import RawRequestMessage
 
+    from balance_service.http.access.authorization import Access
     from balance_service.http.answer import Answer
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.peers.trust import PeerTrust
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from balance_service.http.server.limits import UnderWay
     from balance_service.read_models.read_model import ReadModel
 
+_NEEDED = frozenset({Scope.READ})
 # Source: RFC 3986, section 2.3. A query that is passed on has them as they are, too.
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
 
@@ -99,12 +102,14 @@ class OneKey:
 class PlainQueries:
     """Answers plain queries, as they go over the wire."""
 
-    def __init__(self, handlers: HasModels, trust: PeerTrust, under_way: UnderWay) -> None:
+    def __init__(self, handlers: HasModels, trust: PeerTrust, under_way: UnderWay, access: Access) -> None:
         """Args:
         under_way: bounds the queries that wait for a peer.
+        access: the checks that clients have to pass.
         """
         self._handlers = handlers
         self._trust = trust
+        self._access = access
         self._under_way = under_way
         self._second = 0
         self._date_and_server = b""
@@ -112,7 +117,7 @@ class PlainQueries:
     def answer(
         self,
         request: RawRequestMessage,
-        connection: AheadOfAiohttp,  # noqa: ARG002
+        connection: AheadOfAiohttp,
     ) -> bytes | Coroutine[Any, Any, bytes] | None:
         """The answer to a plain query, or what will have it with the help of peers; None if aiohttp is to answer."""
         before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
@@ -127,16 +132,34 @@ class PlainQueries:
         if mark is not None and not asked.asks_peers:
             return None
         try:
-            judged = None if mark is None else self._trust.judge(mark, f"{hdrs.METH_GET} {request.path}")
+            proven = None if mark is None else self._trust.judge(mark, f"{hdrs.METH_GET} {request.path}")
+            client = self._client_of(request, connection) if proven is None else ""
+            if client is None:
+                return None
             answer = queries.at_once(key, asked.noun, told_as)
-            if answer is not None and judged is not None:
-                # Only now: aiohttp's handlers use it otherwise.
-                self._trust.use(judged)
+            if answer is None and (mark is not None or not asked.asks_peers):
+                return None
+            # Only now: aiohttp uses the mark, or charges the client, where it answers.
+            if proven is None:
+                self._access.charge(client)
+            else:
+                self._trust.use(proven)
         except Problem:
             return None
-        if answer is not None:
-            return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
-        return self._answer(queries, asked.query(text, key)) if mark is None and asked.asks_peers else None
+        if answer is None:
+            return self._answer(queries, asked.query(text, key))
+        return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
+
+    def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp) -> str | None:
+        """The client that sends a query; None if it may not be admitted, which aiohttp's handlers will find out."""
+        client, is_authenticated, refusal = self._access.judge(
+            request, connection.whereabouts, _NEEDED, by_memory_alone=True
+        )
+        if refusal is not None or not self._access.has_room(client):
+            return None
+        if is_authenticated:
+            connection.belongs_to(client)
+        return client
 
     async def _answer(self, queries: Queries, query: KeyQuery) -> bytes:
         try:

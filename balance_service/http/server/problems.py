@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http
-import json
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import web
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.answer import PROBLEM, Answer
+from balance_service.http.answer import PROBLEM, Answer, compact_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -50,7 +49,7 @@ class Problem(Exception):
 
     def answer(self) -> Answer:
         """It as an answer."""
-        return Answer(self.status, json.dumps(self.body).encode(), PROBLEM, self.headers)
+        return Answer(self.status, compact_json(self.body).encode(), PROBLEM, self.headers)
 
 
 def unavailable(detail: str) -> Problem:

@@ -39,21 +39,26 @@ class Reloaded(Generic[T]):
         # Before they are read: what changes meanwhile is read again.
         self._stamps = self._look()
         self._complaint = ""
+        self.is_stale = False
+        """Whether a file is not usable now, so that what was read before stays in force."""
         self.value = load()
 
     def refresh(self) -> bool:
         """Load it again if a file has changed; whether it is new."""
         stamps = self._look()
         if stamps == self._stamps:
+            # A file that was missing may be back.
+            self._complaint, self.is_stale = "", False
             return False
         try:
             value = self._load()
         except Exception as error:  # whatever is wrong with a file, it must not end the watch
+            self.is_stale = True
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.error("a changed file is not usable; what was read before stays in force", reason=str(error))
             return False
-        self._stamps, self._complaint, self.value = stamps, "", value
+        self._stamps, self._complaint, self.is_stale, self.value = stamps, "", False, value
         log.info("read again", files=[str(file) for file in self._files])
         return True
 

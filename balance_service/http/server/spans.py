@@ -30,8 +30,8 @@ def traced(tracer: Tracer, routes: Routes) -> Middleware:
         route = routes.of(request)
         if route is None or route.is_of_operations:
             return await handler(request)
-        attributes = {"http.request.method": route.method, "http.route": route.path}
-        name = f"{route.method} {route.path}"
+        attributes = {"http.request.method": request.method, "http.route": route.path}
+        name = f"{request.method} {route.path}"
         with open_span(tracer, name, SpanKind.SERVER, attributes, parent=W3C.extract(request.headers)) as span:
             answer = await handler(request)
             span.set_attribute("http.response.status_code", answer.status)

@@ -97,7 +97,7 @@ def _ask_survivor(client: httpx.Client, instance: LocalInstance) -> None:
 
 def _ask_about_activity(client: httpx.Client, instance: LocalInstance) -> None:
     url, began = f"{instance.url}/api/models/activity", time.monotonic()
-    while client.get(f"{url}/count").text != json.dumps({"count": len(_CUSTOMERS) + 1}):
+    while client.get(f"{url}/count").json() != {"count": len(_CUSTOMERS) + 1}:
         expect(time.monotonic() - began < _TAKE_OVER_SECONDS, "the history was not read in time")
         time.sleep(0.2)
     of_one = client.get(f"{url}/keys/{_CUSTOMERS[0]}", params={"maxLag": "0"})

@@ -1,0 +1,59 @@
+"""Files that are read again: the last usable content stays in force while a file is missing or wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.http.access.tokens import load_tokens
+from balance_service.http.server.reloading import Reloaded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKENS = json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "scopes": ["balance:read"]}]})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "tokens.json"
+    made.write_text(TOKENS)
+    return made
+
+
+def test_a_file_that_is_gone_keeps_what_it_held_in_force_and_is_stale_until_it_is_back(file: Path) -> None:
+    reloaded, aside = Reloaded([file], lambda: load_tokens(file)), file.with_suffix(".aside")
+    before = reloaded.value
+    file.rename(aside)
+
+    assert not reloaded.refresh()
+    assert (reloaded.value, reloaded.is_stale) == (before, True)
+
+    # With the time, the inode and the size that it had.
+    aside.rename(file)
+    assert not reloaded.refresh()
+    assert not reloaded.is_stale
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": {}}', '{"tokens": [7]}', TOKENS[:-1]])
+def test_a_file_that_does_not_parse_keeps_what_it_held_in_force(file: Path, content: str) -> None:
+    reloaded = Reloaded([file], lambda: load_tokens(file))
+    before = reloaded.value
+    file.write_text(content)
+
+    assert not reloaded.refresh()
+    assert (reloaded.value, reloaded.is_stale) == (before, True)
+
+    file.write_text(TOKENS + "\n")
+    assert reloaded.refresh()
+    assert not reloaded.is_stale
+
+
+def test_a_file_that_lists_no_tokens_takes_all_of_them_out_of_force(file: Path) -> None:
+    reloaded = Reloaded([file], lambda: load_tokens(file))
+    file.write_text('{"tokens": []}')
+
+    assert reloaded.refresh()
+    assert (reloaded.value, reloaded.is_stale) == ({}, False)
