@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.open_files import divided, limit, need_of
+from balance_service.process.open_files import divided, need_of
 
 TASKS = st.integers(0, 20_000)
 BROKERS = st.integers(1, 200)
@@ -64,6 +64,3 @@ def test_with_a_generous_limit_nothing_is_bounded_that_was_not_before() -> None:
 
     assert (files.openings, files.per_store) == (100, 512)
     assert files.connections > 100_000
-
-
-def test_the_present_limit_decides_how_many_connections_there_may_be() -> None:
