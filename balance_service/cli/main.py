@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,17 +61,16 @@ def serve(*, print_config: bool) -> None:
     from balance_service.events.spark.jvm import launch_jvm
     from balance_service.state.store.directory import StateDirectory
 
-    # Stores, sockets and scratch are for this user alone; the JVM inherits it.
-    os.umask(_PRIVATE_UMASK)
-    directory = StateDirectory(settings.state_dir, settings.application_id)
-    # It comes up while the rest is imported, which is slow.
-    launch_jvm(settings, directory.scratch)
-    from balance_service.hosting.instance import Instance
+    _write_for_this_user_alone()
+    with closing(StateDirectory(settings.state_dir, settings.application_id)) as directory:
+        # It comes up while the rest is imported, which is slow.
+        launch_jvm(settings, directory.scratch)
+        from balance_service.hosting.instance import Instance
 
-    async def run() -> None:
-        await Instance(settings, directory).run()
+        async def run() -> None:
+            await Instance(settings, directory).run()
 
-    asyncio.run(run())
+        asyncio.run(run())
 
 
 @cli.command()
@@ -254,6 +254,7 @@ def rebuild(models: tuple[str, ...]) -> None:
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")
     raise_limit()
+    _write_for_this_user_alone()
     for model in hosted_models(settings):
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
@@ -261,6 +262,11 @@ def rebuild(models: tuple[str, ...]) -> None:
         with progress_bar(f"replaying {model.name}", None) as (bar, task):
             rebuilt = run_rebuild(settings, model, lambda at, of: bar.update(task, completed=at, total=of))
         click.echo(_told(model.name, rebuilt))
+
+
+def _write_for_this_user_alone() -> None:
+    """For commands that write a state directory; the JVM inherits it."""
+    os.umask(_PRIVATE_UMASK)
 
 
 def _told(model: str, rebuilt: Rebuilt) -> str:

@@ -10,7 +10,7 @@ Layout, below XDG_CACHE_HOME or ~/.cache:
         handover-<hash>.jar         our own class for Spark, see events/spark/handover_jar.py
         classes-<hash>.jsa          classes of Spark's JVM, see events/spark/class_archive.py
 
-A folder appears under its final name by a rename, so a reader needs no lock. What is downloaded has to have the digests
+A folder appears under its final name by a rename, so a reader needs no lock. Downloaded files must have the digests
 of deploy/jars.sha256; `python -m balance_service.process.jars` renews them.
 """
 
@@ -158,10 +158,10 @@ def _differing(folder: Path, expected: Mapping[str, str]) -> list[str]:
 
 
 def renewed_digests() -> str:
-    """The contents of deploy/jars.sha256 for deploy/ivy.xml as it is; downloads every configuration again.
+    """The contents of deploy/jars.sha256 for the present deploy/ivy.xml; downloads every configuration again.
 
     Raises:
-        ConfigurationError: as of `resolve_jars`, but for the digests.
+        ConfigurationError: as of `resolve_jars`, except that digests are not compared.
     """
     lines = [_DIGESTS_HEAD]
     with tempfile.TemporaryDirectory(prefix="balance-jars-") as folder:
@@ -172,7 +172,7 @@ def renewed_digests() -> str:
 
 
 def _retrieve(configuration: str, folder: Path) -> Path:
-    """Have Ivy download a configuration beside a folder; returns where to.
+    """Have Ivy download a configuration; returns the new folder, to be renamed to `folder`.
 
     Raises:
         ConfigurationError: it could not.

@@ -6,7 +6,7 @@ Layout:
     $XDG_RUNTIME_DIR/balance-<id>/      Unix sockets, whose paths have to be short; without that variable, in the
                                         folder for temporary files. The id is of the user and the state directory
 
-Both are for this user alone. Whoever takes the scratch of a state directory holds that directory's lock.
+Both are for this user alone. The process that takes the scratch of a state directory holds that directory's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_PATH_BYTES = 103
 _PRIVATE = 0o700
 _OF_OTHERS = 0o077
 
-# What lies in these is this process' own: its JVM outlives an engine.
+# This process' own files lie in these: its JVM outlives an engine.
 _taken: set[Path] = set()
 
 
@@ -55,7 +55,7 @@ class Scratch:
             raise ConfigurationError(
                 f"the path {path} is too long for a socket; set XDG_RUNTIME_DIR or TMPDIR to a shorter one"
             )
-        # Cleaners of temporary files remove a folder in which nothing has changed for days.
+        # Cleaners of temporary files remove a folder that has not changed for days.
         _make_private(self.sockets)
         return path
 

@@ -29,7 +29,7 @@ _FOLDS_WITHIN_SECONDS = 120
 
 
 def stop_executor(spark: SparkSession) -> None:
-    """As whoever knows the secret of the run could; Spark does not notice."""
+    """As a process with the secret of the run could do; Spark does not notice."""
     jvm: Any = spark._jvm
 
     def the(name: str) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SOON = 10.0
 # More than the small buffer of a client takes, and less than the server's.
-FITS_THE_SERVERS_BUFFER = 100_000
+FITS_THE_SERVERS_BUFFER = 40_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Rehearsed(Rehearsal):
-    """One whose queries end as they are told; the last way for all that follow."""
+    """Its queries end in the given ways, the later ones in the last of them."""
 
     def __init__(self, folder: Path, *ends: Exception | None) -> None:
         scratch: Any = SimpleNamespace(files=folder)
@@ -110,7 +110,7 @@ def test_a_full_disk_is_not_held_against_spark(clock: Clock, tmp_path: Path, mon
     assert rehearsal.runs == 8
 
 
-def test_an_instance_that_stops_meanwhile_has_not_failed(clock: Clock, tmp_path: Path) -> None:
+def test_a_rehearsal_that_the_stop_of_the_instance_interrupts_does_not_count(clock: Clock, tmp_path: Path) -> None:
     rehearsal = Rehearsed(tmp_path, QueryInterruptedError("interrupted"))
 
     doubt(rehearsal, clock, 8)

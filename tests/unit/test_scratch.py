@@ -44,7 +44,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_both_folders_are_for_this_user_alone_whatever_the_umask(state: Path) -> None:
+def test_both_folders_are_for_this_user_alone_under_any_umask(state: Path) -> None:
     before = os.umask(0)
     try:
         scratch = take_scratch(state)

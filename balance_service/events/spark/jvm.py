@@ -133,7 +133,7 @@ class SparkJvm:
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
             f"-Djava.io.tmpdir={scratch.files}",
-            # Its performance counters would be a file in /tmp, wherever the temporary files are.
+            # Performance counters are a file in /tmp otherwise, even with another java.io.tmpdir.
             "-XX:+PerfDisableSharedMem",
             *MODULE_OPTIONS,
             *_JIT_OPTIONS,

@@ -34,7 +34,7 @@ _DOUBTFUL_FAILURES, _DOUBTFUL_SECONDS = 3, 10.0
 
 
 def one_record(spark: SparkSession) -> DataFrame:
-    """A record, from the one stream besides Kafka's that has a real-time mode."""
+    """A record, from the only stream that has a real-time mode, except Kafka's."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = spark._jvm

@@ -49,7 +49,7 @@ def start_spark(
         .master(f"local[{slots}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        # Its ports answer whoever has the secret, which Spark makes for each session. It is in no configuration.
+        # Its ports answer processes that have the secret, which Spark makes for each session and keeps in memory.
         .config("spark.authenticate", "true")
         .config("spark.local.dir", str(scratch.files))
         .config("spark.ui.enabled", "false")
