@@ -66,8 +66,8 @@ MUTATIONS = (
         # The first offset after a batch is a control record's more often than not.
         "rows are dropped when a query is started anew",
         "balance_service/events/feed.py",
-        "partial(self._rows, partition, start), start, ",
-        "partial(self._rows, partition, start + 4 * (start > 0)), start, ",
+        "partial(self._rows, partition, start)\n",
+        "partial(self._rows, partition, start + 4 * (start > 0))\n",
         "kill=3",
         WRONG,
     ),

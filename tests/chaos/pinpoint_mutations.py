@@ -265,4 +265,20 @@ PINPOINT_MUTATIONS = (
         "unit/test_directory",
         "test_a_claim_that_is_not_renewed_keeps_nobody_out_once_its_server_is_suspect",
     ),
+    _pinpoint(
+        "Spark's driver answers any process of the machine",
+        "events/spark/session.py",
+        '.config("spark.authenticate", "true")',
+        '.config("spark.authenticate", "false")',
+        "integration/test_spark_strangers",
+        "test_the_driver_answers_only_processes_that_have_the_secret_of_its_run",
+    ),
+    _pinpoint(
+        "a Spark that runs no query is asked again and again",
+        "events/feed.py",
+        "                    if failures.another():\n",
+        "                    if failures.another() and False:\n",
+        "unit/test_rehearsal",
+        "test_a_task_asks_for_a_rehearsal_only_after_its_queries_have_failed_for_a_while",
+    ),
 )

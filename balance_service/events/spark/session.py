@@ -70,6 +70,7 @@ def start_spark(
         .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "10s")
         # Spark's checkpoint is scratch here, but in its way: Hadoop's local file system sets permissions by a chmod
         # process for each file, and only Spark's older manager of checkpoint files lets another one be named.
+        .config("spark.hadoop.fs.permissions.umask-mode", "077")
         .config("spark.hadoop.fs.file.impl", "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem")
         .config(
             "spark.sql.streaming.checkpointFileManagerClass",
