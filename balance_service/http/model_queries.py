@@ -26,7 +26,9 @@ from balance_service.http.parameters import (
 )
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem
+from balance_service.http.turns import asker_of
 from balance_service.read_models.catalogue import read_model
 from balance_service.read_models.keys import TEXT
 from balance_service.read_models.read_model import registered
@@ -56,10 +58,12 @@ class ModelAnswers:
     scatter: Scatter
     description: Mapping[str, Any]
 
-    async def gathered(self, given: Given, kind: str, scan: Scan) -> Answer:
+    async def gathered(self, request: web.Request, kind: str, scan: Scan) -> Answer:
         """The answer to a client's question about all keys, gathered from the instances."""
-        is_partial = given.optional(PARTIAL) or False
-        return await self.scatter.answer(kind, scan, max_lag=given.optional(MAX_LAG), is_partial=is_partial)
+        given = Given(request)
+        max_lag, is_partial = given.optional(MAX_LAG), given.optional(PARTIAL) or False
+        with ending_with(request):
+            return await self.scatter.answer(kind, scan, asker_of(request), max_lag=max_lag, is_partial=is_partial)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,9 +138,11 @@ class ModelQueries:
         answers = self.of(request.match_info[MODEL.name])
         if FORWARDED_HEADER in request.headers:
             partitions = given.required(PARTITIONS)
-            answer = await answers.scatter.answer_peer(scan, partitions, given.optional(MAX_LAG))
+            max_lag = given.optional(MAX_LAG)
+            with ending_with(request):
+                answer = await answers.scatter.answer_peer(scan, asker_of(request), partitions, max_lag)
         else:
-            answer = await answers.gathered(given, kind, scan)
+            answer = await answers.gathered(request, kind, scan)
         return answer.response()
 
     def of(self, name: str) -> ModelAnswers:

@@ -14,6 +14,7 @@ from balance_service.read_models.keys import TEXT
 from balance_service.state.letters.decisions import LetterId
 from balance_service.state.letters.letter import Letter
 from balance_service.state.records import Position
+from tests.support.querying import read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def test_a_page_of_letters_with_long_keys_is_no_more_than_a_peer_may_answer(keys
     start, is_last = 0, False
     while not is_last:
         scan = LetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept, start=(0, start), limit=1000)
-        body = scan.read([copy], nothing, nothing, lambda _copy: None)
+        body = read_to_its_end(scan.read([copy], nothing, nothing))
         assert len(body) <= MAX_BODY_BYTES
         page = json.loads(body)
         found += [letter["id"] for letter in page["deadLetters"]]

@@ -15,6 +15,7 @@ from balance_service.http.routing import Copy
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.read_models.keys import KeyType
 from balance_service.state.records import Position
+from tests.support.querying import read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Cop
 
 def answer(question: Scan, states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
     """What instances with some partitions each come to, decimals as their digits."""
-    bodies = [question.read(copies(states, partitions), _view, _render, _go_on) for partitions in instances]
+    bodies = [read_to_its_end(question.read(copies(states, partitions), _view, _render)) for partitions in instances]
     return json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
 
 
@@ -61,10 +62,6 @@ def _view(frame: bytes) -> Mapping[str, Any]:
 
 def _render(view: Mapping[str, Any]) -> str:
     return f'{{"amount": {view["amount"]:f}}}'
-
-
-def _go_on(_copy: Copy) -> None:
-    """There is time."""
 
 
 def pairs(body: Any) -> list[tuple[str, Decimal]]:
@@ -104,7 +101,7 @@ def test_keys_that_are_numbers_are_in_the_order_of_numbers(
             views.append(Copy(partition, view, view, Position(0, 1, "id"), was_owned=True))
         return views
 
-    bodies = [question.read(copies_of(partitions), _view, _render, _go_on) for partitions in instances]
+    bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
     found = json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
 
     assert pairs(found) == [(str(n), amount) for n, amount in sorted(states.items()) if start <= n <= end]
@@ -191,6 +188,6 @@ def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> Non
 
 def test_digits_are_kept_when_answers_are_merged() -> None:
     long = Decimal("12345678901234567890123456789012.10")
-    bodies = [Entries().read(copies({"a": long}, [p]), _view, _render, _go_on) for p in range(3)]
+    bodies = [read_to_its_end(Entries().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
 
     assert "12345678901234567890123456789012.10" in Entries().merge(bodies)
