@@ -147,9 +147,7 @@ class Scatter:
                 break
         return parts, missing
 
-    async def answer_peer(
-        self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None
-    ) -> Answer:
+    async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
         """The answer to a peer about those of some partitions that are here; passed on to nobody.
 
         Raises:
@@ -287,7 +285,11 @@ class Scatter:
     async def _merged(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
         bodies = [part.body for part in parts]
         try:
-            body = bodies[0] if len(bodies) == 1 else await self.turns.run(question.asker, in_one_step(question.scan.merge, bodies))
+            body = (
+                bodies[0]
+                if len(bodies) == 1
+                else await self.turns.run(question.asker, in_one_step(question.scan.merge, bodies))
+            )
         except NOT_OF_FORM as error:
             raise not_of_form() from error
         headers = {"Balance-Application-Server": self.address}

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +14,10 @@ from balance_service.http import turns
 from balance_service.http.server.problems import Problem
 from balance_service.http.turns import Asker, Bounds, Shares, Turns, in_one_step
 from tests.support.querying import BUSY_SECONDS
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Generator
 
 FEW = Bounds(at_once=1, at_once_of_all=2, waiting=2, waiting_of_all=3)
 CLIENT, OTHER, PEER = Asker("a"), Asker("b"), Asker("b", is_peer=True)
@@ -32,14 +33,7 @@ def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
         return now[0]
 
     monkeypatch.setattr(turns, "_SLICE_SECONDS", 1.5)
-    monkeypatch.setattr(turns.time, "perf_counter", clock)
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    """Wait until something holds, as it does soon."""
-    async with asyncio.timeout(BUSY_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
+    monkeypatch.setattr(time, "thread_time", clock)
 
 
 class Asked:
@@ -66,7 +60,7 @@ class Asked:
         await task
 
 
-async def begun(*tasks: asyncio.Task[None]) -> None:
+async def begun(*tasks: asyncio.Task[Any]) -> None:
     for _ in tasks:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -92,7 +86,9 @@ def test_a_question_beyond_the_share_is_refused_and_told_that_it_is_the_client_s
         asked = Asked()
         tasks = {name: asked.ask(name) for name in ("a1", "a2", "a3", "a4", "b1")}
         await begun(*tasks.values())
-        with pytest.raises(Problem, match="this client's share of scans is used up: 1 .* under way here and 2 wait") as e:
+        with pytest.raises(
+            Problem, match=r"this client's share of scans is used up: 1 .* under way here and 2 wait"
+        ) as e:
             await tasks.pop("a4")
         assert (e.value.status, e.value.headers["Retry-After"]) == (503, "1")
         assert asked.admitted == ["a1", "b1"]
@@ -223,9 +219,9 @@ def test_a_question_that_is_cancelled_is_not_read_to_its_end() -> None:
     async def run() -> None:
         reading = Turns("test")
         question = asyncio.create_task(reading.run(CLIENT, endless()))
-        await soon(lambda: steps[0] > 3)
+        await until(lambda: steps[0] > 3, "it is read")
         question.cancel()
-        await soon(closed.is_set)
+        await until(closed.is_set, "the reading ends")
         assert await reading.run(CLIENT, in_one_step(str, 7)) == "7"
         assert question.cancelled()
 
@@ -267,7 +263,7 @@ def test_the_event_loop_has_its_turn_between_two_slices() -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(reading.admitted(CLIENT, BUSY_SECONDS))
             question = asyncio.create_task(reading.run(CLIENT, counting("c", 1_000_000, read)))
-            await soon(lambda: bool(read))
+            await until(lambda: bool(read), "it is read")
             assert not question.done()
             question.cancel()
 
