@@ -20,6 +20,8 @@ from balance_service.read_models.json_view import exact_json
 from balance_service.read_models.keys import TEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from balance_service.errors import StoreCorruptedError
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.hosting.running import Running
@@ -124,6 +126,7 @@ class Answering:
             address=self._settings.application_server,
             path=path,
             view=model.view,
+            number=model.number,
             render=exact_json,
             on_damage=model.damaged,
             timeout_seconds=self._settings.read_timeout_seconds,
@@ -141,6 +144,10 @@ class _Nothing:
     def view(self, _frame: bytes) -> Any:
         """Never called: there is no state here."""
         raise NotImplementedError
+
+    def number(self, _name: str) -> Callable[[bytes], Any]:
+        """As `view`."""
+        return self.view
 
     def damaged(self, _partition: int, _read: Readable, _error: StoreCorruptedError) -> None:
         """Never called: there is no store here."""

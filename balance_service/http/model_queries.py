@@ -126,12 +126,14 @@ class ModelQueries:
     async def top(self, request: web.Request) -> web.Response:
         """The keys with the greatest value of a field."""
         given = Given(request)
-        by, fields = given.required(BY), self.of(request.match_info[MODEL.name]).description["fields"]
+        by, answers = given.required(BY), self.of(request.match_info[MODEL.name])
+        fields = answers.description["fields"]
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
         if by not in numbers:
             raise InvalidInputError(f"by must be a field that is a number: {', '.join(numbers) or 'there is none'}")
         key_type = key_type_of(request.match_info[MODEL.name])
-        scan = Top(by=by, limit=given.optional(LIMIT) or _DEFAULT_TOP, key_type=key_type)
+        limit, value = given.optional(LIMIT) or _DEFAULT_TOP, answers.scatter.number(by)
+        scan = Top(by=by, value=value, limit=limit, key_type=key_type)
         return await self._scanned(request, given, "top", scan)
 
     async def _scanned(self, request: web.Request, given: Given, kind: str, scan: Scan) -> web.Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import total_ordering
 from itertools import chain
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     """A framed state → what a query answers of it."""
     Render = Callable[[Any], str]
     Steps = Generator[None, None, str]
+    _Ranked = tuple[Any, bytes, bytes]
+    """Value, key, framed state."""
 
 MOST_BYTES = 1 << 20
 # Between one step and the next, other questions have their turn: a millisecond or two at most.
@@ -133,6 +135,8 @@ class Top:
     """
 
     by: str
+    value: Callable[[bytes], Any] = field(repr=False, compare=False)
+    """Framed state → the field's value, which is less work than all that a query answers of the state."""
     limit: int = 10
     key_type: KeyType = TEXT
 
@@ -142,25 +146,26 @@ class Top:
 
     def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
         """See `Scan`."""
-        best: list[tuple[bytes, Any]] = []
+        best: list[_Ranked] = []
         for copy in copies:
             for some in _states(copy, b"", _END):
-                states = ((key, view(frame)) for key, frame in some)
-                ordered = [state for state in states if _is_ordered(state[1][self.by])]
-                best = self._best(best, ordered)
+                best = self._best(best, some)
                 yield
-        entries = (_entry(self.key_type, key, render(value)) for key, value in best)
+        entries = (_entry(self.key_type, key, render(view(frame))) for _, key, frame in best)
         return _page(entries, self.limit, says_if_all=False)
 
-    def _best(self, best: list[tuple[bytes, Any]], more: list[tuple[bytes, Any]]) -> list[tuple[bytes, Any]]:
+    def _best(self, best: list[_Ranked], some: Iterable[tuple[bytes, bytes]]) -> list[_Ranked]:
         """The best of both, the best one first: the greatest value, then the least key."""
+        value_of = self.value
+        valued = [(value_of(frame), key, frame) for key, frame in some]
+        more = [ranked for ranked in valued if _is_ordered(ranked[0])]
         if len(best) == self.limit:
-            # Most are less than the least of the best: nothing else is worked out of them.
-            least = best[-1][1][self.by]
-            more = [state for state in more if state[1][self.by] >= least]
+            # Most are less than the least of the best.
+            least = best[-1][0]
+            more = [ranked for ranked in more if ranked[0] >= least]
         if not more:
             return best
-        return heapq.nsmallest(self.limit, best + more, key=lambda state: (_Descending(state[1][self.by]), state[0]))
+        return heapq.nsmallest(self.limit, best + more, key=lambda ranked: (_Descending(ranked[0]), ranked[1]))
 
     def merge(self, bodies: Sequence[str]) -> str:
         """See `Scan`."""

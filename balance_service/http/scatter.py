@@ -69,6 +69,8 @@ class Scatter:
     """Of the read model's routes, which the kinds of question follow."""
     view: View
     """Framed state → what the query answers."""
+    number: Callable[[str], Callable[[bytes], Any]]
+    """Field → framed state → what the view has there."""
     render: Render
     on_damage: Callable[[int, Readable, StoreCorruptedError], None]
     """As in `Queries`."""

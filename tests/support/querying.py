@@ -181,6 +181,7 @@ class Instance:
             address=self.address,
             path=path,
             view=lambda _: {},
+            number=STATES.number,
             render=json.dumps,
             on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,

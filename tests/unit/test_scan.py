@@ -60,6 +60,10 @@ def _view(frame: bytes) -> Mapping[str, Any]:
     return {"amount": Decimal(frame.decode())}
 
 
+def _value(frame: bytes) -> Decimal:
+    return Decimal(frame.decode())
+
+
 def _render(view: Mapping[str, Any]) -> str:
     return f'{{"amount": {view["amount"]:f}}}'
 
@@ -161,7 +165,7 @@ def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, 
 def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key(
     states: dict[str, Decimal], limit: int
 ) -> None:
-    found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
+    found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     assert "next" not in found
@@ -174,7 +178,7 @@ def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_
     wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scan, "MOST_BYTES", 100)
-        found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
+        found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     told = pairs(found)
     assert told == wanted[: len(told)]

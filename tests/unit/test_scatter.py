@@ -20,7 +20,7 @@ from balance_service.http.server.problems import Problem, problems
 from balance_service.read_models.keys import TEXT
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.fakes import letters
-from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, Instance
+from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -168,7 +168,7 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
     assert asked == ["liar", "owner", "owner", "owner"]
 
 
-TOP = Top(by="amount")
+TOP = Top(by="amount", value=STATES.number("amount"))
 LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
 ODD: list[tuple[Scan, bytes]] = [
     (Count(), b'{"count": "\xff"}'),
