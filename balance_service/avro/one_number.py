@@ -70,7 +70,7 @@ def _reader(kind: Any) -> Read | None:
 
 
 def _decimal(scale: int) -> Read:
-    # Whatever the precision, no digit is lost.
+    # No digit of any precision is lost.
     exact = Context(prec=_DIGITS)
 
     def read(data: bytes, at: int) -> Any:

@@ -115,7 +115,7 @@ class Scatter:
     async def _gathered(
         self, kind: str, question: _Question, missing: set[int], deadline: float
     ) -> tuple[list[_Part], set[int]]:
-        """What instances have of some partitions, and those that nobody could be asked about."""
+        """The answers of instances about some partitions, and those without an answer."""
         max_lag = question.max_lag
         path, parameters = f"{self.path}/{kind}", question.scan.parameters()
         if max_lag is not None:
@@ -196,7 +196,7 @@ class Scatter:
         return _Part(body, _told(copies, self.routing))
 
     def _read(self, scan: Scan, copies: Sequence[Copy], until: float) -> Steps:
-        """The local answer. Raises RetriableError: it takes too long, or a store is closed meanwhile."""
+        """The local answer. Raises RetriableError: it takes too long, or a store is closed before its end."""
         reading = scan.read(copies, self.view, self.render)
         while True:
             # What is read of a store that was closed keeps it from being opened again.

@@ -1,10 +1,10 @@
-"""Long reading on behalf of many askers, so that none of them keeps the others waiting, nor queries for one key.
+"""Scans take turns, so that no client keeps other clients waiting, nor queries for one key.
 
-An asker, which is a client or a peer, is admitted with a few questions at once; the rest of its questions wait, and
-those beyond its share are refused. What is admitted is read in turn, a slice of a few milliseconds at a time. The next
-slice begins when the event loop has dealt with what came meanwhile, and a thread that competes with the event loop for
-the interpreter is idle until then. Clients and peers have separate shares and alternate turns, because a peer has
-bounded its own clients already. Everything but the slices runs on the event loop's thread.
+An asker, which is a client or a peer, has a few questions answered at once; its next ones wait, and those beyond its
+share are refused. A thread reads for one asker after the other, a slice of a few milliseconds at a time. The event loop
+starts each slice, after it has handled the requests that arrived during the last one: until then the thread is idle and
+does not compete for the interpreter. Clients and peers have separate shares and alternate turns, because a peer has
+bounded its own clients already. The event loop's thread runs everything but the slices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SLICE_SECONDS = 0.005
 
 
 class Asker(NamedTuple):
-    """Who a question is from: the name of a client's token, or else an address."""
+    """The client or peer that asks: the name of a client's token, or else an address."""
 
     name: str
     is_peer: bool = False

@@ -1,4 +1,4 @@
-"""A scan ends with the connection of its client, here and at the peers that are asked for it; a command does not."""
+"""A scan ends with its client's connection, here and at the peers that take part in it; a command does not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOP = "/api/models/balance/top?by=amount"
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[int]:
-    """A server of ours; its port."""
+    """A server that runs; its port."""
     listener = bind("127.0.0.1", 0)
     port = int(listener.getsockname()[1])
     server = await serve(app, listener)
@@ -122,7 +122,7 @@ def test_a_request_that_has_been_answered_is_not_cancelled_with_its_connection()
     asyncio.run(run())
 
 
-def test_what_a_peer_is_asked_for_a_client_that_has_gone_ends_at_the_peer_too() -> None:
+def test_a_peer_stops_answering_a_query_whose_client_has_left_the_instance_that_passed_it_on() -> None:
     async def run() -> None:
         peer, proxy = Endless(), Proxy()
         async with serving(app_of(peer.handle)) as peer_port:
@@ -192,7 +192,7 @@ def test_the_asker_without_a_token_is_an_address_and_a_peer_is_no_client(headers
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(f"GET / HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
-            await until(lambda: bool(asked), "it is asked")
+            await until(lambda: bool(asked), "the request arrives")
             writer.close()
         assert asked == [asker]
 
