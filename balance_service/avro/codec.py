@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 
 from balance_service.avro.bounded import check_bounded
+from balance_service.avro.one_number import number_reader
 from balance_service.avro.types import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
@@ -108,6 +109,22 @@ class AvroCodec:
             return self.decode_foreign(frame)
         except PoisonRecordError as error:
             raise StoreCorruptedError(str(error)) from error
+
+    def number(self, name: str) -> Callable[[bytes], Any]:
+        """What reads one field of frames of our own making, a number above all. It raises as `decode`."""
+        read, header = number_reader(self._schema, name), self._header
+        if read is None:
+            return lambda frame: self.decode(frame)[name]
+
+        def number_of(frame: bytes) -> Any:
+            if frame.startswith(header):
+                try:
+                    return read(frame, len(header))
+                except (IndexError, struct.error):
+                    pass  # decoding says what is wrong
+            return self.decode(frame)[name]
+
+        return number_of
 
     def decode_foreign(self, frame: bytes) -> dict[str, Any]:
         """The record in a frame of anybody's making.

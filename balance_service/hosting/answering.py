@@ -12,13 +12,16 @@ from balance_service.http.letter_scan import LetterScan
 from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
-from balance_service.http.scatter import ScanThreads, Scatter
+from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import unavailable
+from balance_service.http.turns import Turns
 from balance_service.kafka.bounded_reader import records_left_at
 from balance_service.read_models.json_view import exact_json
 from balance_service.read_models.keys import TEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from balance_service.errors import StoreCorruptedError
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.hosting.running import Running
@@ -36,9 +39,11 @@ class Answering:
         self._proxy = proxy
         self._metrics = metrics
         self._settings = settings
-        self._threads = ScanThreads()
+        self._scans = Turns("scan")
+        # Operators find out with them what is wrong: whatever clients ask, they have threads and places of their own.
+        self._letters_scans = Turns("scan-letters")
         # Those that read records wait for the broker.
-        self._record_threads = ScanThreads()
+        self._records = Turns("scan-records", threads=2)
 
     def queries(self) -> ModelQueries:
         """What answers for every read model."""
@@ -59,10 +64,10 @@ class Answering:
         )
         records = LetterRecords(
             records=partial(records_left_at, self._settings, self._running.engine.topics, stage.source.name),
-            threads=self._record_threads,
+            turns=self._records,
             timeout_seconds=self._settings.read_timeout_seconds,
         )
-        scatter = self._scatter(routing, "/api", stage)
+        scatter = self._scatter(routing, "/api", stage, self._letters_scans)
         return StageLetters(scan=scan, scatter=scatter, records=records, decide=stage.decide)
 
     def _elsewhere(self) -> dict[str, int]:
@@ -101,7 +106,7 @@ class Answering:
             timeout_seconds=self._settings.read_timeout_seconds,
             metrics=self._metrics,
         )
-        return ModelAnswers(queries, self._scatter(routing, f"{PATH}/{name}", model), description_of(name))
+        return ModelAnswers(queries, self._scatter(routing, f"{PATH}/{name}", model, self._scans), description_of(name))
 
     def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: ReadableTasks) -> Routing:
         return Routing(
@@ -114,17 +119,18 @@ class Answering:
             servers=self._running.directory.table,
         )
 
-    def _scatter(self, routing: Routing, path: str, model: HostedStage | _Nothing) -> Scatter:
+    def _scatter(self, routing: Routing, path: str, model: HostedStage | _Nothing, turns: Turns) -> Scatter:
         return Scatter(
             routing=routing,
             proxy=self._proxy,
             address=self._settings.application_server,
             path=path,
             view=model.view,
+            number=model.number,
             render=exact_json,
             on_damage=model.damaged,
             timeout_seconds=self._settings.read_timeout_seconds,
-            threads=self._threads,
+            turns=turns,
         )
 
 
@@ -138,6 +144,10 @@ class _Nothing:
     def view(self, _frame: bytes) -> Any:
         """Never called: there is no state here."""
         raise NotImplementedError
+
+    def number(self, _name: str) -> Callable[[bytes], Any]:
+        """As `view`."""
+        return self.view
 
     def damaged(self, _partition: int, _read: Readable, _error: StoreCorruptedError) -> None:
         """Never called: there is no store here."""

@@ -16,6 +16,7 @@ from balance_service.errors import (
 from balance_service.events.decode import Decoder
 from balance_service.events.feed import Feed
 from balance_service.observability.tracing import UNTRACED
+from balance_service.read_models.read_model import ReadModel
 from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
 from balance_service.state.opening import TaskContext
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.observability.metrics import Metrics
     from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.read_model import ReadModel, State
+    from balance_service.read_models.read_model import State
     from balance_service.settings import Settings
     from balance_service.state.letters.decisions import Decisions, Verdict
     from balance_service.state.store.directory import StateDirectory
@@ -99,6 +100,12 @@ class HostedStage:
     def view(self, frame: bytes) -> Any:
         """What a query answers of a framed state."""
         return self._folding.read_model.view(self.state(frame))
+
+    def number(self, name: str) -> Callable[[bytes], Any]:
+        """Framed state → a field of what a query answers of it that is a number, or null."""
+        if type(self._folding.read_model).view is ReadModel.view:
+            return self._folding.state_codec.number(name)
+        return lambda frame: self.view(frame)[name]
 
     def damaged(self, partition: int, read: Readable, error: StoreCorruptedError) -> None:
         """The store of a partition was found to be damaged while a task was read: it is to be restored.

@@ -12,6 +12,7 @@ from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
 from balance_service.http.scatter import NOT_OF_FORM, not_of_form
+from balance_service.http.turns import asker_of
 from balance_service.read_models.json_view import exact_json
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class CollectionQueries:
 
     async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
         """How many keys there are, on all instances."""
-        answer = await models.of(self.name).gathered(Given(request), "count", Count())
+        answer = await models.of(self.name).gathered(request, "count", Count())
         return answer.response()
 
-    async def count_local(self, models: ModelQueries, _request: web.Request) -> web.Response:
+    async def count_local(self, models: ModelQueries, request: web.Request) -> web.Response:
         """How many keys this instance owns."""
-        answer = await models.of(self.name).scatter.answer_owned(Count())
+        answer = await models.of(self.name).scatter.answer_owned(Count(), asker_of(request))
         return answer.response()
 
     async def _entries(
@@ -79,7 +80,7 @@ class CollectionQueries:
     ) -> web.Response:
         after, limit = given.optional(self.after), given.optional(LIMIT) or DEFAULT_ENTRIES
         scan = Entries(start=start, end=end, after=after, limit=limit, key_type=key_type_of(self.name))
-        answer = await models.of(self.name).gathered(given, "entries", scan)
+        answer = await models.of(self.name).gathered(request, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
         response = answer.response()
         response.body = exact_json({entry["key"]: entry["value"] for entry in page["entries"]}).encode()

@@ -40,7 +40,9 @@ from balance_service.http.letter_parameters import (
 from balance_service.http.parameters import LIMIT, PARTITIONS
 from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
 from balance_service.http.scatter import NOT_OF_FORM
+from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem, unavailable
+from balance_service.http.turns import asker_of
 from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from balance_service.http.letter_scan import LetterScan
     from balance_service.http.peers.trust import Peer
     from balance_service.http.scatter import Scatter
+    from balance_service.http.turns import Asker
 
 PATH = "/api/deadLetters"
 _DEFAULT_LETTERS = 100
@@ -72,22 +75,25 @@ class StageLetters:
     records: LetterRecords
     decide: Decide
 
-    async def one(self, letter_id: LetterId) -> Mapping[str, Any] | None:
+    async def one(self, letter_id: LetterId, asker: Asker) -> Mapping[str, Any] | None:
         """A letter; None if there is none. Raises Problem 503."""
         scan = replace(self.scan, start=(letter_id.partition, letter_id.offset), limit=1)
         if letter_id.partition >= self.scatter.partitions:
             return None
-        found, _ = await self._told(scan, partitions=[letter_id.partition])
-        return next(iter(await self.records.added_to([one for one in found if one["id"] == str(letter_id)])), None)
+        found, _ = await self._told(scan, asker, [letter_id.partition])
+        letters = [one for one in found if one["id"] == str(letter_id)]
+        return next(iter(await self.records.added_to(letters, asker)), None)
 
-    async def page(self, scan: LetterScan) -> tuple[list[dict[str, Any]], str | None]:
+    async def page(self, scan: LetterScan, asker: Asker) -> tuple[list[dict[str, Any]], str | None]:
         """Letters with their records, and the id after which to go on, if there are more. Raises Problem 503."""
-        found, following = await self._told(scan)
-        letters = await self.records.added_to(found)
+        found, following = await self._told(scan, asker)
+        letters = await self.records.added_to(found, asker)
         return letters, letters[-1]["id"] if len(letters) < len(found) else following
 
-    async def _told(self, scan: LetterScan, partitions: Iterable[int] | None = None) -> tuple[list[Any], str | None]:
-        page = json.loads((await self.scatter.answer("deadLetters", scan, partitions=partitions)).body)
+    async def _told(
+        self, scan: LetterScan, asker: Asker, partitions: Iterable[int] | None = None
+    ) -> tuple[list[Any], str | None]:
+        page = json.loads((await self.scatter.answer("deadLetters", scan, asker, partitions=partitions)).body)
         return page["deadLetters"], page["next"]
 
     async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
@@ -206,7 +212,8 @@ class DeadLetters:
             start = given.required(LETTERS_FROM)
             scan = replace(stage.scan, cause=cause, status=status, start=start, limit=limit)
             partitions = given.required(PARTITIONS)
-            return (await stage.scatter.answer_peer(scan, partitions, None)).response()
+            with ending_with(request):
+                return (await stage.scatter.answer_peer(scan, asker_of(request), partitions, None)).response()
         after, following = given.optional(AFTER_LETTER), None
         found: list[Any] = []
         for name in self._named(given.optional(OF_MODEL)):
@@ -216,7 +223,8 @@ class DeadLetters:
             start = (after.partition, after.offset + 1) if after is not None and is_here else (0, 0)
             stage = self._stages[name]
             scan = replace(stage.scan, cause=cause, status=status, start=start, limit=limit - len(found))
-            page, following = await stage.page(scan)
+            with ending_with(request):
+                page, following = await stage.page(scan, asker_of(request))
             found += page
             if following is not None or len(found) == limit:
                 break
@@ -230,7 +238,8 @@ class DeadLetters:
         letter_id = LetterId.parse("/".join(request.match_info.values()))
         if letter_id.stage not in self._stages:
             raise Problem(404, f"{letter_id}: {_NOT_HERE}")
-        letter = await self._stages[letter_id.stage].one(letter_id)
+        with ending_with(request):
+            letter = await self._stages[letter_id.stage].one(letter_id, asker_of(request))
         if letter is None:
             raise Problem(404, NO_LETTER)
         return web.json_response(letter, dumps=compact_json)

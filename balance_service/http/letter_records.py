@@ -18,12 +18,13 @@ from balance_service.http.answer import compact_json
 from balance_service.http.letter_scan import letter_id
 from balance_service.http.scan import MOST_BYTES
 from balance_service.http.server.problems import unavailable
+from balance_service.http.turns import in_one_step
 from balance_service.kafka.messages import shown_headers
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from balance_service.http.scatter import ScanThreads
+    from balance_service.http.turns import Asker, Turns
 
 # A page whose records take longer to read ends there: the client's deadline may be near.
 _PAGE_SECONDS = 0.3
@@ -37,20 +38,23 @@ class LetterRecords:
     """The records of one stage's letters."""
 
     records: Records = field(repr=False)
-    threads: ScanThreads
+    turns: Turns
     timeout_seconds: float
 
-    async def added_to(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    async def added_to(self, letters: Sequence[Mapping[str, Any]], asker: Asker) -> list[dict[str, Any]]:
         """The first of some letters, each with `headers` and `valueBase64`: as many as make a page, one at least.
 
         Raises:
-            Problem: 503, the broker does not answer.
+            Problem: 503, the broker does not answer, or the client's share is used up.
         """
         if not letters:
             return []
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                return await self.threads.run(self._read, letters)
+            async with (
+                asyncio.timeout(self.timeout_seconds),
+                self.turns.admitted(asker, self.timeout_seconds / 2),
+            ):
+                return await self.turns.run(asker, in_one_step(self._read, letters))
         except (TimeoutError, RetriableError) as error:
             raise unavailable("the records of dead letters cannot be read now") from error
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.http.routing import Copy
-    from balance_service.http.scan import GoOn, Render, View
+    from balance_service.http.scan import Render, Steps, View
     from balance_service.read_models.keys import KeyType
     from balance_service.state.letters.letter import Letter
     from balance_service.state.letters.letters import Letters
 
-_STEP = 1_000
+_STEP = 200
 _NUMBER_BYTES = 8
 # Where few are of a cause or status, a page ends before it is full: no page takes long.
 _MOST_LOOKED_AT = 20_000
@@ -56,11 +56,13 @@ class LetterScan:
             given["status"] = self.status.value
         return given
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:  # noqa: ARG002
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:  # noqa: ARG002
         """See `Scan`."""
         told: list[dict[str, Any]] = []
         last, size = "", 0
-        for looked_at, (partition, letter) in enumerate(self._from(copies, go_on)):
+        for looked_at, (partition, letter) in enumerate(self._from(copies)):
+            if looked_at % _STEP == 0:
+                yield
             if len(told) == self.limit or looked_at == _MOST_LOOKED_AT:
                 return _body(told, last)
             name = str(LetterId(self.stage, partition, letter.offset))
@@ -90,14 +92,13 @@ class LetterScan:
     def _is_wanted(self, letter: Letter) -> bool:
         return self.cause in (None, letter.cause) and self.status in (None, letter.status)
 
-    def _from(self, copies: Sequence[Copy], go_on: GoOn) -> Iterator[tuple[int, Letter]]:
+    def _from(self, copies: Sequence[Copy]) -> Iterator[tuple[int, Letter]]:
         """All letters from the place on."""
         for copy in sorted(copies, key=lambda copy: copy.partition):
             if copy.partition < self.start[0]:
                 continue
             start = self.start[1] if copy.partition == self.start[0] else 0
             while True:
-                go_on(copy)
                 some = self.letters.page(copy.view, start, _STEP)
                 yield from ((copy.partition, letter) for letter in some)
                 if len(some) < _STEP:

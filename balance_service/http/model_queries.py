@@ -27,7 +27,9 @@ from balance_service.http.parameters import (
 )
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem
+from balance_service.http.turns import asker_of
 from balance_service.read_models.catalogue import read_model
 from balance_service.read_models.keys import TEXT
 from balance_service.read_models.read_model import registered
@@ -57,10 +59,12 @@ class ModelAnswers:
     scatter: Scatter
     description: Mapping[str, Any]
 
-    async def gathered(self, given: Given, kind: str, scan: Scan) -> Answer:
+    async def gathered(self, request: web.Request, kind: str, scan: Scan) -> Answer:
         """The answer to a client's question about all keys, gathered from the instances."""
-        is_partial = given.optional(PARTIAL) or False
-        return await self.scatter.answer(kind, scan, max_lag=given.optional(MAX_LAG), is_partial=is_partial)
+        given = Given(request)
+        max_lag, is_partial = given.optional(MAX_LAG), given.optional(PARTIAL) or False
+        with ending_with(request):
+            return await self.scatter.answer(kind, scan, asker_of(request), max_lag=max_lag, is_partial=is_partial)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,21 +127,25 @@ class ModelQueries:
     async def top(self, request: web.Request) -> web.Response:
         """The keys with the greatest value of a field."""
         given = Given(request)
-        by, fields = given.required(BY), self.of(request.match_info[MODEL.name]).description["fields"]
+        by, answers = given.required(BY), self.of(request.match_info[MODEL.name])
+        fields = answers.description["fields"]
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
         if by not in numbers:
             raise InvalidInputError(f"by must be a field that is a number: {', '.join(numbers) or 'there is none'}")
         key_type = key_type_of(request.match_info[MODEL.name])
-        scan = Top(by=by, limit=given.optional(LIMIT) or _DEFAULT_TOP, key_type=key_type)
+        limit, value = given.optional(LIMIT) or _DEFAULT_TOP, answers.scatter.number(by)
+        scan = Top(by=by, value=value, limit=limit, key_type=key_type)
         return await self._scanned(request, given, "top", scan)
 
     async def _scanned(self, request: web.Request, given: Given, kind: str, scan: Scan) -> web.Response:
         answers = self.of(request.match_info[MODEL.name])
         if FORWARDED_HEADER in request.headers:
             partitions = given.required(PARTITIONS)
-            answer = await answers.scatter.answer_peer(scan, partitions, given.optional(MAX_LAG))
+            max_lag = given.optional(MAX_LAG)
+            with ending_with(request):
+                answer = await answers.scatter.answer_peer(scan, asker_of(request), partitions, max_lag)
         else:
-            answer = await answers.gathered(given, kind, scan)
+            answer = await answers.gathered(request, kind, scan)
         return answer.response()
 
     def of(self, name: str) -> ModelAnswers:

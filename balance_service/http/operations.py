@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
@@ -10,7 +11,9 @@ from balance_service.http.answer import compact_json
 from balance_service.http.server.problems import RETRY_AFTER_SECONDS, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+_METRICS_SECONDS = 1.0
 
 
 class Operable(Protocol):
@@ -32,8 +35,14 @@ class Operable(Protocol):
 class Operations:
     """Answers operators."""
 
-    def __init__(self, instance: Operable) -> None:
+    def __init__(self, instance: Operable, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args:
+        clock: seconds.
+        """
         self._instance = instance
+        self._clock = clock
+        self._metrics = b""
+        self._metrics_at = float("-inf")
 
     async def live(self, _request: web.Request) -> web.Response:
         """200 while the process answers at all."""
@@ -48,9 +57,11 @@ class Operations:
         raise Problem(503, "; ".join(reasons), retry_after=RETRY_AFTER_SECONDS)
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Metrics for Prometheus."""
+        """Metrics for Prometheus, made at most once a second: that takes the event loop's time."""
+        if self._clock() - self._metrics_at >= _METRICS_SECONDS:
+            self._metrics, self._metrics_at = self._instance.metrics(), self._clock()
         return web.Response(
-            body=self._instance.metrics(),
+            body=self._metrics,
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 

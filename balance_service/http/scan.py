@@ -9,15 +9,16 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import total_ordering
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from balance_service.read_models.keys import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from balance_service.http.routing import Copy
     from balance_service.read_models.keys import KeyType
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
     View = Callable[[bytes], Any]
     """A framed state → what a query answers of it."""
     Render = Callable[[Any], str]
-    GoOn = Callable[[Copy], None]
+    Steps = Generator[None, None, str]
+    _Ranked = tuple[Any, bytes, bytes]
+    """Value, key, framed state."""
 
 MOST_BYTES = 1 << 20
-_STEP = 1_000
+# Between one step and the next, other questions have their turn: a millisecond or two at most.
+_STEP = 200
 # What begins with it is no state's.
 _END = b"\xff"
 _HEAD, _SEPARATOR, _NEXT = '{"entries":[', ",", ',"next":'
@@ -40,12 +44,8 @@ class Scan(Protocol):
     def parameters(self) -> dict[str, str]:
         """The question again, for a peer."""
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
-        """The answer of some partitions, as JSON. Takes long: not for the event loop.
-
-        Args:
-            go_on: asked between some keys and the next; what it raises ends the reading.
-        """
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+        """The answer of some partitions, as JSON, read in steps. Takes long: not for the event loop."""
 
     def merge(self, bodies: Sequence[str]) -> str:
         """The answers of several instances as one, or one as it is.
@@ -70,11 +70,22 @@ class Entries:
         given = {"from": self.start, "to": self.end, "prefix": self.prefix, "after": self.after}
         return {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
         """See `Scan`."""
         start, stop = self._bounds()
-        ordered = heapq.merge(*(_states(copy, start, stop, go_on, self.limit + 1) for copy in copies))
-        return _page((_entry(self.key_type, key, render(view(frame))) for key, frame in ordered), self.limit)
+        some = (_states(copy, start, stop, self.limit + 1) for copy in copies)
+        ordered = heapq.merge(*(chain.from_iterable(states) for states in some))
+        entries: list[_Entry] = []
+        size = 0
+        for key, frame in ordered:
+            entries.append(_entry(self.key_type, key, render(view(frame))))
+            size += len(entries[-1].text)
+            # One beyond the page says that there are more.
+            if len(entries) > self.limit or size > MOST_BYTES:
+                break
+            if len(entries) % _STEP == 0:
+                yield
+        return _page(entries, self.limit)
 
     def merge(self, bodies: Sequence[str]) -> str:
         """See `Scan`."""
@@ -106,8 +117,9 @@ class Count:
         """See `Scan`."""
         return {}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:  # noqa: ARG002
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:  # noqa: ARG002
         """See `Scan`."""
+        yield
         return _count(copy.position.keys for copy in copies)
 
     def merge(self, bodies: Sequence[str]) -> str:
@@ -123,6 +135,8 @@ class Top:
     """
 
     by: str
+    value: Callable[[bytes], Any] = field(repr=False, compare=False)
+    """Framed state → the field's value, which is less work than all that a query answers of the state."""
     limit: int = 10
     key_type: KeyType = TEXT
 
@@ -130,18 +144,28 @@ class Top:
         """See `Scan`."""
         return {"by": self.by, "limit": str(self.limit)}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
         """See `Scan`."""
-        states = (
-            (key, value)
-            for copy in copies
-            for key, frame in _states(copy, b"", _END, go_on)
-            if _is_ordered((value := view(frame))[self.by])
-        )
-        # `nsmallest` prefers what comes first in the order: the greatest value, then the least key.
-        best = heapq.nsmallest(self.limit, states, key=lambda state: (_Descending(state[1][self.by]), state[0]))
-        entries = (_entry(self.key_type, key, render(value)) for key, value in best)
+        best: list[_Ranked] = []
+        for copy in copies:
+            for some in _states(copy, b"", _END):
+                best = self._best(best, some)
+                yield
+        entries = (_entry(self.key_type, key, render(view(frame))) for _, key, frame in best)
         return _page(entries, self.limit, says_if_all=False)
+
+    def _best(self, best: list[_Ranked], some: Iterable[tuple[bytes, bytes]]) -> list[_Ranked]:
+        """The best of both, the best one first: the greatest value, then the least key."""
+        value_of = self.value
+        valued = [(value_of(frame), key, frame) for key, frame in some]
+        more = [ranked for ranked in valued if _is_ordered(ranked[0])]
+        if len(best) == self.limit:
+            # Most are less than the least of the best.
+            least = best[-1][0]
+            more = [ranked for ranked in more if ranked[0] >= least]
+        if not more:
+            return best
+        return heapq.nsmallest(self.limit, best + more, key=lambda ranked: (_Descending(ranked[0]), ranked[1]))
 
     def merge(self, bodies: Sequence[str]) -> str:
         """See `Scan`."""
@@ -184,16 +208,13 @@ class _Page:
     next: str | None
 
 
-def _states(
-    copy: Copy, start: bytes, stop: bytes, go_on: GoOn, limit: int | None = None
-) -> Iterator[tuple[bytes, bytes]]:
+def _states(copy: Copy, start: bytes, stop: bytes, limit: int | None = None) -> Iterator[list[tuple[bytes, bytes]]]:
     """States in key order, some at a time."""
     left = limit
     while left is None or left > 0:
-        go_on(copy)
         wanted = _STEP if left is None else min(_STEP, left)
         found = copy.view.scan(start, stop, wanted)
-        yield from found
+        yield found
         if len(found) < wanted:
             return
         start = found[-1][0] + b"\0"

@@ -2,21 +2,22 @@
 
 One request an instance, a few to one that has more partitions than a URL can name; one hop, one deadline. Each
 partition is read as of one moment; together they are of several. An answer that lacks a partition is refused, unless
-the client accepts that it does. A few threads read stores and merge answers; everything else belongs to the event loop.
+the client accepts that it does. Stores are read and answers merged in `Turns`; everything else belongs to the event
+loop. A question that is cancelled, because its client has gone, is not read to its end, nor at the peers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer
 from balance_service.http.peers.proxy import naming
 from balance_service.http.server.problems import Problem, unavailable
+from balance_service.http.turns import in_one_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
     from balance_service.http.routing import Copy, Readable, Routing
-    from balance_service.http.scan import GoOn, Render, Scan, View
+    from balance_service.http.scan import Render, Scan, Steps, View
+    from balance_service.http.turns import Asker, Turns
 
-_T = TypeVar("_T")
 _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
 _ATTEMPTS = 2
-_THREADS = 2
-_MOST_WAITING = 16
 # In the form `0:12,1:40`: each partition with what holds of it.
 _OF_PARTITIONS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
 NOT_OF_FORM = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
@@ -50,22 +49,13 @@ class _Part:
         return self.told["Balance-Position"].keys()
 
 
-class ScanThreads:
-    """The threads that read whole stores: few, with a bound on what waits for them."""
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A scan, who wants it, and how many records behind a copy may be; None: only owners answer."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "scan")
-        self._waiting = 0
-
-    async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
-        """What some work comes to. Raises Problem 503 at once if too much waits already."""
-        if self._waiting >= _MOST_WAITING:
-            raise unavailable("too many scans are in flight")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
-        finally:
-            self._waiting -= 1
+    scan: Scan
+    asker: Asker
+    max_lag: int | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -79,11 +69,13 @@ class Scatter:
     """Of the read model's routes, which the kinds of question follow."""
     view: View
     """Framed state → what the query answers."""
+    number: Callable[[str], Callable[[bytes], Any]]
+    """Field → framed state → what the view has there."""
     render: Render
     on_damage: Callable[[int, Readable, StoreCorruptedError], None]
     """As in `Queries`."""
     timeout_seconds: float
-    threads: ScanThreads
+    turns: Turns
 
     @property
     def partitions(self) -> int:
@@ -94,6 +86,7 @@ class Scatter:
         self,
         kind: str,
         scan: Scan,
+        asker: Asker,
         *,
         max_lag: int | None = None,
         is_partial: bool = False,
@@ -108,13 +101,25 @@ class Scatter:
             partitions: those that the question is about; None for all.
 
         Raises:
-            Problem: 503, some partition cannot be read.
+            Problem: 503, some partition cannot be read, or the client's share is used up.
         """
-        deadline = time.monotonic() + self.timeout_seconds
-        path, parameters = f"{self.path}/{kind}", scan.parameters()
+        question, deadline = _Question(scan, asker, max_lag), time.monotonic() + self.timeout_seconds
+        # One that begins has at least half of the time.
+        async with self.turns.admitted(asker, self.timeout_seconds / 2):
+            wanted = range(self.routing.partitions) if partitions is None else partitions
+            parts, missing = await self._gathered(kind, question, set(wanted), deadline)
+            if missing and not is_partial:
+                raise unavailable(f"nobody could be asked about partitions {_listed(missing)}")
+            return await self._merged(question, parts, missing)
+
+    async def _gathered(
+        self, kind: str, question: _Question, missing: set[int], deadline: float
+    ) -> tuple[list[_Part], set[int]]:
+        """The answers of instances about some partitions, and those without an answer."""
+        max_lag = question.max_lag
+        path, parameters = f"{self.path}/{kind}", question.scan.parameters()
         if max_lag is not None:
             parameters["maxLag"] = str(max_lag)
-        missing = set(range(self.routing.partitions) if partitions is None else partitions)
         parts: list[_Part] = []
         failed: set[Peer] = set()
         for attempt in range(_ATTEMPTS):
@@ -131,8 +136,8 @@ class Scatter:
                 for some, listed in naming("partitions", of_it, path, parameters)
             ]
             found = await asyncio.gather(
-                self._here(scan, missing, max_lag, deadline),
-                *(self._there(scan, peer, path, listed, some, until) for peer, some, listed in questions),
+                self._here(question, missing, deadline),
+                *(self._there(question, peer, path, listed, some, until) for peer, some, listed in questions),
             )
             failed = {peer for (peer, *_), part in zip(questions, found[1:], strict=True) if part is None}
             for part in found:
@@ -142,62 +147,72 @@ class Scatter:
                     missing.difference_update(part.partitions)
             if not missing:
                 break
-        if missing and not is_partial:
-            raise unavailable(f"nobody could be asked about partitions {_listed(missing)}")
-        return await self._merged(scan, parts, missing)
+        return parts, missing
 
-    async def answer_peer(self, scan: Scan, partitions: Iterable[int], max_lag: int | None) -> Answer:
+    async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
         """The answer to a peer about those of some partitions that are here; passed on to nobody.
 
         Raises:
-            Problem: 421, none is, or none is recent enough.
+            Problem: 421, none is, or none is recent enough; 503, the peer's share is used up.
         """
-        wanted = set(partitions)
-        part = await self._here(scan, wanted, max_lag, time.monotonic() + self.timeout_seconds)
-        if part is None:
-            raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
-        return await self._merged(scan, [part], set())
+        question, wanted = _Question(scan, asker, max_lag), set(partitions)
+        deadline = time.monotonic() + self.timeout_seconds
+        async with self.turns.admitted(asker, self.timeout_seconds / 2):
+            part = await self._here(question, wanted, deadline)
+            if part is None:
+                raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
+            return await self._merged(question, [part], set())
 
-    async def answer_owned(self, scan: Scan) -> Answer:
+    async def answer_owned(self, scan: Scan, asker: Asker) -> Answer:
         """The answer about the partitions that this instance owns, which may be none.
 
         Raises:
-            Problem: 503, one of them cannot be read, such as while it is restored.
+            Problem: 503, one of them cannot be read, such as while it is restored, or the client's share is used up.
         """
-        owned = self.routing.owned()
-        part = await self._here(scan, owned, None, time.monotonic() + self.timeout_seconds)
-        parts = [] if part is None else [part]
-        if missing := owned.difference(*(found.partitions for found in parts)):
-            raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
-        return await self._merged(scan, parts, set())
+        question, owned = _Question(scan, asker), self.routing.owned()
+        deadline = time.monotonic() + self.timeout_seconds
+        async with self.turns.admitted(asker, self.timeout_seconds / 2):
+            part = await self._here(question, owned, deadline)
+            parts = [] if part is None else [part]
+            if missing := owned.difference(*(found.partitions for found in parts)):
+                raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
+            return await self._merged(question, parts, set())
 
-    async def _here(self, scan: Scan, partitions: Iterable[int], max_lag: int | None, until: float) -> _Part | None:
+    async def _here(self, question: _Question, partitions: Iterable[int], until: float) -> _Part | None:
         """What the local stores have of some partitions; None if nothing, or if it could not be read in time."""
         copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]
-        copies = [copy for copy in copies if self._may_answer(copy, max_lag)]
+        copies = [copy for copy in copies if self._may_answer(copy, question.max_lag)]
         if not copies:
             return None
-
-        def go_on(copy: Copy) -> None:
-            # What is read of a store that was closed keeps it from being opened again.
-            if time.monotonic() > until or copy.task.view is None:
-                raise RetriableError(f"partition {copy.partition} could not be read to its end")
-
         try:
-            body = await self.threads.run(scan.read, copies, self.view, self.render, go_on)
+            body = await self.turns.run(question.asker, self._read(question.scan, copies, until))
         except StoreCorruptedError:
-            await self._find_damage(scan, copies, go_on)
+            await self._find_damage(question, copies, until)
             return None
         except BalanceServiceError:
             return None
-        if not all(self._may_answer(copy, max_lag) for copy in copies):
+        if not all(self._may_answer(copy, question.max_lag) for copy in copies):
             return None
         return _Part(body, _told(copies, self.routing))
 
-    async def _find_damage(self, scan: Scan, copies: Sequence[Copy], go_on: GoOn) -> None:
+    def _read(self, scan: Scan, copies: Sequence[Copy], until: float) -> Steps:
+        """The local answer. Raises RetriableError: it takes too long, or a store is closed before its end."""
+        reading = scan.read(copies, self.view, self.render)
+        while True:
+            # What is read of a store that was closed keeps it from being opened again.
+            if time.monotonic() > until or any(copy.task.view is None for copy in copies):
+                raise RetriableError("the partitions could not be read to their end")
+            try:
+                next(reading)
+            except StopIteration as end:
+                body: str = end.value
+                return body
+            yield
+
+    async def _find_damage(self, question: _Question, copies: Sequence[Copy], until: float) -> None:
         for copy in copies:
             try:
-                await self.threads.run(scan.read, [copy], self.view, self.render, go_on)
+                await self.turns.run(question.asker, self._read(question.scan, [copy], until))
             except StoreCorruptedError as error:
                 self.on_damage(copy.partition, copy.task, error)
             except BalanceServiceError:
@@ -227,10 +242,16 @@ class Scatter:
         return owners
 
     async def _there(
-        self, scan: Scan, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
+        self,
+        question: _Question,
+        peer: Peer,
+        path: str,
+        parameters: Mapping[str, str],
+        partitions: Sequence[int],
+        until: float,
     ) -> _Part | None:
         """What a peer has of some partitions; None if it does not answer, or for others."""
-        part = await self._asked(scan, peer, path, parameters, partitions, until)
+        part = await self._asked(question, peer, path, parameters, partitions, until)
         for partition in partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, peer)
@@ -239,7 +260,13 @@ class Scatter:
         return part
 
     async def _asked(
-        self, scan: Scan, peer: Peer, path: str, parameters: Mapping[str, str], partitions: Sequence[int], until: float
+        self,
+        question: _Question,
+        peer: Peer,
+        path: str,
+        parameters: Mapping[str, str],
+        partitions: Sequence[int],
+        until: float,
     ) -> _Part | None:
         try:
             answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
@@ -252,15 +279,19 @@ class Scatter:
             if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):
                 return None
             # Merged with nothing else, it comes out as it went in, if it can be read.
-            body = await asyncio.to_thread(scan.merge, [answer.body.decode()])
+            body = await self.turns.run(question.asker, in_one_step(question.scan.merge, [answer.body.decode()]))
         except NOT_OF_FORM:
             return None
         return _Part(body, told)
 
-    async def _merged(self, scan: Scan, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
+    async def _merged(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
         bodies = [part.body for part in parts]
         try:
-            body = bodies[0] if len(bodies) == 1 else await self.threads.run(scan.merge, bodies)
+            body = (
+                bodies[0]
+                if len(bodies) == 1
+                else await self.turns.run(question.asker, in_one_step(question.scan.merge, bodies))
+            )
         except NOT_OF_FORM as error:
             raise not_of_form() from error
         headers = {"Balance-Application-Server": self.address}

@@ -24,8 +24,9 @@ from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.queries import PATH, Queries
 from balance_service.http.routing import Routing
-from balance_service.http.scatter import ScanThreads, Scatter
+from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import problems
+from balance_service.http.turns import Asker, Turns
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import POSITION_KEY, Position, Role
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from balance_service.errors import StoreCorruptedError
     from balance_service.http.routing import Readable
+    from balance_service.http.scan import Steps
 
 BALANCE = Balance.description()
 STATES = balance_codec()
@@ -48,6 +50,7 @@ PARTITION = partition_of(CUSTOMER.encode(), PARTITIONS)
 OTHER_PARTITION = 1 - PARTITION
 EPOCH = 4
 END = 100
+ASKER = Asker("a client")
 TIMEOUT_SECONDS = 2.0
 BUSY_SECONDS = 10.0
 """By how much a busy machine may be late."""
@@ -66,6 +69,15 @@ class Answer:
         problem = json.loads(self.text)
         assert problem["status"] == self.status
         return str(problem["detail"])
+
+
+def read_to_its_end(steps: Steps) -> str:
+    """What a scan answers."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return str(end.value)
 
 
 class OneTask:
@@ -169,10 +181,11 @@ class Instance:
             address=self.address,
             path=path,
             view=lambda _: {},
+            number=STATES.number,
             render=json.dumps,
             on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
-            threads=ScanThreads(),
+            turns=Turns("scan"),
         )
 
     @asynccontextmanager

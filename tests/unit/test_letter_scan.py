@@ -14,6 +14,7 @@ from balance_service.read_models.keys import TEXT, KeyType
 from balance_service.state.letters.decisions import LetterId
 from balance_service.state.letters.letter import Letter
 from balance_service.state.records import Position
+from tests.support.querying import read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def test_a_page_of_letters_with_long_keys_is_no_more_than_a_peer_may_answer(keys
     start, is_last = 0, False
     while not is_last:
         scan = LetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept, start=(0, start), limit=1000)
-        body = scan.read([copy], nothing, nothing, lambda _copy: None)
+        body = read_to_its_end(scan.read([copy], nothing, nothing))
         assert len(body) <= MAX_BODY_BYTES
         page = json.loads(body)
         found += [letter["id"] for letter in page["deadLetters"]]
@@ -75,6 +76,6 @@ def test_a_key_is_told_as_text_or_as_the_bytes_that_it_is(key_type: Any, key: An
     copy = Copy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
     scan = LetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
 
-    (letter,) = json.loads(scan.read([copy], nothing, nothing, lambda _copy: None))["deadLetters"]
+    (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
 
     assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown

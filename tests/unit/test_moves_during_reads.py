@@ -16,7 +16,7 @@ from balance_service.http.scan import Count
 from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
 from tests.support.membership import lone_member
-from tests.support.querying import CUSTOMER, PARTITION, Instance, OneTask, ask
+from tests.support.querying import ASKER, CUSTOMER, PARTITION, Instance, OneTask, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Partitions
     from balance_service.http.answer import Answer
     from balance_service.http.routing import Copy
-    from balance_service.http.scan import GoOn, Render, View
+    from balance_service.http.scan import Render, Steps, View
 
 
 class Interrupted(Instance):
@@ -119,16 +119,16 @@ def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Int
     read = replaced.only
 
     class DamagedCount(Count):
-        def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+        def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
             if copies[0].task is read:
                 replaced.happens(replaced)
                 raise StoreCorruptedError("checksum mismatch")
-            return Count.read(self, copies, view, render, go_on)
+            return Count.read(self, copies, view, render)
 
     async def scanned() -> Answer:
         scatter = replaced.scatter("/api/models/balance")
         try:
-            return await scatter.answer("count", DamagedCount(), partitions=[PARTITION])
+            return await scatter.answer("count", DamagedCount(), ASKER, partitions=[PARTITION])
         finally:
             await scatter.proxy.close()
 

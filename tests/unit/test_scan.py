@@ -15,6 +15,7 @@ from balance_service.http.routing import Copy
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.read_models.keys import KeyType
 from balance_service.state.records import Position
+from tests.support.querying import read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Cop
 
 def answer(question: Scan, states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
     """What instances with some partitions each come to, decimals as their digits."""
-    bodies = [question.read(copies(states, partitions), _view, _render, _go_on) for partitions in instances]
+    bodies = [read_to_its_end(question.read(copies(states, partitions), _view, _render)) for partitions in instances]
     return json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
 
 
@@ -59,12 +60,12 @@ def _view(frame: bytes) -> Mapping[str, Any]:
     return {"amount": Decimal(frame.decode())}
 
 
+def _value(frame: bytes) -> Decimal:
+    return Decimal(frame.decode())
+
+
 def _render(view: Mapping[str, Any]) -> str:
     return f'{{"amount":{view["amount"]:f}}}'
-
-
-def _go_on(_copy: Copy) -> None:
-    """There is time."""
 
 
 def pairs(body: Any) -> list[tuple[str, Decimal]]:
@@ -104,7 +105,7 @@ def test_keys_that_are_numbers_are_in_the_order_of_numbers(
             views.append(Copy(partition, view, view, Position(0, 1, "id"), was_owned=True))
         return views
 
-    bodies = [question.read(copies_of(partitions), _view, _render, _go_on) for partitions in instances]
+    bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
     found = json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
 
     assert pairs(found) == [(str(n), amount) for n, amount in sorted(states.items()) if start <= n <= end]
@@ -164,7 +165,7 @@ def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, 
 def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key(
     states: dict[str, Decimal], limit: int
 ) -> None:
-    found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
+    found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     assert "next" not in found
@@ -177,7 +178,7 @@ def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_
     wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scan, "MOST_BYTES", 100)
-        found = answer(Top(by="amount", limit=limit), states, [[0], [1], [2]])
+        found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     told = pairs(found)
     assert told == wanted[: len(told)]
@@ -191,6 +192,6 @@ def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> Non
 
 def test_digits_are_kept_when_answers_are_merged() -> None:
     long = Decimal("12345678901234567890123456789012.10")
-    bodies = [Entries().read(copies({"a": long}, [p]), _view, _render, _go_on) for p in range(3)]
+    bodies = [read_to_its_end(Entries().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
 
     assert "12345678901234567890123456789012.10" in Entries().merge(bodies)

@@ -21,7 +21,7 @@ from balance_service.http.server.problems import Problem, problems
 from balance_service.read_models.keys import TEXT
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.fakes import letters
-from tests.support.querying import BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, Instance
+from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.answer import Answer
     from balance_service.http.routing import Copy
-    from balance_service.http.scan import GoOn, Render, Scan, View
+    from balance_service.http.scan import Render, Scan, Steps, View
 
 
 MODEL = "/api/models/balance"
@@ -45,7 +45,7 @@ def owned_by(instance: Instance) -> int:
 
     async def ask() -> int:
         scatter = instance.scatter(MODEL)
-        count = json.loads((await scatter.answer_owned(Count())).body)["count"]
+        count = json.loads((await scatter.answer_owned(Count(), ASKER)).body)["count"]
         await scatter.proxy.close()
         return int(count)
 
@@ -85,19 +85,19 @@ class Slow(Count):
     seconds: float
     began: list[float] = field(default_factory=list)
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render, go_on: GoOn) -> str:
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
         self.began.append(time.monotonic())
+        yield
         time.sleep(self.seconds)
-        for copy in copies:
-            go_on(copy)
-        return Count.read(self, copies, view, render, go_on)
+        yield
+        return (yield from Count.read(self, copies, view, render))
 
 
 def count_slowly(instance: Instance, scan: Slow) -> int:
     async def ask() -> Answer:
         scatter = instance.scatter(MODEL)
         try:
-            return await scatter.answer("count", scan, partitions=[PARTITION])
+            return await scatter.answer("count", scan, ASKER, partitions=[PARTITION])
         finally:
             await scatter.proxy.close()
 
@@ -160,7 +160,7 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
             instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
             instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
             try:
-                answers = [await scatter.answer("count", Count(), partitions=[PARTITION]) for _ in range(3)]
+                answers = [await scatter.answer("count", Count(), ASKER, partitions=[PARTITION]) for _ in range(3)]
             finally:
                 await scatter.proxy.close()
         return [json.loads(answer.body)["count"] for answer in answers]
@@ -169,7 +169,7 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
     assert asked == ["liar", "owner", "owner", "owner"]
 
 
-TOP = Top(by="amount")
+TOP = Top(by="amount", value=STATES.number("amount"))
 LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
 ODD: list[tuple[Scan, bytes]] = [
     (Count(), b'{"count":"\xff"}'),
@@ -206,7 +206,7 @@ def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = st
         async with TestServer(app) as server:
             instance.hear_of_owner(f"127.0.0.1:{server.port}")
             try:
-                return await scatter.answer("scan", scan, partitions=[PARTITION])
+                return await scatter.answer("scan", scan, ASKER, partitions=[PARTITION])
             finally:
                 await scatter.proxy.close()
 
@@ -275,7 +275,7 @@ def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_
             record = {"incarnation": "i", "models": [], "tasks": tasks}
             instance.servers.hear(f"127.0.0.1:{server.port}", record, live=True)
             try:
-                return await scatter.answer(kind, scan)
+                return await scatter.answer(kind, scan, ASKER)
             finally:
                 await scatter.proxy.close()
 

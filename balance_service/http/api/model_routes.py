@@ -109,8 +109,16 @@ def _scan(
             _UNKNOWN_MODEL,
             MISDIRECTED,
             unavailable(
-                "Some partition cannot be read now, and `partial` is not given.",
-                {"missing": ("A partition is changing hands", "nobody could be asked about partitions 1")},
+                "Some partition cannot be read now, and `partial` is not given; or the client has too many scans under "
+                "way.",
+                {
+                    "missing": ("A partition is changing hands", "nobody could be asked about partitions 1"),
+                    "share": (
+                        "Too many scans of one client",
+                        "this client's share of scans is used up: 2 of its scans are under way here and 32 wait; ask "
+                        "again when some are answered",
+                    ),
+                },
             ),
         ),
     )

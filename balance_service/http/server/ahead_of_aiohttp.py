@@ -10,6 +10,7 @@ changed. Everything runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import EMPTY_PAYLOAD, hdrs, web
@@ -18,7 +19,7 @@ from aiohttp.http import RawRequestMessage
 from balance_service.http.access.clients import whereabouts
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 
 def body_of(request: web.BaseRequest) -> bytes:
@@ -58,6 +59,22 @@ class AheadOfAiohttp(web.RequestHandler):
         self._ahead = ahead
         self._answering: asyncio.Task[None] | None = None
         self._held: list[bytes] = []
+        self._ending: asyncio.Task[Any] | None = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Cancel the request that nobody waits for any more, if it ends with its connection."""
+        if self._ending is not None:
+            self._ending.cancel()
+        super().connection_lost(exc)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """The request that the current task answers is cancelled within this block once the connection is closed."""
+        self._ending = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._ending = None
 
     def data_received(self, data: bytes) -> None:
         """Have aiohttp's parser read on, and decide which side answers what it has read."""
@@ -142,3 +159,14 @@ class AheadOfAiohttp(web.RequestHandler):
             held, self._held = b"".join(self._held), []
             transport.resume_reading()
             self.data_received(held)
+
+
+@contextmanager
+def ending_with(request: web.Request) -> Iterator[None]:
+    """Within this block, a request is cancelled once its client has closed the connection."""
+    connection = request.protocol
+    if isinstance(connection, AheadOfAiohttp):
+        with connection.ending():
+            yield
+    else:
+        yield

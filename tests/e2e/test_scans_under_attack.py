@@ -1,0 +1,155 @@
+"""One client that asks for many scans at once uses its own share; other clients and operators are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+import aiohttp
+import httpx
+import pytest
+
+from balance_service.http.dead_letters import PATH as LETTERS_PATH
+from balance_service.http.model_queries import PATH as MODELS_PATH
+from balance_service.http.queries import PATH as BALANCE_PATH
+from tests.support.commands import run
+from tests.support.service import application, on
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.tools.local.stack import LocalStack
+
+KEYS = 40_000
+ATTACKERS, ROUNDS, ROUND_SECONDS = 20, 3, 4.0
+# Another address is another client, on the same machine too.
+ATTACKER, CLIENT, OPERATOR = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+TOP = f"{MODELS_PATH}/balance/top?by=amount"
+ENTRIES = f"{MODELS_PATH}/balance/entries"
+PROMISED_RATIO, NOISE_RATIO, NOISE_SECONDS = 3, 2, 0.1
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    return application()
+
+
+@pytest.fixture(scope="module")
+def many_keys(stack: LocalStack, settings: dict[str, str], pair: tuple[LocalInstance, LocalInstance]) -> LocalInstance:
+    """One of two instances of many keys."""
+    done = run(on(stack, settings), "load", "--events", str(2 * KEYS), "--customers", str(KEYS), seconds=120)
+    assert done.code == 0, done
+    counts = [0]
+
+    def is_settled() -> bool:
+        counts.append(count(pair[0].url))
+        return counts[-1] > KEYS / 2 and counts[-1] == counts[-2]
+
+    eventually(is_settled, lambda: f"{counts[-1]} keys are all", 120)
+    return pair[0]
+
+
+def count(url: str) -> int:
+    """How many keys there are by now."""
+    return int(httpx.get(f"{url}{MODELS_PATH}/balance/count", timeout=10).json().get("count", 0))
+
+
+def session(address: str) -> aiohttp.ClientSession:
+    """A client that asks from an address."""
+    connector = aiohttp.TCPConnector(local_addr=(address, 0))
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=15))
+
+
+@dataclass
+class Asked:
+    """How questions of one kind were answered."""
+
+    statuses: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    async def ask(self, client: aiohttp.ClientSession, url: str) -> int:
+        began = time.monotonic()
+        async with client.get(url) as answer:
+            await answer.read()
+        self.statuses.append(answer.status)
+        self.seconds.append(time.monotonic() - began)
+        return answer.status
+
+    @property
+    def share_answered(self) -> float:
+        return self.statuses.count(200) / len(self.statuses)
+
+
+@dataclass
+class Round:
+    """What clients meet in some seconds."""
+
+    url: str
+    seconds: float = ROUND_SECONDS
+    one_key: Asked = field(default_factory=Asked)
+    scans: Asked = field(default_factory=Asked)
+    letters: Asked = field(default_factory=Asked)
+    attacks: Asked = field(default_factory=Asked)
+
+    async def run(self, attackers: int = 0) -> None:
+        until = time.monotonic() + self.seconds
+        async with session(ATTACKER) as attacker, session(CLIENT) as client, session(OPERATOR) as operator:
+            async with client.get(f"{self.url}{ENTRIES}?limit=500") as answer:
+                keys = [entry["key"] for entry in (await answer.json())["entries"]]
+
+            async def repeat(asked: Asked, by: aiohttp.ClientSession, targets: list[str], pause: float) -> None:
+                while time.monotonic() < until:
+                    status = await asked.ask(by, self.url + random.choice(targets))
+                    # A client heeds a refusal a little.
+                    await asyncio.sleep(pause if status == 200 else 0.05)
+
+            one_key = [f"{BALANCE_PATH}?customerId={key}" for key in keys]
+            await asyncio.gather(
+                repeat(self.one_key, client, one_key, 0.004),
+                repeat(self.scans, client, [ENTRIES, TOP], 0.1),
+                repeat(self.letters, operator, [LETTERS_PATH], 0.1),
+                *(repeat(self.attacks, attacker, [TOP], 0.0) for _ in range(attackers)),
+            )
+
+
+def test_many_scans_of_one_client_keep_neither_other_clients_nor_operators_nor_queries_for_one_key_waiting(
+    many_keys: LocalInstance,
+) -> None:
+    at_rest = [Round(many_keys.url) for _ in range(ROUNDS)]
+    attacked = [Round(many_keys.url) for _ in range(ROUNDS)]
+    for rest, attack in zip(at_rest, attacked, strict=True):
+        asyncio.run(rest.run())
+        asyncio.run(attack.run(ATTACKERS))
+
+    scans = [status for attack in attacked for status in attack.scans.statuses]
+    letters = [status for attack in attacked for status in attack.letters.statuses]
+    assert scans.count(200) >= 0.95 * len(scans)
+    assert letters.count(200) >= 0.95 * len(letters)
+    assert all(attack.one_key.share_answered == 1 for attack in attacked)
+    bound = max(NOISE_RATIO * PROMISED_RATIO * p99(at_rest), NOISE_SECONDS)
+    assert p99(attacked) <= bound, f"{p99(attacked)} under attack, {p99(at_rest)} at rest"
+
+
+def p99(rounds: list[Round]) -> float:
+    return median(quantiles(some.one_key.seconds, n=100)[-1] for some in rounds)
+
+
+def test_scans_whose_clients_have_gone_are_not_read_to_their_end(many_keys: LocalInstance) -> None:
+    async def asked_after(gone: int) -> float:
+        """The seconds that a top takes after some others were given up."""
+        async with session(ATTACKER) as client:
+            for _ in range(gone):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05), client.get(many_keys.url + TOP):
+                        pass
+            asked = Asked()
+            assert await asked.ask(client, many_keys.url + TOP) == 200
+            return asked.seconds[0]
+
+    undisturbed = median(asyncio.run(asked_after(0)) for _ in range(3))
+    disturbed = median(asyncio.run(asked_after(10)) for _ in range(3))
+    assert disturbed <= 3 * undisturbed + 0.2

@@ -1,0 +1,32 @@
+"""What operators ask, and the bounds on its cost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from balance_service.http.operations import Operations
+from tests.support.fakes import Nobody
+
+
+class Counted(Nobody):
+    """An instance whose metrics say how often they were made."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.made = 0
+
+    def metrics(self) -> bytes:
+        self.made += 1
+        return str(self.made).encode()
+
+
+def test_metrics_are_made_at_most_once_a_second() -> None:
+    now = [100.0]
+    operations, nothing = Operations(Counted(), lambda: now[0]), None
+
+    def scraped(at: float) -> Any:
+        now[0] = at
+        return asyncio.run(operations.metrics(nothing)).body  # type: ignore[arg-type]  # no request is looked at
+
+    assert [scraped(at) for at in (100.0, 100.5, 100.999, 101.0, 101.5, 109.0)] == [b"1", b"1", b"1", b"2", b"2", b"3"]
