@@ -32,7 +32,9 @@ PROGRESS_SECONDS = (SESSION_TIMEOUT_SECONDS + 10) * SHARE
 _OWNED_SECONDS = (SESSION_TIMEOUT_SECONDS + 5) * SHARE
 _REMOVED_SECONDS = 5 * SHARE
 _FLAGGED_SECONDS = 3 * SHARE
-READY_SECONDS = 30 * SHARE
+_READY_SECONDS = 30 * SHARE
+STRIKE_SECONDS = 3 * (_READY_SECONDS + PROGRESS_SECONDS)
+"""An instance is started, owns partitions, and folds until it reaches a fail point; other work may slow that."""
 # As many faults in a row may strike what owns a partition.
 _STANDSTILL_SECONDS = 3 * PROGRESS_SECONDS
 # A partition of four may be moving for the last time.
@@ -106,9 +108,9 @@ def check_starts(starts: Iterable[Start], outages: Sequence[tuple[float, float]]
     """What is started wants queries in time, while there is a broker."""
     for start in starts:
         had_broker = not any(down < start.at + start.seconds and start.at < up for down, up in outages)
-        if had_broker and start.seconds > READY_SECONDS:
+        if had_broker and start.seconds > _READY_SECONDS:
             told = f"{start.member} was ready {start.seconds:.1f} s after it was started"
-            yield Violation("silent", f"{told}, and {READY_SECONDS:.0f} s are promised")
+            yield Violation("silent", f"{told}, and {_READY_SECONDS:.0f} s are promised")
 
 
 def check_undisturbed(answers: Iterable[Answer], windows: Iterable[tuple[float, float]]) -> Iterator[Violation]:

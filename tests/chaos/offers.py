@@ -26,24 +26,21 @@ _RARE_POINTS = {*OPENING_POINTS, "letters-read"}
 
 
 class Offers:
-    """The fail points of one round, in their order; a few are offered at a time."""
+    """The fail points of one round, offered one after the other.
 
-    def __init__(self, folder: Path, points: Iterable[str], at_once: int, chooser: random.Random) -> None:
+    Two at a time would keep a point that is seldom reached waiting: processes would die at the other one before.
+    """
+
+    def __init__(self, folder: Path, points: Iterable[str], chooser: random.Random) -> None:
         """Args:
-        folder: made here; holds a file for each point that is offered.
-        at_once: how many may be offered at a time.
+        folder: made here; holds a file for the point that is offered.
         """
         folder.mkdir()
         self._folder = folder
-        self._to_come = list(points)
-        self._at_once = at_once
+        self.left = list(points)
+        """The points that have not struck yet; the first is offered, or will be next."""
         self._chooser = chooser
-        self._offered: dict[str, float] = {}
-
-    @property
-    def left(self) -> list[str]:
-        """The points that have not struck yet: those that are offered, and those to come."""
-        return [*self._offered, *self._to_come]
+        self._offered_at: float | None = None
 
     @property
     def in_parts(self) -> bool:
@@ -51,14 +48,10 @@ class Offers:
         return PARTS_POINT in self.left
 
     def offer(self) -> None:
-        """Offer the next points. To be called before an instance is started: tasks are opened then, and seldom else."""
-        while len(self._offered) < self._at_once:
-            point = next((point for point in self._to_come if point not in self._offered), None)
-            if point is None:
-                return
-            self._to_come.remove(point)
-            self._offered[point] = time.time()
-            (self._folder / point).touch()
+        """Offer the next point. To be called before an instance is started: tasks are opened then, and seldom else."""
+        if self.left and self._offered_at is None:
+            self._offered_at = time.time()
+            (self._folder / self.left[0]).touch()
 
     def specification(self) -> str:
         """The setting that has a process die at any point that is offered."""
@@ -66,5 +59,9 @@ class Offers:
         return ",".join([*(f"{point}=kill@{turn}" for point, turn in turns.items()), f"claims={self._folder}"])
 
     def taken(self, strike: Strike) -> float:
-        """Take down that a point has struck; returns how many seconds after it was offered."""
-        return strike.at - self._offered.pop(strike.point)
+        """Take down that the point has struck; returns how many seconds after it was offered."""
+        point, offered_at = self.left.pop(0), self._offered_at
+        assert point == strike.point
+        assert offered_at is not None
+        self._offered_at = None
+        return strike.at - offered_at
