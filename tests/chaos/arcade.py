@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.tools.local.process import READY_TIMEOUT_SECONDS
 from tests.integration.purchases import invoice
 from tests.integration.rows import Rows
 
@@ -24,6 +25,8 @@ _STRANGERS = tuple(
     for partition in range(PARTITIONS)
 )
 _PAUSE_SECONDS = 0.1
+# The broker that was killed may take as long to start on a busy machine, and the producers a while to come back to it.
+_FLUSH_SECONDS = READY_TIMEOUT_SECONDS + 60
 _A_STEP = 4
 
 
@@ -129,4 +132,4 @@ class Arcade:
 
     def _flush(self) -> None:
         for rows in (self._pos, self._players, self._products, self._scores):
-            rows.flush()
+            rows.flush(_FLUSH_SECONDS)

@@ -33,6 +33,8 @@ _OWNED_SECONDS = (SESSION_TIMEOUT_SECONDS + 5) * SHARE
 _REMOVED_SECONDS = 5 * SHARE
 _FLAGGED_SECONDS = 3 * SHARE
 _READY_SECONDS = 30 * SHARE
+STRIKE_SECONDS = 3 * (_READY_SECONDS + PROGRESS_SECONDS)
+"""An instance is started, owns partitions, and folds until it reaches a fail point; other work may slow that."""
 # As many faults in a row may strike what owns a partition.
 _STANDSTILL_SECONDS = 3 * PROGRESS_SECONDS
 # A partition of four may be moving for the last time.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import uuid
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import httpx
 import psutil
@@ -39,7 +41,14 @@ NEVER_TOLD = (
 )
 """What an instance logs of an exception that was not foreseen, of its own end, and of what a person has to see to."""
 _FEW_RECORDS = 7
-_IN_PARTS = "part-stored"
+_STRUCK = '"event": "a fail point strikes"'
+
+
+class Strike(NamedTuple):
+    """The fail point at which a process has died, and when, in seconds since 1970."""
+
+    point: str
+    at: float
 
 
 class Member:
@@ -68,11 +77,11 @@ class Member:
         """Whether the process is there, be it stopped."""
         return self.instance.running
 
-    def launch(self, failpoints: str = "") -> None:
-        """Start the process, armed or not."""
+    def launch(self, failpoints: str = "", *, in_parts: bool = False) -> None:
+        """Start the process, armed or not; `in_parts`: a few records are many for it in any case."""
         self.keep_log()
         is_small, self._is_next_small = self._is_next_small, not self._is_next_small
-        bounds = f"parts={self._part}" if is_small or failpoints.startswith(_IN_PARTS) else ""
+        bounds = f"parts={self._part}" if is_small or in_parts else ""
         self.instance.environment["BALANCE_FAILPOINTS"] = ",".join(filter(None, (bounds, failpoints)))
         self.should_run = True
         self.instance.launch()
@@ -97,9 +106,13 @@ class Member:
             with self.instance.log.open("rb") as last, self._all_logs.open("ab") as kept:
                 shutil.copyfileobj(last, kept)
 
-    def was_struck(self, failpoint: str) -> bool:
-        """Whether the last process met its fail point."""
-        return f'"failpoint": "{failpoint}"' in self.instance.log.read_text(encoding="utf-8", errors="replace")
+    def strike(self) -> Strike | None:
+        """The fail point at which the last process died or stopped; None if it has reached none."""
+        for line in self.instance.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if _STRUCK in line:
+                told = json.loads(line)
+                return Strike(told["failpoint"], datetime.fromisoformat(told["timestamp"]).timestamp())
+        return None
 
     def unexpected(self) -> Iterator[str]:
         """What any of its processes has told that nobody should ever read. Ask when it is stopped."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from balance_service.errors import ConfigurationError
 from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
 from tests.chaos.damage import damage_store, delete_store
-from tests.chaos.plan import OPENING_POINTS
+from tests.chaos.plan import OPENING_POINTS, PARTS_POINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,7 +182,7 @@ class _Lane(threading.Thread):
         for _ in range(_STRIKE_ATTEMPTS):
             self._launch_armed(point, "kill")
             if self._waited(lambda: not self._member.running, _STRIKE_SECONDS):
-                if not self._member.was_struck(point):
+                if self._member.strike() is None:
                     self._chaos.wonder_at(self._member)
                     continue
                 self._member.kill()
@@ -240,7 +240,7 @@ class _Lane(threading.Thread):
             self._journal.say(f"{self._member.name} is stopped, to be started armed")
         # Opening a task commits, too, but nothing; and who is to be a zombie should have been seen as the owner before.
         turn = 1 if point in OPENING_POINTS else self._chooser.randint(*_TURNS)
-        self._member.launch(f"{point}={action}@{turn}")
+        self._member.launch(f"{point}={action}@{turn}", in_parts=point == PARTS_POINT)
 
     def _up(self) -> None:
         """Return once the instance wants queries."""

@@ -21,6 +21,8 @@ POINTS = (
     "restored",
     "position-written",
 )
+PARTS_POINT = "part-stored"
+"""Reached only where a few records are many."""
 OPENING_POINTS = ("fenced", "restored", "position-written")
 INSTANCE_FAULTS = (
     "kill",

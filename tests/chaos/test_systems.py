@@ -20,11 +20,13 @@ import pytest
 from balance_service.tools.local.instances import LocalInstance
 from balance_service.tools.local.stack import LocalStack
 from tests.chaos.arcade import PARTITIONS, Arcade
+from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.checks import Violation
 from tests.chaos.cluster import Member, tasks_of
 from tests.chaos.hops import Hops
-from tests.chaos.journal import Journal
-from tests.chaos.plan import OPENING_POINTS, plan_from_environment
+from tests.chaos.journal import Journal, own_time
+from tests.chaos.offers import Offers
+from tests.chaos.plan import plan_from_environment
 from tests.chaos.stores import compacted, digest, read_committed, states
 from tests.support.commands import run
 from tests.support.service import SESSION_TIMEOUT_SECONDS, on
@@ -50,14 +52,12 @@ _INNER = {
 # A commit has a state for each of six cards, at most.
 _FEW_RECORDS = 2
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
-_STRIKE_SECONDS = 300.0
-_MOVE_SECONDS, _LOOK_SECONDS = 30.0, 0.1
+_LOOK_SECONDS = 0.1
+# At times longer than the session timeout: then the others have taken over its partitions when it comes back.
+_DOWN_SECONDS = SESSION_TIMEOUT_SECONDS + 2
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
-# So late that each stage has committed before. Few are as many as come: opening a stage passes a point once, and an
-# instance may have partitions with letters only while another is away.
-_TURNS, _FEW_TURNS = (4, 16), (1, 4)
-_RARE_POINTS = {*OPENING_POINTS, "letters-read"}
+_KILL_AT = "kill-at-"
 
 
 @pytest.mark.timeout(2_400 + 90 * _MINUTES)
@@ -78,6 +78,7 @@ class _Systems:
         self._folder = folder
         self._journal = Journal()
         self._chooser = random.Random(plan.seed)
+        self._rounds = 0
         self._stack = resources.enter_context(LocalStack(folder / "stack"))
         self._application_id = f"systems-{uuid.uuid4().hex[:8]}"
         self._settings = on(
@@ -111,9 +112,7 @@ class _Systems:
         """Everything, in order; returns what was found."""
         began, violations = time.monotonic(), list[Violation]()
         for number, each in enumerate(self._plan.rounds, start=1):
-            faults = [
-                fault for lane in each.chunks for chunk in lane for fault in chunk if fault.startswith("kill-at-")
-            ]
+            faults = [fault for lane in each.chunks for chunk in lane for fault in chunk if fault.startswith(_KILL_AT)]
             round_began = time.monotonic()
             self._play_round(faults, restarts_broker=bool(each.broker_faults))
             violations += self._told(self._checked())
@@ -126,20 +125,23 @@ class _Systems:
         return violations
 
     def _play_round(self, faults: Sequence[str], *, restarts_broker: bool) -> None:
-        """Each instance dies at one fail point after the other; all run at the end, and have applied everything."""
-        count = len(self._members)
-        left = [list(faults[of::count]) for of in range(count)]
-        for member, mine in zip(self._members, left, strict=True):
+        """Instances die at one fail point after the other; all run at the end, and have applied everything."""
+        self._rounds += 1
+        points = [fault.removeprefix(_KILL_AT) for fault in faults]
+        offers = Offers(self._folder / f"offers-{self._rounds}", points, self._chooser)
+        for member in self._members:
             if member.running:
                 member.stop()
-            self._launch(member, mine)
+        offers.offer()
+        for member in self._members:
+            member.launch(offers.specification(), in_parts=offers.in_parts)
         self._arcade.start()
-        while any(left):
-            self._await_a_death(left)
-            for member, mine in zip(self._members, left, strict=True):
-                if mine and not member.running:
-                    self._struck(member, mine)
-            if restarts_broker and sum(map(len, left)) <= len(faults) // 2:
+        while offers.left:
+            self._await_a_death(offers)
+            for member in self._members:
+                if not member.running:
+                    self._follow(member, offers)
+            if restarts_broker and len(offers.left) <= len(points) // 2:
                 restarts_broker = False
                 self._journal.fault("restart-broker")
                 self._stack.kill_broker()
@@ -152,40 +154,29 @@ class _Systems:
         self._journal.say(f"{self._arcade.sent} purchases and as many scores; catching up")
         eventually(self._is_caught_up, lambda: f"not caught up: {list(tasks_of(self._members))}", _CATCH_UP_SECONDS)
 
-    def _await_a_death(self, left: Sequence[Sequence[str]]) -> None:
-        """Wait until an instance has come to its fail point. None comes to one that its partitions have no work for.
-
-        So one of all is killed now and then, and partitions move. The one that waits for its fail point may be it: the
-        group leaves partitions where they are, so that it would keep those without work while others come and go.
-        """
-        members = list(zip(self._members, left, strict=True))
-        deadline = moved = time.monotonic()
-        deadline += _STRIKE_SECONDS
-        while not any(mine and not member.running for member, mine in members):
+    def _await_a_death(self, offers: Offers) -> None:
+        """Wait until an instance has died. Fails if none does in several times what the service promises."""
+        began = own_time()
+        while all(member.running for member in self._members):
             self._arcade.check()
-            assert time.monotonic() < deadline, f"none of {left} was reached"
-            if time.monotonic() - moved > _MOVE_SECONDS:
-                moved = time.monotonic()
-                member, mine = self._chooser.choice(members)
-                self._journal.fault("kill", member.name)
-                member.kill()
-                self._launch(member, mine)
+            assert own_time() - began < STRIKE_SECONDS, (
+                f"{offers.left[0]} was not reached in {STRIKE_SECONDS:.0f} s, with a load of {os.getloadavg()}: "
+                f"{list(tasks_of(self._members))}"
+            )
             time.sleep(_LOOK_SECONDS)
 
-    def _struck(self, member: Member, mine: list[str]) -> None:
-        fault = mine[0]
-        if member.was_struck(fault.removeprefix("kill-at-")):
-            del mine[0]
-            self._journal.fault(fault, member.name)
-        else:
+    def _follow(self, member: Member, offers: Offers) -> None:
+        """Take down how an instance died, leave it down for a while, and start it with the next point offered."""
+        strike = member.strike()
+        if strike is None:
             self._journal.wonder(f"{member.name} ended by itself")
+        else:
+            told = f"{offers.taken(strike):.1f} s after it was offered"
+            self._journal.fault(f"{_KILL_AT}{strike.point}", member.name, told=told)
         member.kill()
-        self._launch(member, mine)
-
-    def _launch(self, member: Member, mine: Sequence[str]) -> None:
-        point = mine[0].removeprefix("kill-at-") if mine else ""
-        turn = self._chooser.randint(*(_FEW_TURNS if point in _RARE_POINTS else _TURNS))
-        member.launch(f"{point}=kill@{turn}" if point else "")
+        time.sleep(self._chooser.uniform(0, _DOWN_SECONDS))
+        offers.offer()
+        member.launch(offers.specification(), in_parts=offers.in_parts)
 
     def _is_caught_up(self) -> bool:
         """Whether every stage stands at its source's end, those before it first."""

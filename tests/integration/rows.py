@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from balance_service.tools.local.stack import LocalStack
 
-# A broker that was killed meanwhile takes half of it to start, on a busy machine.
 _FLUSH_SECONDS = 60.0
 
 
@@ -56,9 +55,9 @@ class Rows:
         key = key.encode() if isinstance(key, str) else key
         self._producer.produce(self._topic, value, key, on_delivery=self._delivered, **more)
 
-    def flush(self) -> None:
+    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
         """Wait until all are acknowledged."""
-        assert self._producer.flush(_FLUSH_SECONDS) == 0
+        assert self._producer.flush(seconds) == 0
         assert not self._refused, self._refused
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

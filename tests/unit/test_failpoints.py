@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +14,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.process.failpoints import arm, in_a_part, reach
 from balance_service.state.store.store import StateStore
 from tests.support.fakes import position_codec
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,3 +74,47 @@ def test_between_two_parts_of_a_stores_write_a_process_can_die(tmp_path: Path, m
     assert found == [(0, 9, [b"state", b"state", None])]
     assert (store.changelog_offset, store.reaches) == (9, 9)
     store.close()
+
+
+def test_a_claimed_point_strikes_from_its_turn_on_where_the_folder_has_its_file(
+    struck: list[int], tmp_path: Path
+) -> None:
+    arm(f"stored=kill@2,begun=kill,claims={tmp_path}")
+    strikes = []
+    for offered in ("", "stored", "", "stored"):
+        if offered:
+            (tmp_path / offered).touch()
+        reach("stored")
+        reach("begun")
+        strikes.append(len(struck))
+
+    # The first time is not its turn; once it has struck, it strikes no more, and leaves the file to others.
+    assert strikes == [0, 1, 1, 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["stored"]
+
+
+_REACHES_UNTIL_TOLD = """
+import pathlib, sys
+from balance_service.process.failpoints import arm, reach
+folder = pathlib.Path(sys.argv[1])
+arm(f"begun=kill,claims={folder}")
+print(flush=True)
+while not (folder / "enough").exists():
+    reach("begun")
+"""
+
+
+def test_a_claimed_point_strikes_one_of_several_processes_that_reach_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _REACHES_UNTIL_TOLD, str(tmp_path)]
+    with ExitStack() as opened:
+        reaching = [opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(4)]
+        opened.callback((tmp_path / "enough").touch)
+        for process in reaching:
+            assert process.stdout is not None
+            process.stdout.readline()
+        (tmp_path / "begun").touch()
+        eventually(lambda: any(process.poll() is not None for process in reaching), "one of them is struck")
+        (tmp_path / "enough").touch()
+        ends = sorted(process.wait(PATIENCE_SECONDS) for process in reaching)
+
+    assert ends == [-signal.SIGKILL, 0, 0, 0]
