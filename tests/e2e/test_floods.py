@@ -155,7 +155,7 @@ def silent_connections(instance: LocalInstance) -> Iterator[list[socket.socket]]
         attacker.join()
 
 
-def test_thousands_of_silent_connections_keep_nobody_out(
+def test_thousands_of_silent_connections_keep_no_other_client_out(
     pair: tuple[LocalInstance, LocalInstance], customers: list[str]
 ) -> None:
     attacked, peer = pair

@@ -70,7 +70,7 @@ class Connection(AheadOfAiohttp):
         self.place.cut = self.reset
 
     def data_received(self, data: bytes) -> None:
-        """Note when a request begins to arrive. What arrives while one is under way is most often its body."""
+        """Note when a request begins to arrive. Data that arrives during a request is most often its body."""
         if data:  # otherwise aiohttp asks itself to go on
             self._last = data[-_LAST_BYTES:]
             self._heads = data.count(_END_OF_HEAD)
@@ -161,7 +161,7 @@ class Connection(AheadOfAiohttp):
 def watched(
     handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """A server's handler that tells a connection of its requests. Outermost: it sees the answer, whatever it is."""
+    """A server's handler that tells a connection of its requests. Outermost, so that it sees every answer."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol

@@ -44,7 +44,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
     """A listening socket.
 
     Args:
-        setting: where the port is from; the host is from the one beside it.
+        setting: where the port is from; the host comes from the setting of the same prefix.
 
     Raises:
         ConfigurationError: the port is in use, or the address is not ours.
@@ -80,7 +80,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
 class AcceptedSocket(socket.socket):
     """The socket of an accepted connection. Closed with bytes unacknowledged, it stays open, and counted, for a while.
 
-    A socket that is only closed would leave the kernel its unsent bytes for minutes, in no count of ours.
+    A socket that is only closed would leave its unsent bytes to the kernel for minutes, uncounted.
     """
 
     __slots__ = ("_is_reset", "_listener", "is_handed_over", "place")
@@ -142,7 +142,7 @@ class Listener:
         self._is_closed = False
 
     def listen(self, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections from now on, under TLS if it is given. Those accepted before stay as they are."""
+        """Accept connections from now on, under TLS if it is given. Connections accepted before do not change."""
         self._tls = tls
         self._loop.add_reader(self._bound, self._accept)
 

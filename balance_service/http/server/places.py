@@ -7,8 +7,8 @@ acknowledged all that was sent, or has been reset.
                                           ▲              ▲
           three quarters: a client with a quarter        full: the connection that has been
           of them gets another only in place of          idle longest is closed; where none is
-          its own connection that is idle longest        idle, a reserved place is taken, in which
-                                                         probes and proven peers alone are served
+          its own connection that is idle longest        idle, the new one takes a reserved place,
+                                                         which serves probes and proven peers alone
 
 A client is a token's holder once a request on the connection has shown a token, and the client's address before.
 Everything runs on the event loop's thread.
