@@ -102,7 +102,8 @@ def test_a_body_that_is_no_command_is_a_400(http: httpx.Client, body: bytes) -> 
 
 
 def test_a_body_that_is_not_compressed_as_it_says_is_a_400(http: httpx.Client) -> None:
-    answer = http.post(commands.PATH, content=b"not gzip", headers={"Content-Encoding": "gzip"})
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = http.post(commands.PATH, content=b"not gzip", headers=headers)
 
     assert_problem(answer, 400, "encoded")
 
