@@ -101,11 +101,11 @@ def test_a_body_that_is_no_command_is_a_400(http: httpx.Client, body: bytes) -> 
     assert_problem(post(http, body), 400)
 
 
-def test_a_body_that_is_not_compressed_as_it_says_is_a_400(http: httpx.Client) -> None:
+def test_a_compressed_body_is_a_415(http: httpx.Client) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = http.post(commands.PATH, content=b"not gzip", headers=headers)
 
-    assert_problem(answer, 400, "encoded")
+    assert_problem(answer, 415, "Content-Encoding")
 
 
 def test_a_body_has_at_most_16_kib(http: httpx.Client, customer: str) -> None:
