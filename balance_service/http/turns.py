@@ -192,16 +192,6 @@ class _Lane:
             self._lines[asker] = line
         return reading
 
-    def remove(self, reading: _Reading) -> bool:
-        """Whether it was there: it is not while a slice of it is read."""
-        line = self._lines.get(reading.asker.name)
-        if line is None or reading not in line:
-            return False
-        line.remove(reading)
-        if not line:
-            del self._lines[reading.asker.name]
-        return True
-
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -239,15 +229,9 @@ class Turns:
         If this is cancelled, the reading ends with its present step.
         """
         reading = _Reading(asker, steps, asyncio.get_running_loop().create_future())
-        lane = self._lane_of[asker.is_peer]
-        lane.add(reading)
+        self._lane_of[asker.is_peer].add(reading)
         self._go_on()
-        try:
-            result: T = await reading.ended
-        except asyncio.CancelledError:
-            if lane.remove(reading):
-                steps.close()
-            raise
+        result: T = await reading.ended
         return result
 
     def _go_on(self) -> None:

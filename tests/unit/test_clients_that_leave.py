@@ -99,30 +99,6 @@ def test_a_request_ends_with_its_connection_if_it_says_so_and_only_then(ends: bo
     asyncio.run(run())
 
 
-def test_a_request_that_has_been_answered_is_not_cancelled_with_its_connection() -> None:
-    async def run() -> None:
-        answered, endless = asyncio.Event(), Endless(ends_with_client=False)
-
-        async def handle(request: web.Request) -> web.Response:
-            if request.path == "/second":
-                return await endless.handle(request)
-            with ending_with(request):
-                answered.set()
-            return web.Response()
-
-        async with serving(app_of(handle)) as port:
-            client = await ask(port)
-            await answered.wait()
-            client.write(b"GET /second HTTP/1.1\r\nHost: x\r\n\r\n")
-            await endless.began.wait()
-            client.close()
-            await asyncio.sleep(0.2)
-            assert not endless.ended.is_set()
-            endless.go_on.set()
-
-    asyncio.run(run())
-
-
 def test_a_peer_stops_answering_a_query_whose_client_has_left_the_instance_that_passed_it_on() -> None:
     async def run() -> None:
         peer, proxy = Endless(), Proxy()

@@ -145,7 +145,24 @@ def test_a_question_that_waited_too_long_is_refused_and_leaves_its_place_to_the_
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("given_up", ["while it waits", "when it is admitted", "while it is under way"])
+def test_the_place_of_a_question_that_is_given_up_at_the_moment_when_it_is_admitted_is_free() -> None:
+    async def run() -> None:
+        asked = Asked()
+        async with asked.shares.of("a", BUSY_SECONDS):
+            second = asked.ask("a2")
+            await begun(second)
+        # Its turn has come, and it does not know yet.
+        second.cancel()
+        await begun(second)
+        third = asked.ask("a3")
+        await begun(third)
+        assert asked.admitted == ["a3"]
+        await asked.answer("a3", third)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("given_up", ["while it waits", "while it is under way"])
 def test_the_place_of_a_question_that_is_given_up_is_free(given_up: str) -> None:
     async def run() -> None:
         asked = Asked()
@@ -154,8 +171,7 @@ def test_the_place_of_a_question_that_is_given_up_is_free(given_up: str) -> None
         if given_up == "while it waits":
             second.cancel()
         await asked.answer("a1", first)
-        if given_up == "while it is under way":
-            await begun(second)
+        await begun(second)
         second.cancel()
         third = asked.ask("a3")
         await begun(second, third)
@@ -204,7 +220,8 @@ def test_clients_and_peers_have_every_other_turn_however_many_questions_the_othe
     assert read[:18].count("peer") >= 8
 
 
-def test_a_question_that_is_cancelled_is_not_read_to_its_end() -> None:
+def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_SLICE_SECONDS", float("inf"))
     steps, closed = [0], threading.Event()
 
     def endless() -> Generator[None, None, str]:
