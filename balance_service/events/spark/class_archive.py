@@ -35,7 +35,7 @@ _QUIET = (
 )
 # Mapped to another address each time, every page of it would be written to, and be this process' own.
 _IN_PLACE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
-_END_SECONDS = 60
+_END_SECONDS = 240
 _ROW_SECONDS = 30.0
 # Loaded by opening clients, which needs no broker.
 _CLIENTS = {
