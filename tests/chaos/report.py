@@ -51,7 +51,7 @@ class Report:
         for answer in answers:
             self.reads[answer.status, answer.role] += 1
             if not answer.speaks:
-                self._refusals[_NUMBERS.sub("…", answer.detail.partition('"detail": ')[2])] += 1
+                self._refusals[_NUMBERS.sub("…", answer.detail.partition('"detail":')[2])] += 1
 
     def add_successions(self, found: Iterable[Succession]) -> None:
         """How long owners were missed, and standbys' answers."""

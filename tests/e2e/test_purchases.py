@@ -66,7 +66,7 @@ def _assert_answers(instance: LocalInstance, points: dict[str, Decimal]) -> None
         for card, expected in points.items():
             answer = http.get(PATH, params={"customerCardNo": card})
             assert answer.status_code == 200, answer.text
-            assert Decimal(answer.text.removeprefix('{"points": ').removesuffix("}")) == expected
+            assert Decimal(answer.text.removeprefix('{"points":').removesuffix("}")) == expected
             assert answer.headers["Balance-Role"] == "active"
         assert http.get("/api/models/rewards/count").json() == {"count": len(points)}
 

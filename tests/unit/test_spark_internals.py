@@ -81,7 +81,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
     },
-    "spark/class_archive.py": {
+    "spark/rehearsal.py": {
         f"{_STREAMING}.sources.LowLatencyMemoryStream": [
             "static singlePartition(SparkSession, Encoder)",
             "addData(Seq)",
@@ -89,6 +89,8 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "org.apache.spark.sql.Encoders": ["static INT()"],
         "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
+    },
+    "spark/class_archive.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
         "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
         "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory": [],
@@ -104,7 +106,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
 # Module, a class, and what it extends or implements.
 PARENTS = [
     ("spark/row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
-    ("spark/class_archive.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
+    ("spark/rehearsal.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
     ("spark/java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
     (
         "spark/session.py",
@@ -137,6 +139,8 @@ SETTINGS_OF = [
     "org.apache.spark.sql.internal.StaticSQLConf$",
     "org.apache.spark.sql.internal.SqlApiConfHelper$",
     "org.apache.spark.sql.kafka010.package$",
+    # Of the folders that are not declared as settings.
+    "org.apache.spark.util.Utils$",
 ]
 
 
@@ -147,6 +151,10 @@ def _has(owner: Any, attribute: str) -> bool:
 def _sets(owner: Any, attribute: str) -> bool:
     """Whether the constructor sets it."""
     return attribute in inspect.unwrap(owner.__init__).__code__.co_names
+
+
+def _names(function: Any, attribute: str) -> bool:
+    return attribute in inspect.unwrap(function).__code__.co_names
 
 
 def _takes(function: Any, parameter: str) -> bool:
@@ -170,9 +178,11 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("spark/row_query.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
     ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),
     ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter.trigger", _takes, "realTime"),
+    ("spark/session.py", "pyspark.SparkContext._do_init", _names, "_accumulatorServer"),
+    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
+    ("spark/rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
     ("spark/class_archive.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("spark/class_archive.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
-    ("spark/class_archive.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
     ("spark/class_archive.py", "pyspark.SparkContext", _has, "_gateway"),
     ("spark/sampler.py", "pyspark.SparkContext", _has, "_jvm"),
 ]
