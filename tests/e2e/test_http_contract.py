@@ -248,6 +248,8 @@ def test_the_status_has_every_task_and_every_instance(http: httpx.Client) -> Non
 
 
 def _samples(http: httpx.Client) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    # They are made at most once a second.
+    time.sleep(1.1)
     answer = http.get("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
