@@ -115,7 +115,7 @@ def test_funds_are_added_and_answered_with_exactly_the_grants_that_are_listed(
     eventually(lambda: _dead_lettered(instance) == 1, "one dead letter")
 
 
-def test_a_grant_that_is_taken_back_shows_in_readiness_and_log_until_it_is_given_again(
+def test_a_grant_that_is_taken_back_shows_in_readiness_status_and_log_until_it_is_given_again(
     instance: LocalInstance, secured: SecuredStack, names: dict[str, str]
 ) -> None:
     warm_up(instance.url)
@@ -126,7 +126,7 @@ def test_a_grant_that_is_taken_back_shows_in_readiness_and_log_until_it_is_given
     try:
         eventually(lambda: wanted in _get(instance, "/health/ready"), "readiness names it")
         _append(secured, names["topic"], b"poison", b"\x00")
-        eventually(lambda: "Not authorized to access topics" in _get(instance, "/health/ready"), "Spark's own words")
+        eventually(lambda: "Not authorized to access topics" in _get(instance, "/api/status"), "Spark's own words")
     finally:
         secured.grant([read.binding(names)])
 

@@ -36,7 +36,9 @@ def strangers(spark: SparkSession, *secrets: str) -> Sequence[str]:
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext
     environment = jvm.org.apache.spark.SparkEnv.get()
-    block = f"broadcast_{context._jsc.broadcast('rows').id()}_piece0"
+    # Spark removes the blocks of a variable that nothing refers to.
+    rows = context._jsc.broadcast("rows")
+    block = f"broadcast_{rows.id()}_piece0"
     ports = [environment.rpcEnv().address().port(), environment.blockManager().blockManagerId().port()]
     options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", *MODULE_OPTIONS]
     command = [str(spark_java()), *options, "-cp", ":".join(class_path(load_settings())), str(_STRANGER)]
@@ -81,9 +83,14 @@ def test_each_session_has_a_secret_of_its_own() -> None:
     assert first != second
 
 
-def test_python_listens_on_no_port_for_spark(spark: SparkSession) -> None:
+def test_python_listens_on_no_port_for_spark() -> None:
     def listening() -> set[int]:
         connections = psutil.Process().net_connections("tcp")
         return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
-    eventually(lambda: not listening(), "the port for accumulators is closed")
+    before = listening()
+    session = start_spark(load_settings(), jvm_scratch(), slots=1)
+    try:
+        eventually(lambda: listening() <= before, "the port for accumulators is closed")
+    finally:
+        session.stop()
