@@ -45,8 +45,8 @@ SYSTEM_MUTATIONS = (
     Mutation(
         "a question about all keys forgets a partition",
         "balance_service/http/scatter.py",
-        "set(range(self.routing.partitions) if partitions is None else partitions)",
-        "set(range(1, self.routing.partitions) if partitions is None else partitions)",
+        "range(self.routing.partitions) if partitions is None else partitions",
+        "range(1, self.routing.partitions) if partitions is None else partitions",
         QUIET,
         ("wrong",),
         SYSTEMS,
