@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
+from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
 from tests.chaos.damage import damage_store, delete_store
+from tests.chaos.journal import own_time
 from tests.chaos.plan import OPENING_POINTS, PARTS_POINT
 
 if TYPE_CHECKING:
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
 
 _DISTURBED_AT_A_TIME = 2
 _START_ATTEMPTS = 4
-_STRIKE_SECONDS = 120.0
-_STRIKE_ATTEMPTS = 4
+_ATTEMPTS = 4
 _SUCCESSION_SECONDS = 25.0
 _SILENCE_SECONDS = 9.0
 _BROKER_AWAY_SECONDS = 70.0
@@ -179,30 +180,29 @@ class _Lane(threading.Thread):
 
     def _kill_at(self, fault: str) -> None:
         point = fault.removeprefix("kill-at-")
-        for _ in range(_STRIKE_ATTEMPTS):
-            self._launch_armed(point, "kill")
-            if self._waited(lambda: not self._member.running, _STRIKE_SECONDS):
-                if self._member.strike() is None:
-                    self._chaos.wonder_at(self._member)
-                    continue
+        for _ in range(_ATTEMPTS):
+            launched = self._launch_armed(point, "kill")
+            # Each instance owns a partition at least, and each partition has work for every point.
+            assert self._waited(lambda: not self._member.running, STRIKE_SECONDS), f"{point} was not reached"
+            if (strike := self._member.strike()) is not None:
                 self._member.kill()
-                self._journal.fault(fault, self._member.name)
+                self._journal.fault(fault, self._member.name, told=f"{strike.at - launched:.1f} s after its start")
                 self._chaos.spoil_store(self._member, self._chooser)
                 return
-            self._journal.say(f"{self._member.name} has not come to {point} yet; again")
-        raise AssertionError(f"{point} was never reached")
+            self._chaos.wonder_at(self._member)
+        raise AssertionError(f"it ended before it reached {point}")
 
     def _pause_at(self, fault: str) -> None:
         point = fault.removeprefix("pause-at-")
-        for _ in range(_STRIKE_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             self._launch_armed(point, "stop")
-            self._waited(lambda: self._member.is_stopped() or not self._member.running, _STRIKE_SECONDS)
+            self._waited(lambda: self._member.is_stopped() or not self._member.running, STRIKE_SECONDS)
             if self._member.is_stopped() and self._outlast(fault):
                 return
         raise AssertionError(f"nobody was succeeded while it was stopped at {point}")
 
     def _pause(self) -> None:
-        for _ in range(_STRIKE_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             # Ready is who has joined; what it is to own may come a moment later.
             self._waited(lambda: bool(self._owned()), _SUCCESSION_SECONDS)
             if self._outlast("pause"):
@@ -229,18 +229,21 @@ class _Lane(threading.Thread):
         return bool(succeeded)
 
     def _silence(self) -> None:
-        struck = self._chaos.cluster.proxy.silence(_SILENCE_SECONDS, _STRIKE_SECONDS)
+        struck = self._chaos.cluster.proxy.silence(_SILENCE_SECONDS, STRIKE_SECONDS)
         assert struck, "no transaction was committed through the proxy"
         self._journal.fault("silence", self._member.name, told=f"for {_SILENCE_SECONDS:.0f} s after a commit was sent")
 
-    def _launch_armed(self, point: str, action: str) -> None:
+    def _launch_armed(self, point: str, action: str) -> float:
+        """Start the instance, so that it dies or stops at a point; returns when, in seconds since 1970."""
         self._chaos.wonder_at(self._member)
         if self._member.running:
             self._member.stop()
             self._journal.say(f"{self._member.name} is stopped, to be started armed")
         # Opening a task commits, too, but nothing; and who is to be a zombie should have been seen as the owner before.
         turn = 1 if point in OPENING_POINTS else self._chooser.randint(*_TURNS)
+        launched = time.time()
         self._member.launch(f"{point}={action}@{turn}", in_parts=point == PARTS_POINT)
+        return launched
 
     def _up(self) -> None:
         """Return once the instance wants queries."""
@@ -267,9 +270,9 @@ class _Lane(threading.Thread):
 
     @staticmethod
     def _waited(condition: Callable[[], bool], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+        deadline = own_time() + seconds
         while not condition():
-            if time.monotonic() > deadline:
+            if own_time() > deadline:
                 return False
             time.sleep(0.1)
         return True
