@@ -33,17 +33,15 @@ _SHARE = 4
 class Place:
     """The place of one accepted connection."""
 
-    __slots__ = ("client", "cut", "idle_since", "is_reserved", "is_unlimited")
+    __slots__ = ("client", "cut", "idle_since", "is_reserved")
 
-    def __init__(self, client: str, now: float, *, is_reserved: bool, is_unlimited: bool) -> None:
+    def __init__(self, client: str, now: float, *, is_reserved: bool) -> None:
         self.client = client
         """Whose share of the places it counts for."""
         self.idle_since: float | None = now
         """When its last answer ended, or when it was accepted; None while a request is answered."""
         self.is_reserved = is_reserved
         """Whether it serves probes and proven peers alone."""
-        self.is_unlimited = is_unlimited
-        """Whether its client, a trusted proxy, may have as many places as there are."""
         self.cut: Callable[[], None] = lambda: None
         """Closes the connection at once."""
 
@@ -78,15 +76,15 @@ class Places:
 
     def take(self, address: str) -> Place | None:
         """A place for a connection from an IP address; None if it has to be refused."""
-        client, is_unlimited, is_reserved = whereabouts(address), self._is_trusted(address), False
-        if not is_unlimited and self._exceeds_share(client):
+        client, is_reserved = whereabouts(address), False
+        if self._exceeds_share(client) and not self._is_trusted(address):
             if not self._make_room(self._by_client[client]):
                 return None
         elif len(self._ordinary.places) >= self._most_ordinary and not self._make_room(self._ordinary):
             is_reserved = True
             if len(self._reserved.places) >= self._most_reserved and not self._make_room(self._reserved):
                 return None
-        place = Place(client, self.now(), is_reserved=is_reserved, is_unlimited=is_unlimited)
+        place = Place(client, self.now(), is_reserved=is_reserved)
         self._group(place).places.add(place)
         self._join(place)
         return place
@@ -99,7 +97,7 @@ class Places:
         if self._exceeds_share(client):
             self._make_room(self._by_client[client])
         self._leave(place)
-        place.client, place.is_unlimited = client, False
+        place.client = client
         self._join(place)
 
     def release(self, place: Place) -> None:
