@@ -198,7 +198,7 @@ class _Systems:
             with httpx.Client(base_url=member.instance.url, timeout=30) as http:
                 for card, expected in points.items():
                     answer = http.get("/api/customers.getRewards", params={"customerCardNo": card})
-                    if answer.text != f'{{"points": {expected:.4f}}}':
+                    if answer.text != f'{{"points":{expected:.4f}}}':
                         yield Violation("wrong", f"{member.name} answers {answer.text} of {card}, not {expected}")
                 answers = {
                     "/leaderboard": leaderboard,

@@ -56,7 +56,7 @@ def test_what_the_samples_come_with_is_answered_as_the_documents_show(models: tu
     shown = {path: body for model in models for path, body in transcripts(model).items()}
     assert shown
     with started({"BALANCE_MODELS": ",".join(models)}, "local", "--instances", "1", "--sample-events", *ports) as local:
-        eventually(lambda: has_ended(local) or "ready; Ctrl-C" in local.stdout, "it is ready", _READY_SECONDS)
+        eventually(lambda: has_ended(local) or "ready; Ctrl-C" in local.stdout, lambda: local.stdout, _READY_SECONDS)
         assert not has_ended(local), local.wait(1)
 
         printed = re.findall(r"curl -i '([^']*)'", local.stdout)
