@@ -72,7 +72,7 @@ format: setup ## Format, and fix what can be fixed
 	@$(BIN)/ruff check --fix $(CHECKED)
 
 settings-docs: setup ## Make docs/settings.md anew from the settings' fields
-	@$(BIN)/python -m balance_service.tools.settings_reference > docs/settings.md
+	@$(BIN)/python -m balance_service.devtools.settings_reference > docs/settings.md
 
 lock: setup ## Resolve the dependencies anew into requirements.lock
 	@$(BIN)/pip install --quiet uv

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalStack
 from bench.figures import NAMES, Figures, Key
 from bench.load import PRODUCER
 from bench.machine import facts

@@ -17,7 +17,7 @@ from bench.sides import delete_internal_topics, new_application_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.load import Load
     from bench.sides import Instance, Side
 

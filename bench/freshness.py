@@ -23,7 +23,7 @@ from bench.sides import PATH, amount_of
 from bench.usage import Span
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
     from bench.plan import Plan

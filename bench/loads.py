@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.tools.progress import progress_bar
+from balance_service.devtools.progress import progress_bar
 from bench.load import PARTITIONS, generate
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.load import Load
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from balance_service.devtools.local.ports import HOST, free_port, require_free
+from balance_service.devtools.local.process import ChildProcess
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, locked, resolve_jars
 from balance_service.process.java import java_executable
-from balance_service.tools.local.ports import HOST, free_port, require_free
-from balance_service.tools.local.process import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 SOURCES = Path(__file__).parent / "kafka_streams"
 JAVA = 17

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Self
 
 import psycopg
 
+from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.process import ChildProcess
 from balance_service.errors import ConfigurationError
-from balance_service.tools.local.ports import HOST, free_port
-from balance_service.tools.local.process import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

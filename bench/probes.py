@@ -13,7 +13,7 @@ from bench.load import PRODUCER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _LOOK_EVERY_SECONDS = 0.001
 _VISIBLE_SECONDS = 60.0

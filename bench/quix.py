@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from balance_service.devtools.local.process import ChildProcess
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, locked
 from balance_service.process.resources import resource
-from balance_service.tools.local.process import ChildProcess
 from bench.sides import ADMIN_SECONDS, QUIX, Progress, offsets_of_group
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import psutil
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _PROGRAM = Path(__file__).parent / "quix_streams"
 _REQUIREMENTS = _PROGRAM / "requirements.txt"

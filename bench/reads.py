@@ -23,7 +23,7 @@ from bench.sides import PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
     from bench.plan import Plan

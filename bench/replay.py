@@ -21,7 +21,7 @@ from bench.usage import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.load import Load
     from bench.sides import Side
 

@@ -15,7 +15,7 @@ from bench.cluster import LOOK_EVERY_SECONDS, Cluster
 from bench.sides import PATH
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
     from bench.sides import Side

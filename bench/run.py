@@ -11,8 +11,8 @@ import psycopg
 from confluent_kafka import KafkaException
 from rich.console import Console
 
+from balance_service.devtools.progress import progress_bar
 from balance_service.errors import BalanceServiceError, ConfigurationError
-from balance_service.tools.progress import progress_bar
 from bench.figures import NAMES, Figures
 from bench.freshness import measure_freshness
 from bench.invoices import generate_invoices
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.load import Load
     from bench.plan import Plan
     from bench.sides import Side

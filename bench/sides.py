@@ -20,14 +20,14 @@ import psutil
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from balance_service.devtools.local.instances import LocalInstance
 from balance_service.settings import PREFIX
-from balance_service.tools.local.instances import LocalInstance
 from bench.machine import commit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 PATH = "/api/customers.getBalance"
 OURS = "balance-service"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.sides import Instance
 
 CACHE_BYTES = 128 << 20

@@ -12,7 +12,7 @@ from bench.streams import CACHE_BYTES, TheirSide
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.plan import Plan
     from bench.sides import Side
 

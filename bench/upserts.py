@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from balance_service.avro.schemas import load_schema
-from balance_service.tools.local.process import ChildProcess
+from balance_service.devtools.local.process import ChildProcess
 from bench.sides import POSTGRESQL, Progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import psutil
     from confluent_kafka import Message
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from bench.postgresql import Server
 
 # Larger ones have more events of a customer to add up, but are slower where each customer has few.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from balance_service.tools.local import ports
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local import ports
+from balance_service.devtools.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Values of Avro types from JSON, exact: a decimal is never a float on its way, and what does not fit is refused.
 
-The forms are those in which `read_models.json_view` writes them.
+The forms are those in which `model.json_view` writes them.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from balance_service.cli.dead_letters import dead_letters
 from balance_service.cli.records import produce, tail
 from balance_service.cli.schemas import schemas
 from balance_service.cli.topics import topics
+from balance_service.devtools.progress import progress_bar
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
 from balance_service.settings import load_settings
-from balance_service.tools.progress import progress_bar
 
 if TYPE_CHECKING:
     from balance_service.hosting.rebuild import Rebuilt
@@ -100,7 +100,7 @@ def local(
     sample_events: bool,
 ) -> None:
     """Run broker, registry and instances here, as children, until Ctrl-C."""
-    from balance_service.tools.local.run import run_local
+    from balance_service.devtools.local.run import run_local
 
     if http_port and http_port + instances - 1 > _MAX_PORT:
         most = _MAX_PORT + 1 - instances
@@ -113,7 +113,7 @@ def local(
 @cli.command()
 def demo() -> None:
     """Play the whole story on a stack of its own; exits non-zero if any step is not as it should be."""
-    from balance_service.tools.local.demo import play
+    from balance_service.devtools.local.demo import play
 
     play()
 
@@ -136,7 +136,7 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
     from balance_service.commands.add_funds import amount_of, idempotency_key_of
     from balance_service.commands.publisher import FundsAddedPublisher
     from balance_service.kafka.clients import producer_config
-    from balance_service.read_models.keys import checked_key
+    from balance_service.model.keys import checked_key
 
     settings = load_settings()
     quiet_logging()
@@ -207,11 +207,11 @@ def status(url: str | None, *, as_json: bool) -> None:
 def load(events: int, customers: int, rate: float | None) -> None:
     """Append many random FundsAdded events."""
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.devtools.load import produce_load
     from balance_service.kafka.clients import producer_config
     from balance_service.kafka.topic_setup import prepare_topics
     from balance_service.kafka.topics import Topics
-    from balance_service.read_models.catalogue import read_model, stages_of
-    from balance_service.tools.load import produce_load
+    from balance_service.model.catalogue import read_model, stages_of
 
     settings = load_settings()
     quiet_logging()
@@ -234,8 +234,8 @@ def load(events: int, customers: int, rate: float | None) -> None:
 @click.argument("model")
 def flow(model: str) -> None:
     """Draw the way of a read model's events, as Mermaid text."""
-    from balance_service.read_models.catalogue import read_model, stages_of
-    from balance_service.read_models.drawing import flowchart
+    from balance_service.model.catalogue import read_model, stages_of
+    from balance_service.model.drawing import flowchart
 
     known = read_model(model)
     click.echo(flowchart(known, stages_of(known, load_settings())))
@@ -249,7 +249,7 @@ def rebuild(models: tuple[str, ...]) -> None:
     Only while no instance runs.
     """
     from balance_service.hosting.rebuild import rebuild as run_rebuild
-    from balance_service.read_models.catalogue import hosted_models
+    from balance_service.model.catalogue import hosted_models
 
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")

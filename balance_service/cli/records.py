@@ -25,7 +25,7 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     `null` after a key is a tombstone, where the topic takes such. Blank lines are passed over. At a line that is no
     such record the command ends: what is before it is sent, and nothing after it.
     """
-    from balance_service.tools.produce import produce as produce_lines
+    from balance_service.devtools.produce import produce as produce_lines
 
     settings = load_settings()
     quiet_logging()
@@ -45,7 +45,7 @@ def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
     Each has partition, offset, timestamp, key, headers, the record's name and its value with every digit. What is no
     text, or does not decode, is base64 under a name with `Base64` at its end.
     """
-    from balance_service.tools.tail import tail as tail_records
+    from balance_service.devtools.tail import tail as tail_records
 
     settings, stopping = load_settings(), threading.Event()
     quiet_logging()

@@ -21,7 +21,7 @@ def schemas_register() -> None:
     """
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import load_schema, subject_of
-    from balance_service.read_models.catalogue import hosted_stages
+    from balance_service.model.catalogue import hosted_stages
 
     settings = load_settings()
     quiet_logging()

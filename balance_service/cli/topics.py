@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from balance_service.devtools.progress import progress_bar
 from balance_service.observability.logs import quiet_logging
 from balance_service.settings import load_settings
-from balance_service.tools.progress import progress_bar
 
 
 @click.group()
@@ -19,7 +19,7 @@ def topics_create() -> None:
     """Create every topic that is missing, and check those that are there."""
     from balance_service.kafka.topic_setup import prepare_topics
     from balance_service.kafka.topics import Topics
-    from balance_service.read_models.catalogue import hosted_stages
+    from balance_service.model.catalogue import hosted_stages
 
     settings = load_settings(create_topics=True)
     quiet_logging()
@@ -43,8 +43,8 @@ def topics_copy(source: str, target: str, partitions: int | None) -> None:
     order. Set BALANCE_TOPIC to TO afterwards, and BALANCE_APPLICATION_ID to a new name. Interrupted, run it again: it
     goes on from where it was.
     """
-    from balance_service.tools.topic_copy.comparison import compare
-    from balance_service.tools.topic_copy.copy import copy_topic
+    from balance_service.devtools.topic_copy.comparison import compare
+    from balance_service.devtools.topic_copy.copy import copy_topic
 
     settings = load_settings()
     quiet_logging()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from balance_service.read_models.folds import Best
+    from balance_service.model.folds import Best
 
 
 def best_of(rows: pa.Table, name: str, best: Best, keys: pa.ChunkedArray) -> pa.ListArray:

@@ -12,14 +12,14 @@ from balance_service.avro.arrow_rows import rows_of
 from balance_service.events.best import best_of
 from balance_service.events.decode import NOTE, UNRESOLVED
 from balance_service.events.updates import IGNORED
+from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.read_models.folds import Best, Combine
 from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.read_models.folds import Combination
+    from balance_service.model.folds import Combination
 
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
 # No name that a column can have.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
-    from balance_service.read_models.flow import Leg
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.flow import Leg
+    from balance_service.model.read_model import ReadModel
 
 UNRESOLVED = "unresolved"
 NOTE = "note"

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from balance_service.events.decode import Decoder
     from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.kafka.topics import Topics
+    from balance_service.model.flow import Leg
+    from balance_service.model.read_model import ReadModel
     from balance_service.observability.metrics import Metrics
     from balance_service.process.scratch import Scratch
-    from balance_service.read_models.flow import Leg
-    from balance_service.read_models.read_model import ReadModel
     from balance_service.settings import Settings
     from balance_service.state.records import KeyedUpdate
     from balance_service.state.tables.joined import JoinedTables

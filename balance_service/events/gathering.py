@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.events.combine import PartitionRows
-    from balance_service.read_models.folds import Combination
+    from balance_service.model.folds import Combination
 
 _LEAST_PACE_SECONDS = 0.010
 _MOST_PACE_SECONDS = 0.025

@@ -8,19 +8,19 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.types import fields_of, simple_name, without_null
 from balance_service.events.shape import all_of, any_of
-from balance_service.read_models.conditions import LOWER, UPPER
-from balance_service.read_models.folds import StandardFold, Top
-from balance_service.read_models.keys import MAX_KEY_BYTES, SIGN_BIT
-from balance_service.read_models.read_model import words_of
+from balance_service.model.conditions import LOWER, UPPER
+from balance_service.model.folds import StandardFold, Top
+from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT
+from balance_service.model.read_model import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Column
 
-    from balance_service.read_models.conditions import Same
-    from balance_service.read_models.flow import Leg
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.conditions import Same
+    from balance_service.model.flow import Leg
+    from balance_service.model.read_model import ReadModel
 
 IGNORED = "ignored"
 _TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")

@@ -16,8 +16,8 @@ from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import unavailable
 from balance_service.http.turns import Turns
 from balance_service.kafka.bounded_reader import records_left_at
-from balance_service.read_models.json_view import exact_json
-from balance_service.read_models.keys import TEXT
+from balance_service.model.json_view import exact_json
+from balance_service.model.keys import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.membership import Partitions
     from balance_service.kafka.topics import Topic
+    from balance_service.model.catalogue import StageOf
     from balance_service.observability.metrics import Metrics
-    from balance_service.read_models.catalogue import StageOf
     from balance_service.settings import Settings
     from balance_service.state.store.directory import StateDirectory
 

@@ -15,8 +15,8 @@ from balance_service.errors import (
 )
 from balance_service.events.decode import Decoder
 from balance_service.events.feed import Feed
+from balance_service.model.read_model import ReadModel
 from balance_service.observability.tracing import UNTRACED
-from balance_service.read_models.read_model import ReadModel
 from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
 from balance_service.state.opening import TaskContext
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.catalogue import StageOf
+    from balance_service.model.read_model import State
     from balance_service.observability.metrics import Metrics
-    from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.read_model import State
     from balance_service.settings import Settings
     from balance_service.state.letters.decisions import Decisions, Verdict
     from balance_service.state.store.directory import StateDirectory

@@ -23,11 +23,11 @@ from balance_service.http.commands import Commands
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.wiring import Front
+from balance_service.model.catalogue import hosted_stages
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
 from balance_service.process.thread_failures import noting_failures
-from balance_service.read_models.catalogue import hosted_stages
 from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:

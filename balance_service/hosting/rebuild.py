@@ -21,9 +21,9 @@ from balance_service.hosting.kept_before import KeptBefore
 from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
+from balance_service.model.catalogue import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process.thread_failures import noting_failures
-from balance_service.read_models.catalogue import stages_of
 from balance_service.state.opening import was_purged
 from balance_service.state.store.directory import StateDirectory
 from balance_service.state.task_state import TaskState
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings, Stage
     from balance_service.state.commit import Committed
 

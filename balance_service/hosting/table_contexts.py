@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.joins import Table
+    from balance_service.model.catalogue import StageOf
+    from balance_service.model.joins import Table
     from balance_service.settings import Settings
 
 

@@ -13,7 +13,7 @@ from balance_service.cluster.partitioner import partition_of, partitions_of, par
 from balance_service.errors import FatalError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
-from balance_service.read_models.keys import KeyType
+from balance_service.model.keys import KeyType
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.outputs import Emit
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.catalogue import StageOf
+    from balance_service.model.outputs import Emit
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings, Stage
     from balance_service.state.tables.tables import Tables
     from balance_service.state.work import Work

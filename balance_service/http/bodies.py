@@ -9,7 +9,7 @@ from typing import Any
 
 from balance_service.commands.add_funds import AMOUNT_RULE, AddFunds, amount_of
 from balance_service.errors import InvalidInputError
-from balance_service.read_models.keys import checked_key
+from balance_service.model.keys import checked_key
 from balance_service.state.letters.decisions import MOST_IDS, LetterId, reason_of
 
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")

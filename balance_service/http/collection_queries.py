@@ -13,14 +13,14 @@ from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
 from balance_service.http.scatter import NOT_OF_FORM, not_of_form
 from balance_service.http.turns import asker_of
-from balance_service.read_models.json_view import exact_json
+from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.api.declarations import Parameter
     from balance_service.http.model_queries import ModelQueries
-    from balance_service.read_models.routes import Collection
+    from balance_service.model.routes import Collection
 
 _OK = 200
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.routing import Copy
     from balance_service.http.scan import Render, Steps, View
-    from balance_service.read_models.keys import KeyType
+    from balance_service.model.keys import KeyType
     from balance_service.state.letters.letter import Letter
     from balance_service.state.letters.letters import Letters
 

@@ -30,9 +30,9 @@ from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem
 from balance_service.http.turns import asker_of
-from balance_service.read_models.catalogue import read_model
-from balance_service.read_models.keys import TEXT
-from balance_service.read_models.read_model import registered
+from balance_service.model.catalogue import read_model
+from balance_service.model.keys import TEXT
+from balance_service.model.read_model import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from balance_service.http.queries import Queries
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
-    from balance_service.read_models.keys import KeyType
-    from balance_service.read_models.routes import Routes
+    from balance_service.model.keys import KeyType
+    from balance_service.model.routes import Routes
 
 PATH = "/api/models"
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10

@@ -12,14 +12,14 @@ from balance_service.http.api.declarations import Parameter
 from balance_service.http.api.schemas import CUSTOMER_ID as CUSTOMER_ID_SCHEMA
 from balance_service.http.api.schemas import POSITION_PATTERN
 from balance_service.http.given import Given, formed, numbers, position_of
-from balance_service.read_models.keys import TEXT, checked_key
+from balance_service.model.keys import TEXT, checked_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
-    from balance_service.read_models.keys import KeyType
+    from balance_service.model.keys import KeyType
 
 CUSTOMER_ID = Parameter(
     name="customerId",

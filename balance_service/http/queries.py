@@ -14,7 +14,7 @@ from balance_service.http.answer import JSON, Answer
 from balance_service.http.parameters import CUSTOMER_ID, KeyQuery, key_query
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.server.problems import Problem, unavailable
-from balance_service.read_models.json_view import exact_json
+from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

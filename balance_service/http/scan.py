@@ -15,13 +15,13 @@ from functools import total_ordering
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from balance_service.read_models.keys import TEXT
+from balance_service.model.keys import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from balance_service.http.routing import Copy
-    from balance_service.read_models.keys import KeyType
+    from balance_service.model.keys import KeyType
 
     View = Callable[[bytes], Any]
     """A framed state → what a query answers of it."""

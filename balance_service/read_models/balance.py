@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import RunningSum
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum
+from balance_service.model.read_model import ReadModel
 
 
 class Balance(ReadModel):

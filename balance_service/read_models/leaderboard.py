@@ -6,16 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.errors import PoisonRecordError
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.joins import Global, Table, days
-from balance_service.read_models.outputs import LAST, Emit
-from balance_service.read_models.read_model import ReadModel
-from balance_service.read_models.routes import Collection
+from balance_service.model.flow import Stream
+from balance_service.model.joins import Global, Table, days
+from balance_service.model.outputs import LAST, Emit
+from balance_service.model.read_model import ReadModel
+from balance_service.model.routes import Collection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
 
 _PLACES = 3
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.read_models.conditions import same
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.outputs import Emit
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model.conditions import same
+from balance_service.model.flow import Stream
+from balance_service.model.outputs import Emit
+from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
-    from balance_service.read_models.read_model import Event
+    from balance_service.model.read_model import Event
 
 _SHOWN_DIGITS = 4
 

@@ -6,15 +6,15 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import PoisonRecordError
-from balance_service.read_models.conditions import same
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import add, product
-from balance_service.read_models.outputs import EVENT, Emit
-from balance_service.read_models.read_model import ReadModel
-from balance_service.read_models.routes import Routes
+from balance_service.model.conditions import same
+from balance_service.model.flow import Stream
+from balance_service.model.folds import add, product
+from balance_service.model.outputs import EVENT, Emit
+from balance_service.model.read_model import ReadModel
+from balance_service.model.routes import Routes
 
 if TYPE_CHECKING:
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
 
 # Points per unit of money. Of amounts with two digits after the point, points have four.
 _SHARE = Decimal("0.02")

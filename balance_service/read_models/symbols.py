@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model.flow import Stream
+from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
 
 _TICKER = re.compile(r"[A-Z]{1,5}(\.[A-Z])?")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import frame_header, opened
 from balance_service.errors import PoisonRecordError
-from balance_service.read_models.outputs import Each
+from balance_service.model.outputs import Each
 from balance_service.state.outputs import Sender, encoded
 from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.read_models.outputs import Emit
-    from balance_service.read_models.read_model import Event, ReadModel, State
+    from balance_service.model.outputs import Emit
+    from balance_service.model.read_model import Event, ReadModel, State
     from balance_service.state.outputs import Target
     from balance_service.state.records import KeyedUpdate, Output, Position, TaskBatch
 

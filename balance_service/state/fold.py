@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
-from balance_service.read_models.read_model import event_of
+from balance_service.model.read_model import event_of
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.outputs import ENVELOPE_BYTES
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.read_models.addition import Addition
-    from balance_service.read_models.read_model import Event, ReadModel, State
+    from balance_service.model.addition import Addition
+    from balance_service.model.read_model import Event, ReadModel, State
     from balance_service.state.emission import BatchEmission, Emission
     from balance_service.state.letters.letters import Letters
     from balance_service.state.records import (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.keys import KeyType
+    from balance_service.model.keys import KeyType
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
     from balance_service.state.passing import Row

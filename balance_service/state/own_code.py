@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import structlog
 
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
-from balance_service.read_models.outputs import listed
+from balance_service.model.outputs import listed
 from balance_service.state.letters.letter import OWN_CODE_FAILED, is_reserved
 
 if TYPE_CHECKING:

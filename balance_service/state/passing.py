@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
 from balance_service.errors import FatalError, PoisonRecordError
-from balance_service.read_models.read_model import event_of
+from balance_service.model.read_model import event_of
 from balance_service.state.outputs import Sender, encoded, passed_on
 from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 from balance_service.state.records import DeadLetter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.read_models.outputs import Emit
+    from balance_service.model.outputs import Emit
     from balance_service.state.letters.letters import Letters
     from balance_service.state.outputs import Target
     from balance_service.state.records import CombinedUpdates, Output, Position, TaskBatch

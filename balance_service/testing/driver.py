@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import TaskMigratedError
-from balance_service.read_models.json_view import exact_json
+from balance_service.model.json_view import exact_json
 from balance_service.state.letters.letter import Status
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import Given, driven_legs, key_of
@@ -19,7 +19,7 @@ from balance_service.testing.stage import DrivenStage
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
     from balance_service.state.commit import Committed
     from balance_service.state.letters.letter import Letter
     from balance_service.state.records import Output

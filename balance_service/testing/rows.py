@@ -16,17 +16,17 @@ from balance_service.avro.types import fields_of, simple_name, type_name, withou
 from balance_service.events.decode import NOTE
 from balance_service.events.updates import IGNORED
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
-from balance_service.read_models.folds import Top
-from balance_service.read_models.keys import MAX_KEY_BYTES, KeyType
-from balance_service.read_models.read_model import words_of
+from balance_service.model.folds import Top
+from balance_service.model.keys import MAX_KEY_BYTES, KeyType
+from balance_service.model.read_model import words_of
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.read_models.flow import Leg
-    from balance_service.read_models.folds import StandardFold
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.flow import Leg
+    from balance_service.model.folds import StandardFold
+    from balance_service.model.read_model import ReadModel
 
 _NOTE = {
     "cause": pa.string(),

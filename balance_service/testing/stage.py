@@ -27,9 +27,9 @@ from balance_service.testing.rows import letter_of, rows_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.read_models.flow import Leg
-    from balance_service.read_models.outputs import Emit
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.flow import Leg
+    from balance_service.model.outputs import Emit
+    from balance_service.model.read_model import ReadModel
     from balance_service.state.letters.letter import Letter, Status
     from balance_service.state.records import KeyedUpdate, Output
     from balance_service.state.work import Work

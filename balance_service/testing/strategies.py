@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
 
 # Few, so that events meet; short and long, and of more bytes than characters.
 _KEYS = ("a", "b", "key with a space", "é", "c" * 64)

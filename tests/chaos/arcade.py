@@ -9,12 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.tools.local.process import READY_TIMEOUT_SECONDS
+from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
 from tests.integration.purchases import invoice
 from tests.integration.rows import Rows
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 PARTITIONS = 2
 TOPICS = ("pos", "players", "products", "score-events")

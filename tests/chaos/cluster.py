@@ -14,9 +14,9 @@ import httpx
 import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from balance_service.tools.local.instances import LocalInstance
-from balance_service.tools.local.ports import HOST, free_port
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.stack import LocalStack
 from tests.chaos.proxy import SilentProxy
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _SHARE = Decimal("0.02")
 _PLACES = 3

@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         "money is added as binary floats",
-        "balance_service/read_models/folds.py",
+        "balance_service/model/folds.py",
         "    return _EXACT.add(one, other)\n",
         '    return Decimal(f"{float(one) + float(other):.2f}")\n',
         QUIET,
@@ -180,7 +180,7 @@ MUTATIONS = (
     ),
     Mutation(
         "amounts added in columns are cut to 32 bits",
-        "balance_service/read_models/addition.py",
+        "balance_service/model/addition.py",
         "        totals = numbers + low[rows]\n",
         "        totals = numbers + low[rows].astype(np.int32)\n",
         QUIET,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.tools.local.instances import LocalInstance
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.stack import LocalStack
 from tests.chaos.arcade import PARTITIONS, Arcade
 from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.checks import Violation

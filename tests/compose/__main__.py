@@ -14,8 +14,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from balance_service.devtools.local.ports import free_port, is_free
 from balance_service.errors import ConfigurationError
-from balance_service.tools.local.ports import free_port, is_free
 from tests.compose.engine import engine
 from tests.compose.images import ROOT, image_bytes, prepare_images
 from tests.compose.report import Report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.tools.local.ports import HOST, free_port
+from balance_service.devtools.local.ports import HOST, free_port
 from tests.e2e.left_in_kafka import create_topic
 from tests.support.commands import assert_refused, run
 from tests.support.service import STOP_SECONDS, application, new_instance, on, terminate
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _REFUSED = 2
 _FOR_EVER = {"retention.ms": "-1"}

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalStack
 from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
 from tests.support.commands import started
 from tests.support.service import PARTITIONS, all_balances, application, ask, new_instance, on, running
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.devtools.local.instances import LocalInstance
 
 _KILLS = 2
 _FOLDED = 500

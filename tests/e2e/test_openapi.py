@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from balance_service import __version__
 from balance_service.http.api.openapi import document
 from balance_service.http.api.routes import ROUTES
-from balance_service.read_models.keys import MAX_KEY_BYTES
+from balance_service.model.keys import MAX_KEY_BYTES
 
 _EXAMPLES = 40
 # On a machine that stalls, the group may give the partitions anew.

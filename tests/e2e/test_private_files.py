@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.support.service import application, new_instance, running, warm_up
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 
 def test_a_killed_instance_leaves_no_files_once_it_has_started_again_and_none_are_for_others(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalStack
 from tests.e2e.left_in_kafka import ends_of
 from tests.integration.purchases import Till, invoice, points_of
 from tests.support.service import application, new_instance, running, status
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.devtools.local.instances import LocalInstance
 
 PATH = "/api/customers.getRewards"
 CARDS = 9

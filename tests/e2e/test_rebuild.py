@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _CUSTOMERS = 500
 _FEW, _EVENTS = 2_000, 100_000

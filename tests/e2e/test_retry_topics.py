@@ -9,7 +9,7 @@ import httpx
 import pytest
 from confluent_kafka import TopicPartition
 
-from balance_service.tools.local.process import READY_TIMEOUT_SECONDS
+from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
 from tests.e2e.left_in_kafka import admin, create_topic
 from tests.e2e.letters import decide, letter, pages, wait_for
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
 
 _COUNT = 300
 # Each task's epoch is written first: of two partitions of the balance, and one of dead letters.

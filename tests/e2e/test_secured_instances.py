@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from balance_service.devtools.local.ports import HOST, free_port
 from balance_service.http import commands, queries
-from balance_service.tools.local.ports import HOST, free_port
 from tests.support.certificates import Authority
 from tests.support.service import PARTITIONS, address, amount_of, application, customers_of, new_instance, running
 from tests.support.waiting import eventually
@@ -19,8 +19,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

@@ -22,8 +22,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
 
 _MODELS = 10
 _PARTITIONS = 4
@@ -62,9 +62,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / "schemas" / f"Generated{number}.avsc").write_text(json.dumps(schema))
         (folder / "balance_service" / "read_models" / f"generated_{number}.py").write_text(
-            "from balance_service.read_models.flow import Stream\n"
-            f"from balance_service.read_models.folds import {fold.partition('(')[0]}\n"
-            "from balance_service.read_models.read_model import ReadModel\n\n\n"
+            "from balance_service.model.flow import Stream\n"
+            f"from balance_service.model.folds import {fold.partition('(')[0]}\n"
+            "from balance_service.model.read_model import ReadModel\n\n\n"
             f"class Generated{number}(ReadModel):\n"
             f'    """One of ten."""\n\n    name = "generated-{number}"\n    source = Stream("balance", "FundsAdded")\n'
             f'    key = "customerId"\n    state = "Generated{number}"\n\n    result = {fold}\n'

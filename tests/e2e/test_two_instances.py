@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

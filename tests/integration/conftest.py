@@ -11,7 +11,7 @@ from tests.integration.secured import SecuredStack, secured_stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 
 @pytest.fixture(scope="package")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.devtools.load import produce_load
+from balance_service.devtools.topic_copy.copy import Copied, copy_topic
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
-from balance_service.tools.load import produce_load
-from balance_service.tools.topic_copy.copy import Copied, copy_topic
 from tests.integration.engines import settings_for
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(30)]
 

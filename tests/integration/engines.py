@@ -11,8 +11,8 @@ from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.events.spark.jvm import launch_jvm
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
+from balance_service.model.catalogue import hosted_stages, read_model, stages_of
 from balance_service.observability.metrics import Metrics
-from balance_service.read_models.catalogue import hosted_stages, read_model, stages_of
 from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role, TaskId
 from balance_service.state.store.directory import StateDirectory
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Stage
     from balance_service.state.store.store import StoreView
-    from balance_service.tools.local.stack import LocalStack
 
 SESSION_TIMEOUT_MS = 6_000
 

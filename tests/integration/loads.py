@@ -14,9 +14,9 @@ from tests.support.recount import recount
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.state.task_state import TaskState
-    from balance_service.tools.local.stack import LocalStack
     from tests.support.topics import Writer
 
 _LOOK_EVERY_SECONDS = 0.01

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fastavro
 
 from balance_service.avro.schemas import full_name, load_schema
-from balance_service.read_models.conditions import same
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.outputs import EVENT, Emit
+from balance_service.model.conditions import same
+from balance_service.model.flow import Stream
+from balance_service.model.outputs import EVENT, Emit
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
 from tests.support.topics import Writer, read_topic
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from balance_service.read_models.read_model import ReadModel
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.model.read_model import ReadModel
 
 
 class Named(NamedTuple):

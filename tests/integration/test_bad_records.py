@@ -22,7 +22,7 @@ from tests.support.topics import Writer, read_topic
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 
 def _wide(scale: int) -> dict[str, Any]:

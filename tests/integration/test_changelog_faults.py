@@ -30,9 +30,9 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.state.task import Task
-    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == 0]
 

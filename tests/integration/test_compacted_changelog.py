@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
     from balance_service.state.task import Task
-    from balance_service.tools.local.stack import LocalStack
 
 STATES = (b"", RESERVED_PREFIX)
 MARKERS = (RESERVED_PREFIX + b"once", RESERVED_PREFIX + b"oncf")

@@ -21,13 +21,13 @@ from balance_service.avro.types import fields_of
 from balance_service.events.combine import PartitionRows
 from balance_service.events.decode import Decoder
 from balance_service.events.spark.session import start_spark
+from balance_service.model.conditions import same
+from balance_service.model.flow import Stream, legs_of
+from balance_service.model.outputs import Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.conditions import same
-from balance_service.read_models.flow import Stream, legs_of
-from balance_service.read_models.outputs import Emit
 from balance_service.read_models.purchases import Purchases
-from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.flow import Leg
+    from balance_service.model.flow import Leg
 
 _AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
 SCORED = {

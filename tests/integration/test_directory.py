@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 # So that the new topic is shorter than what was read of the old one.
 _MORE = 100

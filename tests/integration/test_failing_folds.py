@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.hosting.engine import Engine
+from balance_service.model.catalogue import stages_of
+from balance_service.model.flow import Stream
+from balance_service.model.read_model import ReadModel
 from balance_service.observability.metrics import Metrics
-from balance_service.read_models.catalogue import stages_of
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.read_model import ReadModel
 from balance_service.state.task_state import TaskState
 from tests.integration.engines import balance, hosted, patience, settings_for, state_directory
 from tests.support.topics import Writer, read_topic
@@ -19,9 +19,9 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.model.read_model import Event, State
     from balance_service.state.task import Task
-    from balance_service.tools.local.stack import LocalStack
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
 

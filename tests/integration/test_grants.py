@@ -18,6 +18,8 @@ from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import ServerTable
 from balance_service.commands.publisher import FundsAddedPublisher
+from balance_service.devtools.topic_copy.comparison import compare
+from balance_service.devtools.topic_copy.copy import copy_topic
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
@@ -28,8 +30,6 @@ from balance_service.state.changelog.reader import ChangelogReader
 from balance_service.state.changelog.writer import ChangelogWriter
 from balance_service.state.outputs import OF_THE_KEY
 from balance_service.state.records import POSITION_KEY, DeadLetter, Output, TaskId
-from balance_service.tools.topic_copy.comparison import compare
-from balance_service.tools.topic_copy.copy import copy_topic
 from tests.integration.engines import balance_stage, prepare
 from tests.integration.grants import Grant, listed
 from tests.support.waiting import eventually
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from balance_service.cluster.membership import Partitions
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
     from tests.integration.secured import SecuredStack
 
 _LISTED = listed()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 # Below the least that brokers take, unless they are told otherwise.
 TOO_SHORT_MS = 3_000

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.devtools.tail import tail
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
 from balance_service.state.letters.letter import Status
-from balance_service.tools.tail import tail
 from tests.integration.engines import hosted, prepare, running_engine, settings_for
 from tests.integration.loads import customers_in
 from tests.integration.test_directory import following, heard_of
@@ -24,9 +24,9 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 NO_UTF_8 = b"\xff\xfe"
 UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xfe" + b"nobody knows"

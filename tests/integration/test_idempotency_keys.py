@@ -13,7 +13,7 @@ from tests.support.topics import Writer, read_topic
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 
 def test_an_event_sent_again_counts_once_even_after_the_store_was_lost(

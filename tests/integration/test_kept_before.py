@@ -21,8 +21,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
-    from balance_service.tools.local.stack import LocalStack
 
 IN_0 = next(key for n in range(99) if partition_of((key := f"c{n}").encode(), 2) == 0)
 SECONDS = 60.0

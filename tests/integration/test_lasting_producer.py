@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 
 @pytest.fixture

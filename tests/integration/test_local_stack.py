@@ -18,11 +18,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
+from balance_service.devtools.local.guard import GRACE_SECONDS
+from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.stack import LocalStack
 from balance_service.errors import ConfigurationError
-from balance_service.tools.local.guard import GRACE_SECONDS
-from balance_service.tools.local.ports import HOST, free_port
-from balance_service.tools.local.process import ChildProcess
-from balance_service.tools.local.stack import LocalStack
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SCHEMA = '{"type": "record", "name": "Fact", "fields": [{"name": "id", "type": 
 _PARENT_OF_A_CHILD = """
 import sys, time
 from pathlib import Path
-from balance_service.tools.local.process import ChildProcess
+from balance_service.devtools.local.process import ChildProcess
 folder = Path(sys.argv[1])
 child = ChildProcess("server", folder, folder / "server.log")
 child.start(["/bin/sh", "-c", "echo up; exec sleep 120"])
@@ -45,7 +45,7 @@ time.sleep(120)
 _PARENT_OF_A_STACK = """
 import sys, time
 from pathlib import Path
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalStack
 with LocalStack(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(120)
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_named_with_its_flag_and_nothing_is_left_running(
 
 
 def test_a_data_directory_in_use_is_refused(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("balance_service.tools.local.stack.GRACE_SECONDS", -2)
+    monkeypatch.setattr("balance_service.devtools.local.stack.GRACE_SECONDS", -2)
     with pytest.raises(ConfigurationError, match=rf"{stack.data_dir} is in use by another local stack"):
         LocalStack(stack.data_dir).start()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pytest
     from pyspark.sql import DataFrame
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
-    from balance_service.tools.local.stack import LocalStack
 
 PARTITIONS = 2
 FEW, MANY = 10, 30

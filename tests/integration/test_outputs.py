@@ -13,7 +13,7 @@ from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.catalogue import stages_of
+from balance_service.model.catalogue import stages_of
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.purchases import (
     Named,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
-    from balance_service.tools.local.stack import LocalStack
 
 
 pytestmark = pytest.mark.timeout(600)

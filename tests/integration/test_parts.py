@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.state.store.store import StoreView
-    from balance_service.tools.local.stack import LocalStack
 
 _CUSTOMERS = [f"c{n}" for n in range(40)]
 _ROUNDS = 60

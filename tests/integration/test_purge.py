@@ -21,9 +21,9 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 pytestmark = pytest.mark.timeout(600)
 PURGED_WITHIN_SECONDS = 20.0

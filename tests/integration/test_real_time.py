@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.state.commit import Committed
     from balance_service.state.records import TaskBatch
-    from balance_service.tools.local.stack import LocalStack
 
 IN_0, IN_1 = customers_in(0), customers_in(1)
 LAG_WITHIN_SECONDS = 15

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 _RECORDS = 20_000
 # Far below the time after which a silent broker is given up: what is there has to be read, not waited for.

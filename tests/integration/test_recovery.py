@@ -32,7 +32,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 TASK = TaskId("balance", 0)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.state.records import Record
     from balance_service.state.store.batch import StoreBatch
-    from balance_service.tools.local.stack import LocalStack
 
 CODEC = position_codec()
 MANY = 70_000

@@ -14,7 +14,7 @@ from balance_service.events.combine import PartitionRows
 from balance_service.events.decode import Decoder
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.catalogue import hosted_stages
+from balance_service.model.catalogue import hosted_stages
 from tests.integration.engines import running_engine, settings_for
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 pytestmark = pytest.mark.timeout(600)
 _CATCH_UP_SECONDS = 150.0

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
     from tests.integration.secured import SecuredStack
 
 _SPARK_SECONDS = 60.0

@@ -20,9 +20,9 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.kafka.clients import ClientConfig
     from balance_service.settings import Settings
-    from balance_service.tools.local.stack import LocalStack
 
 _SECONDS = 30.0
 

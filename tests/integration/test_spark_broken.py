@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pytest
     from pyspark.sql import DataFrame, SparkSession
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _FATAL_WITHIN_SECONDS = 150
 _FOLDS_WITHIN_SECONDS = 120

@@ -12,9 +12,9 @@ import httpx
 from structlog.testing import capture_logs
 
 from balance_service.hosting.engine import Engine
+from balance_service.model.catalogue import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.catalogue import stages_of
 from tests.integration.engines import counted, patience, running_engine, settings_for, state_directory
 from tests.integration.loads import Load, assert_counted_once, customers_in
 from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 CUSTOMERS = [*customers_in(0), *customers_in(1)]
 ENGINE_STOPS_WITHIN_SECONDS = 5.0

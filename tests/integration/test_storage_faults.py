@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
     from balance_service.state.store.store import StoreView
     from balance_service.state.task import Task
-    from balance_service.tools.local.stack import LocalStack
 
 CUSTOMERS = [f"c{n}" for n in range(300)]
 _MIB = 1 << 20

@@ -12,8 +12,8 @@ from tests.support.topics import read_topic
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.engine import Engine
-    from balance_service.tools.local.stack import LocalStack
 
 
 def tell(writer: Rows, ticker: str, name: str | None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 COMPACTED = {"cleanup.policy": "compact"}
 A_DAY_MS = 24 * 60 * 60 * 1000

@@ -14,13 +14,13 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.devtools.topic_copy import timestamp_order
+from balance_service.devtools.topic_copy.comparison import compare
+from balance_service.devtools.topic_copy.copier import Copier
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
 from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
-from balance_service.tools.topic_copy import timestamp_order
-from balance_service.tools.topic_copy.comparison import compare
-from balance_service.tools.topic_copy.copier import Copier
 from tests.integration.copying import CUSTOMERS, Application, History, contents, ignore
 from tests.integration.engines import balance, catch_up, counted, running_engine, settings_for
 from tests.support.commands import run, started
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _MORE = 120_000
 # The year 2109.

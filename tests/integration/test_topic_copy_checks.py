@@ -10,10 +10,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from balance_service.avro.schemas import load_schema
+from balance_service.devtools.topic_copy.comparison import compare
+from balance_service.devtools.topic_copy.copy import Copied
 from balance_service.errors import ConfigurationError, FatalError, RetriableError
 from balance_service.kafka.topics import Topics
-from balance_service.tools.topic_copy.comparison import compare
-from balance_service.tools.topic_copy.copy import Copied
 from tests.integration.copying import Application, ignore
 from tests.support.commands import assert_refused, run
 from tests.support.topics import Writer
@@ -21,7 +21,7 @@ from tests.support.topics import Writer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 # The year 2109.
 _FAR_AHEAD = 1 << 42

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from balance_service.tools.local.ports import HOST
+from balance_service.devtools.local.ports import HOST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from balance_service.cluster.record_signatures import RecordSignatures
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 HUGE_EPOCH = 10**15
 FORGED = "666.66"

@@ -14,14 +14,14 @@ import httpx
 import psutil
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.devtools.local.instances import LocalInstance
 from balance_service.http import commands, queries
-from balance_service.tools.local.instances import LocalInstance
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 PARTITIONS = 2
 SESSION_TIMEOUT_SECONDS = 6.0

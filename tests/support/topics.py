@@ -16,7 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from balance_service.avro.schemas import load_schema
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 
 class Writer:

@@ -12,7 +12,7 @@ from balance_service.events.decode import NOTE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from balance_service.read_models.folds import Combination
+    from balance_service.model.folds import Combination
 
 MONEY = pa.decimal128(18, 2)
 _ENVELOPE = {"offset": pa.int64(), "key": pa.binary()}

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from balance_service.events.combine import PartitionUpdates
 from balance_service.events.gathering import Gathered, Gathering
-from balance_service.read_models.folds import Combine
+from balance_service.model.folds import Combine
 from balance_service.state.records import DeadLetter, KeyedUpdate
 
 IDLE_SECONDS = 0.25

@@ -18,8 +18,8 @@ from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
-    from balance_service.read_models.addition import Addition
-    from balance_service.read_models.read_model import State
+    from balance_service.model.addition import Addition
+    from balance_service.model.read_model import State
 
 REGISTRY = FakeRegistry()
 CODEC = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.events.combine import PartitionUpdates
-from balance_service.read_models.folds import Combine
+from balance_service.model.folds import Combine
 from tests.unit.decoded import combined, row
 
 if TYPE_CHECKING:

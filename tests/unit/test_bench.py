@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from balance_service.avro.schemas import load_schema
+from balance_service.devtools.local.stack import LocalStack
 from balance_service.errors import BalanceServiceError
-from balance_service.tools.local.stack import LocalStack
 from bench import loads
 from bench import run as bench_run
 from bench.events import MAX_CENTS, customer_id, encoded

@@ -16,8 +16,8 @@ from balance_service.events.spark.sampler import SparkSample
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.kafka.topics import Topic
+from balance_service.model.catalogue import StageOf
 from balance_service.observability.metrics import Metrics
-from balance_service.read_models.catalogue import StageOf
 from balance_service.settings import Stage, load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot

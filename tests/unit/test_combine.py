@@ -15,8 +15,8 @@ from balance_service.events.combine import PartitionRows, PartitionUpdates
 from balance_service.events.decode import UNRESOLVED
 from balance_service.events.gathering import end_of
 from balance_service.events.updates import IGNORED
+from balance_service.model.folds import Combine
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.folds import Combine
 from balance_service.state.records import DeadLetter, KeyedUpdate
 from tests.unit.decoded import MONEY, row, table
 from tests.unit.decoded import combined as combined_by

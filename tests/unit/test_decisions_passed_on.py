@@ -16,7 +16,7 @@ from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.http.turns import Turns
-from balance_service.read_models.keys import TEXT
+from balance_service.model.keys import TEXT
 from balance_service.state.letters.decisions import MOST_REASON, Decision, Verdict
 from balance_service.state.letters.letter import Letter, Status
 from tests.support import fakes

@@ -9,16 +9,16 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.events.nested import SPARK_TYPES
-from balance_service.read_models import catalogue
+from balance_service.model import catalogue
+from balance_service.model.conditions import same
+from balance_service.model.declared_source import READ_TYPES
+from balance_service.model.flow import Stream
+from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.model.joins import Global
+from balance_service.model.outputs import Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.conditions import same
-from balance_service.read_models.declared_source import READ_TYPES
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import Combine, Count, Greatest, Latest, RunningSum, Top
-from balance_service.read_models.joins import Global
-from balance_service.read_models.outputs import Emit
-from balance_service.read_models.read_model import ReadModel
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ import pytest
 
 from balance_service.avro.types import fields_of
 from balance_service.errors import ConfigurationError
+from balance_service.model.catalogue import hosted_stages, stages_of
+from balance_service.model.conditions import same
+from balance_service.model.drawing import flowchart
+from balance_service.model.flow import Leg, Stream, legs_of
+from balance_service.model.outputs import LAST, Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.catalogue import hosted_stages, stages_of
-from balance_service.read_models.conditions import same
-from balance_service.read_models.drawing import flowchart
-from balance_service.read_models.flow import Leg, Stream, legs_of
-from balance_service.read_models.outputs import LAST, Emit
 from balance_service.read_models.purchases import Purchases, masked_lines
-from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
 

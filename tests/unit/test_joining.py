@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
-from balance_service.read_models.joins import Global, Join
-from balance_service.read_models.keys import KeyType
+from balance_service.model.joins import Global, Join
+from balance_service.model.keys import KeyType
 from balance_service.state.joining import Joining
 from balance_service.state.outputs import Target
 from balance_service.state.records import CombinedUpdates, Position, TaskBatch
@@ -27,7 +27,7 @@ from tests.support.fakes import letters
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.read_models.joins import Missing
+    from balance_service.model.joins import Missing
     from balance_service.state.work import Folded
 
 ship("NamedScore", {"score": "double", "product_id": "long", "player_id": "long", "playerName": ["null", "string"]})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.read_models.json_view import exact_json
+from balance_service.model.json_view import exact_json
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from balance_service.cluster.partitioner import partition_of, partitions_of_keys
 from balance_service.errors import InvalidInputError
-from balance_service.read_models.keys import KeyType
+from balance_service.model.keys import KeyType
 
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)
 NUMBER, TEXT = KeyType("product_id", is_number=True), KeyType("customerId", is_number=False)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import ConfigurationError
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.joins import Global, Table
+from balance_service.model.flow import Stream
+from balance_service.model.joins import Global, Table
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.leaderboard import Leaderboard
-from balance_service.read_models.read_model import ReadModel
 from balance_service.testing import Driver, event
 from tests.support.models import ship
 

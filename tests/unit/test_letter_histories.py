@@ -21,7 +21,7 @@ from tests.unit.test_letters import INCOMPATIBLE, UNKNOWN, Named, funds, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
 
 Step = tuple[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.peers.answers import MAX_BODY_BYTES
 from balance_service.http.routing import Copy
-from balance_service.read_models.keys import TEXT, KeyType
+from balance_service.model.keys import TEXT, KeyType
 from balance_service.state.letters.decisions import LetterId
 from balance_service.state.letters.letter import Letter
 from balance_service.state.records import Position

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
+from balance_service.model.flow import Stream
+from balance_service.model.order import PER_KEY
+from balance_service.model.outputs import EVENT, Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.order import PER_KEY
-from balance_service.read_models.outputs import EVENT, Emit
-from balance_service.read_models.read_model import ReadModel
 from balance_service.state.letters.decisions import Decision, LetterId, Verdict
 from balance_service.state.letters.letter import GONE, KEPT_CLOSED_MS, Letter, Status, is_final, open_letters
 from balance_service.state.records import POSITION_KEY, Position
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
 
 UNKNOWN = "schema-id-unknown"
 INCOMPATIBLE = "schema-incompatible"

@@ -14,7 +14,7 @@ from balance_service.cli.main import cli
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What would have been started."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("balance_service.tools.local.run.run_local", lambda *given, **_: calls.append(given))
+    monkeypatch.setattr("balance_service.devtools.local.run.run_local", lambda *given, **_: calls.append(given))
     return calls
 
 

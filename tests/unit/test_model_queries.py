@@ -21,8 +21,8 @@ from balance_service.http.model_queries import ModelAnswers, ModelQueries, descr
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.server.app import make_app
+from balance_service.model.routes import Routes as KeyRoutes
 from balance_service.read_models.leaderboard import Leaderboard
-from balance_service.read_models.routes import Routes as KeyRoutes
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
 

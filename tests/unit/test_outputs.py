@@ -10,12 +10,12 @@ import pytest
 
 from balance_service.avro.codec import frame_header
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.read_models.conditions import same
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import RunningSum, add
-from balance_service.read_models.outputs import EVENT, LAST, Emit
+from balance_service.model.conditions import same
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum, add
+from balance_service.model.outputs import EVENT, LAST, Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.read_models.purchases import Purchases
-from balance_service.read_models.read_model import ReadModel
 from balance_service.read_models.rewards import Rewards
 from balance_service.state.commit import write_position
 from balance_service.state.fold import Folding

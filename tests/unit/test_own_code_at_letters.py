@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.order import ANY
-from balance_service.read_models.outputs import LAST, Emit
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model.flow import Stream
+from balance_service.model.order import ANY
+from balance_service.model.outputs import LAST, Emit
+from balance_service.model.read_model import ReadModel
 from balance_service.testing import Driver, event
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
 
 UNKNOWN = "schema-id-unknown"
 FAILED = "own-code-failed"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balance_service.errors import InvalidInputError
 from balance_service.http.parameters import CUSTOMER_ID, KeyQuery, key_query
 from balance_service.http.queries import PATH
-from balance_service.read_models.keys import checked_key
+from balance_service.model.keys import checked_key
 
 
 def query(raw: str) -> KeyQuery:

@@ -13,10 +13,10 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.cluster.partitioner import partition_of
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.server.plain import asked_of
+from balance_service.model.routes import Collection
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.read_models.rewards import Rewards
-from balance_service.read_models.routes import Collection
 from balance_service.testing.fakes import FakeRegistry
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.unit.plain_queries import question, serving
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.queries import Queries
+    from balance_service.model.read_model import ReadModel
     from balance_service.observability.metrics import Metrics
-    from balance_service.read_models.read_model import ReadModel
 
 ENTRY = {"playerId": 3, "productId": 1, "playerName": "Zoë", "gameName": "Go", "score": 4000.0, "scoredAt": 1}
 STATES: dict[str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
+from balance_service.devtools.produce import RecordLines
 from balance_service.errors import ConfigurationError, InvalidInputError
-from balance_service.read_models.taken import taken_by
+from balance_service.model.taken import taken_by
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry
-from balance_service.tools.produce import RecordLines
 
 STATE = '{"customerId": "c", "amount": 0.10}'
 

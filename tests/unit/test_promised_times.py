@@ -8,12 +8,12 @@ import pytest
 
 from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+from balance_service.devtools.local.guard import GRACE_SECONDS
 from balance_service.hosting.engine import CHECK_EVERY_SECONDS
 from balance_service.hosting.instance import STOP_SECONDS
 from balance_service.http.access.jwts import LEEWAY_SECONDS
 from balance_service.http.server.reloading import LOOK_SECONDS
 from balance_service.state.letters.letter import KEPT_CLOSED_MS
-from balance_service.tools.local.guard import GRACE_SECONDS
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _DAY_MS = 24 * 60 * 60 * 1000

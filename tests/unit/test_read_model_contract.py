@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from balance_service.events import combine
-from balance_service.read_models import catalogue
-from balance_service.read_models.addition import Addition
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import RunningSum
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model import catalogue
+from balance_service.model.addition import Addition
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum
+from balance_service.model.read_model import ReadModel
 from balance_service.testing.contract import (
     CONTRACT,
     acceleration_equals_fold,

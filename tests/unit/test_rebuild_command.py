@@ -16,7 +16,7 @@ from balance_service.state.commit import Committed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 

@@ -12,7 +12,7 @@ import pytest
 
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
-from balance_service.read_models.catalogue import stages_of_retries
+from balance_service.model.catalogue import stages_of_retries
 from balance_service.settings import load_settings
 from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.letters.decisions import Decision, Verdict

@@ -10,10 +10,10 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
+from balance_service.devtools.local.samples import SAMPLES, SampleFile
+from balance_service.devtools.produce import RecordLines
 from balance_service.process.resources import resource
 from balance_service.testing.fakes import FakeRegistry
-from balance_service.tools.local.samples import SAMPLES, SampleFile
-from balance_service.tools.produce import RecordLines
 
 FILES = sorted({file for samples in SAMPLES.values() for file in samples.files}, key=lambda file: file.topic)
 RECORDS = {

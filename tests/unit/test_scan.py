@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balance_service.http import scan
 from balance_service.http.routing import Copy
 from balance_service.http.scan import Count, Entries, Top
-from balance_service.read_models.keys import KeyType
+from balance_service.model.keys import KeyType
 from balance_service.state.records import Position
 from tests.support.querying import read_to_its_end
 

@@ -18,7 +18,7 @@ from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.limits import Limits, UnderWay, limited
 from balance_service.http.server.problems import Problem, problems
-from balance_service.read_models.keys import TEXT
+from balance_service.model.keys import TEXT
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.fakes import letters
 from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance

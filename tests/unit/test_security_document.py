@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from balance_service.read_models.catalogue import names, read_model, stages_of
+from balance_service.devtools.local.samples import SAMPLES
+from balance_service.model.catalogue import names, read_model, stages_of
 from balance_service.settings import load_settings
-from balance_service.tools.local.samples import SAMPLES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|(.*)\|$", re.MULTILINE)

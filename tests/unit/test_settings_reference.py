@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from balance_service.devtools.settings_reference import reference
 from balance_service.settings import Settings
 from balance_service.settings.settings import variable_of
-from balance_service.tools.settings_reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 # What docker-compose.yml reads itself.

@@ -9,10 +9,10 @@ import pytest
 
 from balance_service.hosting.works import Works
 from balance_service.kafka.topic_setup import prepare_topics
-from balance_service.read_models.catalogue import hosted_stages
-from balance_service.read_models.flow import Stream
-from balance_service.read_models.folds import Count, Latest
-from balance_service.read_models.read_model import ReadModel
+from balance_service.model.catalogue import hosted_stages
+from balance_service.model.flow import Stream
+from balance_service.model.folds import Count, Latest
+from balance_service.model.read_model import ReadModel
 from balance_service.settings import load_settings
 from balance_service.state.fold import Folding
 from balance_service.testing import Driver, event
@@ -23,7 +23,7 @@ from tests.unit.test_tables_topics import Topics
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.read_models.read_model import Event, State
+    from balance_service.model.read_model import Event, State
     from balance_service.testing.rows import Given
 
 TEXT = ["null", "string"]

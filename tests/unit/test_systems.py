@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from balance_service.cli.main import cli
-from balance_service.read_models import catalogue
-from balance_service.tools.local.samples import SAMPLES
+from balance_service.devtools.local.samples import SAMPLES
+from balance_service.model import catalogue
 
 SYSTEMS = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
 # These two are in the README.

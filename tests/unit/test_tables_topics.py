@@ -10,7 +10,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topic
-from balance_service.read_models.catalogue import stages_of
+from balance_service.model.catalogue import stages_of
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.settings import load_settings
 

@@ -11,9 +11,9 @@ import pytest
 from balance_service.avro.codec import AvroCodec, frame_header
 from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
+from balance_service.devtools.tail import line_of
 from balance_service.errors import RetriableError
 from balance_service.testing.fakes import FakeRegistry
-from balance_service.tools.tail import line_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

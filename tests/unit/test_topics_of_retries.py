@@ -10,7 +10,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.hosting.works import Works
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
-from balance_service.read_models.catalogue import hosted_stages, stages_of_retries
+from balance_service.model.catalogue import hosted_stages, stages_of_retries
 from balance_service.settings import load_settings
 from balance_service.state.retrying import Retrying
 from tests.support.environment import refusal

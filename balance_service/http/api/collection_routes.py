@@ -12,8 +12,8 @@ from balance_service.http.api.route import Route
 from balance_service.http.api.schemas import NUMBER_KEY, count, exactly
 from balance_service.http.collection_queries import CollectionQueries
 from balance_service.http.parameters import LIMIT, MAX_LAG, MIN_POSITION, PARTIAL
-from balance_service.read_models import catalogue
-from balance_service.read_models.routes import Collection
+from balance_service.model import catalogue
+from balance_service.model.routes import Collection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from balance_service.http.api.declarations import Answer, Header, Schema
     from balance_service.http.handlers import Handlers
     from balance_service.http.model_queries import ModelQueries
-    from balance_service.read_models.keys import KeyType
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.keys import KeyType
+    from balance_service.model.read_model import ReadModel
 
 _COUNT = exactly({"count": count("How many there are.")})
 _LIST: dict[str, Any] = {"type": "array"}

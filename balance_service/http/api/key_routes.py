@@ -13,9 +13,9 @@ from balance_service.http.api.route import Route
 from balance_service.http.api.schemas import CUSTOMER_ID, NUMBER_KEY, exactly
 from balance_service.http.model_queries import NUMBERS
 from balance_service.http.parameters import MAX_LAG, MIN_POSITION
-from balance_service.read_models import catalogue
-from balance_service.read_models.keys import checked_key
-from balance_service.read_models.routes import Routes
+from balance_service.model import catalogue
+from balance_service.model.keys import checked_key
+from balance_service.model.routes import Routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.handlers import Handlers
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
 
 
 def _key_route(model: ReadModel, declared: Routes) -> Route:

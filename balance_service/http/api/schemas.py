@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.commands.add_funds import AMOUNT_RULE
 from balance_service.http.api.declarations import Component
-from balance_service.read_models.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES
+from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

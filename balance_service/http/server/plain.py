@@ -27,9 +27,9 @@ from balance_service.http.queries import CUSTOMER
 from balance_service.http.queries import PATH as BALANCE_PATH
 from balance_service.http.server.limits import headers_fit
 from balance_service.http.server.problems import Problem, unexpected
-from balance_service.read_models import catalogue
-from balance_service.read_models.keys import MAX_KEY_BYTES, TEXT, KeyType
-from balance_service.read_models.routes import Collection, Routes
+from balance_service.model import catalogue
+from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
+from balance_service.model.routes import Collection, Routes
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from balance_service.http.queries import Queries
     from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
     from balance_service.http.server.limits import UnderWay
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.read_model import ReadModel
 
 _NEEDED = frozenset({Scope.READ})
 # Source: RFC 3986, section 2.3. A query that is passed on has them as they are, too.

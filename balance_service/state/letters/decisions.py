@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import InvalidInputError
 from balance_service.kafka.bounded_reader import reader_of_all
-from balance_service.read_models.keys import CONTROL_CHARACTERS
+from balance_service.model.keys import CONTROL_CHARACTERS
 from balance_service.state.letters.letter import Letter, Status, is_final
 from balance_service.state.outputs import OF_THE_KEY
 from balance_service.state.records import Output

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
-from balance_service.read_models.joins import Global
+from balance_service.model.joins import Global
 from balance_service.state.tables.tables import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.kafka.topics import Topics
-    from balance_service.read_models.joins import Join
+    from balance_service.model.joins import Join
     from balance_service.state.tables.store import Version
     from balance_service.state.tables.tables import Tables
 

@@ -14,7 +14,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import by_remedy, new_client, reader_config
 from balance_service.kafka.messages import place_of, shown_headers, text_or_base64, what_has_come
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.json_view import exact_json
+from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import Schema, full_name, load_schema
-from balance_service.read_models.joins import Global, Join
+from balance_service.model.joins import Global, Join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from balance_service.read_models.conditions import Same
-    from balance_service.read_models.joins import Missing, Table
+    from balance_service.model.conditions import Same
+    from balance_service.model.joins import Missing, Table
 
 
 @dataclass(frozen=True, slots=True)

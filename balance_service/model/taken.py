@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError
-from balance_service.read_models.catalogue import names, read_model
-from balance_service.read_models.joins import Join
+from balance_service.model.catalogue import names, read_model
+from balance_service.model.joins import Join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.flow import Stream
+    from balance_service.model.flow import Stream
     from balance_service.settings import Settings
 
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
-from balance_service.read_models.declaration import check_declaration
-from balance_service.read_models.declared_source import refuse
-from balance_service.read_models.folds import OutOfRangeError, StandardFold
-from balance_service.read_models.outputs import EVENT
+from balance_service.model.declaration import check_declaration
+from balance_service.model.declared_source import refuse
+from balance_service.model.folds import OutOfRangeError, StandardFold
+from balance_service.model.outputs import EVENT
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.addition import Addition
-    from balance_service.read_models.flow import Leg, Stream
-    from balance_service.read_models.folds import Combination
-    from balance_service.read_models.keys import KeyType
-    from balance_service.read_models.order import Order
-    from balance_service.read_models.outputs import Emit, Sent
-    from balance_service.read_models.routes import Collection, Routes
+    from balance_service.model.addition import Addition
+    from balance_service.model.flow import Leg, Stream
+    from balance_service.model.folds import Combination
+    from balance_service.model.keys import KeyType
+    from balance_service.model.order import Order
+    from balance_service.model.outputs import Emit, Sent
+    from balance_service.model.routes import Collection, Routes
 
 State = Mapping[str, Any]
 """What is kept per key: an Avro record of the read model's state schema."""

@@ -12,7 +12,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Inva
 from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.taken import taken_by
+from balance_service.model.taken import taken_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

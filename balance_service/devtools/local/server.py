@@ -10,7 +10,7 @@ from balance_service.errors import FatalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from balance_service.tools.local.process import ChildProcess
+    from balance_service.devtools.local.process import ChildProcess
 
 
 class Server(ABC):

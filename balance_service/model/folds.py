@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.read_models.addition import Addition
+from balance_service.model.addition import Addition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.samples import add_samples
+from balance_service.devtools.local.stack import LocalStack
 from balance_service.settings import load_settings
-from balance_service.tools.local.instances import LocalInstance
-from balance_service.tools.local.samples import add_samples
-from balance_service.tools.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

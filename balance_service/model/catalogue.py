@@ -8,11 +8,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from balance_service import read_models
 from balance_service.errors import ConfigurationError
-from balance_service.read_models.flow import Leg
-from balance_service.read_models.joins import Global
-from balance_service.read_models.read_model import ReadModel, registered
+from balance_service.model.flow import Leg
+from balance_service.model.joins import Global
+from balance_service.model.read_model import ReadModel, registered
 from balance_service.settings import Stage
 
 if TYPE_CHECKING:
@@ -146,5 +145,6 @@ def names() -> list[str]:
 
 @cache
 def _load() -> None:
+    read_models = import_module("balance_service.read_models")
     for module in pkgutil.iter_modules(read_models.__path__):
         import_module(f"{read_models.__name__}.{module.name}")

@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from balance_service.devtools.topic_copy.copier import Copier, Progress, start_anew
+from balance_service.devtools.topic_copy.timestamp_order import by_timestamp
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
 from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
-from balance_service.tools.topic_copy.copier import Copier, Progress, start_anew
-from balance_service.tools.topic_copy.timestamp_order import by_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from balance_service.devtools.produce import produce
 from balance_service.errors import BalanceServiceError
 from balance_service.process.resources import resource
-from balance_service.tools.produce import produce
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from balance_service.devtools.local.instances import LocalInstance
     from balance_service.settings import Settings
-    from balance_service.tools.local.instances import LocalInstance
 
 _LOOK_EVERY_SECONDS = 0.1
 _VISIBLE_SECONDS = 60.0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.read_models.joins import Global
+from balance_service.model.joins import Global
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from balance_service.read_models.catalogue import StageOf
-    from balance_service.read_models.conditions import Same
-    from balance_service.read_models.joins import Join
-    from balance_service.read_models.read_model import ReadModel
+    from balance_service.model.catalogue import StageOf
+    from balance_service.model.conditions import Same
+    from balance_service.model.joins import Join
+    from balance_service.model.read_model import ReadModel
 
 
 def flowchart(model: ReadModel, stages: Sequence[StageOf]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balance_service.tools.local.ports import HOST, free_port
+from balance_service.devtools.local.ports import HOST, free_port
 
 _CONFIG = """\
 process.roles={roles}

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from balance_service.read_models.conditions import Same
-    from balance_service.read_models.read_model import Event
+    from balance_service.model.conditions import Same
+    from balance_service.model.read_model import Event
 
 Sent = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 """A record to send, or several, or none."""

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from balance_service.devtools.local import guard
 from balance_service.errors import ConfigurationError
-from balance_service.tools.local import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

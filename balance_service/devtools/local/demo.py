@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from balance_service.tools.local.demo_letters import RETRY_EVERY_SECONDS, LetterStory, expect
-from balance_service.tools.local.run import say, start_instances
-from balance_service.tools.local.stack import LocalStack
+from balance_service.devtools.local.demo_letters import RETRY_EVERY_SECONDS, LetterStory, expect
+from balance_service.devtools.local.run import say, start_instances
+from balance_service.devtools.local.stack import LocalStack
 
 if TYPE_CHECKING:
-    from balance_service.tools.local.instances import LocalInstance
+    from balance_service.devtools.local.instances import LocalInstance
 
 _CUSTOMERS = [f"customer-{n}" for n in range(20)]
 _AMOUNTS = ("0.10", "0.20", "9999999999999999.99")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from balance_service.devtools.local.ports import HOST, accepts_connections, free_port, require_free
+from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.server import Server
 from balance_service.process.jars import resolve_jars, unpack
 from balance_service.process.java import REGISTRY_JAVA, java_executable
-from balance_service.tools.local.ports import HOST, accepts_connections, free_port, require_free
-from balance_service.tools.local.process import ChildProcess
-from balance_service.tools.local.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.devtools.topic_copy.contents import ContentsCounter
 from balance_service.errors import FatalError, RetriableError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.messages import place_of
 from balance_service.kafka.topics import Topics
-from balance_service.tools.topic_copy.contents import ContentsCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from balance_service.devtools.topic_copy.contents import Contents
+    from balance_service.devtools.topic_copy.copy import Copied
     from balance_service.kafka.topics import Topic
     from balance_service.settings import Settings
-    from balance_service.tools.topic_copy.contents import Contents
-    from balance_service.tools.topic_copy.copy import Copied
 
 _SETTLE_SECONDS = 30.0
 _LOOK_EVERY_SECONDS = 0.05

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
-from balance_service.read_models.flow import Leg, Select, Stream, legs_of
-from balance_service.read_models.joins import Global, Join, misfit
-from balance_service.read_models.keys import KeyType
+from balance_service.model.flow import Leg, Select, Stream, legs_of
+from balance_service.model.joins import Global, Join, misfit
+from balance_service.model.keys import KeyType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.conditions import Same
+    from balance_service.model.conditions import Same
 
 READ_TYPES = frozenset(
     (

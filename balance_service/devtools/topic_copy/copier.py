@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from balance_service.devtools.topic_copy.contents import writable_timestamp
 from balance_service.errors import ConfigurationError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import (
     by_remedy,
@@ -18,7 +19,6 @@ from balance_service.kafka.clients import (
     transactional_config,
 )
 from balance_service.kafka.messages import headers_of, place_of
-from balance_service.tools.topic_copy.contents import writable_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
+from balance_service.devtools.local.broker import Broker
+from balance_service.devtools.local.guard import GRACE_SECONDS
+from balance_service.devtools.local.registry import Registry
 from balance_service.errors import ConfigurationError
-from balance_service.tools.local.broker import Broker
-from balance_service.tools.local.guard import GRACE_SECONDS
-from balance_service.tools.local.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from balance_service.devtools.local.broker_config import LOG4J_PROPERTIES, BrokerExtras, server_properties
+from balance_service.devtools.local.ports import HOST, accepts_connections, free_port, require_free
+from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.server import Server
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import resolve_jars
 from balance_service.process.java import java_executable
-from balance_service.tools.local.broker_config import LOG4J_PROPERTIES, BrokerExtras, server_properties
-from balance_service.tools.local.ports import HOST, accepts_connections, free_port, require_free
-from balance_service.tools.local.process import ChildProcess
-from balance_service.tools.local.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

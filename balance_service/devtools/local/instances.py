@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from balance_service.tools.local.ports import HOST, free_port, require_free
-from balance_service.tools.local.process import ChildProcess
-from balance_service.tools.local.server import Server
+from balance_service.devtools.local.ports import HOST, free_port, require_free
+from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalStack
 
 _HTTP_OK = 200
 _ANSWER_SECONDS = 2.0

@@ -14,16 +14,16 @@ from confluent_kafka import Producer
 from balance_service.avro.codec import AvroCodec, frame_header
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.devtools.local.run import say
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import producer_config
 from balance_service.settings import load_settings
-from balance_service.tools.local.run import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.tools.local.instances import LocalInstance
-    from balance_service.tools.local.stack import LocalStack
+    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalStack
 
 RETRY_EVERY_SECONDS = 2
 _BAD_RECORDS = 2

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.read_models.declared_source import check_condition, checked_legs, events_of, refuse, shipped_schema
-from balance_service.read_models.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
-from balance_service.read_models.keys import KeyType
-from balance_service.read_models.order import ANY, PER_KEY, Order
-from balance_service.read_models.outputs import EVENT, Emit
+from balance_service.model.declared_source import check_condition, checked_legs, events_of, refuse, shipped_schema
+from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
+from balance_service.model.keys import KeyType
+from balance_service.model.order import ANY, PER_KEY, Order
+from balance_service.model.outputs import EVENT, Emit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
-    from balance_service.read_models.flow import Leg
+    from balance_service.model.flow import Leg
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Columns that rows have anyway.
