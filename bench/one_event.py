@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from balance_service.devtools.local.stack import LocalStack
 from balance_service.events.spark.row_query import RowQuery
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.model.catalogue import stages_of
+from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process import failpoints
 from balance_service.process.interpreter import favour_short_work
@@ -85,6 +85,7 @@ def main() -> None:
             settings,
             StateDirectory(settings.state_dir, settings.application_id),
             stages_of(Balance(), settings),
+            [Balance()],
             Metrics(),
             patience,
         )

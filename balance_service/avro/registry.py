@@ -7,28 +7,42 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.schema_registry import Schema as RegistrySchema
 from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
-from balance_service.avro.schemas import full_name
+from balance_service.avro.schemas import full_name, subject_of
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.settings.proxies import heeding_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
     from balance_service.settings import Settings
 
 _SCHEMA_NOT_FOUND = 40403
+_NO_SUCH_SUBJECT = (40401, 40402)
+_KEY, _VALUE = "-key", "-value"
 _CLIENT_ERRORS = range(400, 500)
 _TRY_AGAIN = {408, 429}
 _CREDENTIALS_REFUSED = {401, 403}
 _CREDENTIALS = "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_PASSWORD, or BALANCE_SCHEMA_REGISTRY_TOKEN"
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+
+def _record(registered: RegistrySchema | None) -> Schema | None:
+    """A registered schema as a record; None of anything else."""
+    if registered is None or registered.schema_type not in (None, "AVRO"):
+        return None
+    try:
+        schema: Any = json.loads(registered.schema_str or "")
+    except ValueError:
+        return None
+    return schema if isinstance(schema, dict) and schema.get("type") == "record" and "name" in schema else None
 
 
 @dataclass(frozen=True)
@@ -160,9 +174,78 @@ class SchemaRegistry:
         except Exception as error:  # transport errors of whichever HTTP library the client uses
             raise self._unavailable(error) from error
 
+    def records_of(self, topic: str) -> dict[str, Schema]:
+        """The newest record schemas registered for a topic under TopicRecordName or TopicName strategy, by simple name.
+
+        Raises:
+            RetriableError: the registry does not answer, or does not let us read.
+        """
+        found: dict[str, Schema] = {}
+        for subject in self._subjects():
+            if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
+                schema = self._newest(subject)
+                if schema is not None and subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
+                    found[schema["name"]] = schema
+        return found
+
+    def newest(self, topic: str, record: str) -> Schema | None:
+        """The newest schema of a record on a topic, under TopicRecordName, TopicName or RecordName strategy.
+
+        Args:
+            record: its simple name.
+
+        Raises:
+            RetriableError: the registry does not answer, or does not let us read.
+        """
+        if (schema := self.records_of(topic).get(record)) is not None:
+            return schema
+        for subject in self._subjects():
+            if subject.rpartition(".")[2] == record:
+                schema = self._newest(subject)
+                if schema is not None and full_name(schema) == subject:
+                    return schema
+        return None
+
+    def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
+        """The first schema that was registered under a subject; where there is none, a proposal is.
+
+        All who ask come to the same, whoever proposes what.
+
+        Raises:
+            RetriableError: the registry does not answer.
+            ConfigurationError: the registry does not let us register.
+        """
+        first = self._version(subject, 1)
+        if first is None and (proposed := propose()) is not None:
+            self.register(subject, proposed)
+            first = self._version(subject, 1)
+        return first
+
     def close(self) -> None:
         """Close the connections."""
         self.client.__exit__(None, None, None)
+
+    def _subjects(self) -> list[str]:
+        try:
+            return sorted(self.client.get_subjects())
+        except Exception as error:  # the registry's own, and those of whichever HTTP library the client uses
+            raise self._unavailable(error) from error
+
+    def _newest(self, subject: str) -> Schema | None:
+        try:
+            return _record(self.client.get_latest_version(subject).schema)
+        except Exception as error:  # as above
+            raise self._unavailable(error) from error
+
+    def _version(self, subject: str, version: int) -> Schema | None:
+        try:
+            return _record(self.client.get_version(subject, version).schema)
+        except SchemaRegistryError as error:
+            if error.error_code in _NO_SUCH_SUBJECT:
+                return None
+            raise self._unavailable(error) from error
+        except Exception as error:  # as above
+            raise self._unavailable(error) from error
 
     def _registered(self, subject: str, schema: RegistrySchema) -> int | None:
         try:

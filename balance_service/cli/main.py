@@ -62,13 +62,17 @@ def serve(*, print_config: bool) -> None:
     from balance_service.state.store.directory import StateDirectory
 
     _write_for_this_user_alone()
-    with closing(StateDirectory(settings.state_dir, settings.application_id)) as directory:
+    directory = StateDirectory(settings.state_dir, settings.application_id)
+    with closing(directory):
         # It comes up while the rest is imported, which is slow.
         launch_jvm(settings, directory.scratch)
-        from balance_service.hosting.instance import Instance
+        from balance_service.application import Application
+        from balance_service.cli.models import hosted_models, known_models
+
+        hosted, known = hosted_models(settings), known_models(settings)
 
         async def run() -> None:
-            await Instance(settings, directory).run()
+            await Application(settings, hosted, known=known, state_directory=directory).serve()
 
         asyncio.run(run())
 
@@ -100,6 +104,7 @@ def local(
     sample_events: bool,
 ) -> None:
     """Run broker, registry and instances here, as children, until Ctrl-C."""
+    from balance_service.cli.models import known_models
     from balance_service.devtools.local.run import run_local
 
     if http_port and http_port + instances - 1 > _MAX_PORT:
@@ -107,7 +112,8 @@ def local(
         raise click.UsageError(
             f"--http-port {http_port} leaves no ports for {instances} instances; give {most} at most"
         )
-    run_local(instances, kafka_port, registry_port, http_port, data_dir, sample_events=sample_events)
+    models = known_models(load_settings()) if sample_events else []
+    run_local(instances, kafka_port, registry_port, http_port, data_dir, sample_models=models)
 
 
 @cli.command()
@@ -211,11 +217,12 @@ def load(events: int, customers: int, rate: float | None) -> None:
     from balance_service.kafka.clients import producer_config
     from balance_service.kafka.topic_setup import prepare_topics
     from balance_service.kafka.topics import Topics
-    from balance_service.model.catalogue import read_model, stages_of
+    from balance_service.model.placing import stages_of
+    from balance_service.read_models import SHIPPED
 
     settings = load_settings()
     quiet_logging()
-    prepare_topics(Topics(settings), settings, [stage.names for stage in stages_of(read_model("balance"), settings)])
+    prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
     with progress_bar("producing", events) as (bar, task):
         total = produce_load(
             producer_config(settings),
@@ -234,11 +241,13 @@ def load(events: int, customers: int, rate: float | None) -> None:
 @click.argument("model")
 def flow(model: str) -> None:
     """Draw the way of a read model's events, as Mermaid text."""
-    from balance_service.model.catalogue import read_model, stages_of
+    from balance_service.cli.models import hosted_models
     from balance_service.model.drawing import flowchart
+    from balance_service.model.placing import stages_of
 
-    known = read_model(model)
-    click.echo(flowchart(known, stages_of(known, load_settings())))
+    settings = load_settings(models=(model,))
+    (known,) = hosted_models(settings)
+    click.echo(flowchart(known, stages_of(known, settings)))
 
 
 @cli.command()
@@ -248,8 +257,8 @@ def rebuild(models: tuple[str, ...]) -> None:
 
     Only while no instance runs.
     """
+    from balance_service.cli.models import hosted_models
     from balance_service.hosting.rebuild import rebuild as run_rebuild
-    from balance_service.model.catalogue import hosted_models
 
     settings = load_settings(**({"models": models} if models else {}))
     configure_logging("WARNING")

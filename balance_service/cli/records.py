@@ -25,13 +25,16 @@ def produce(topic: str, key_separator: str | None, record: str | None) -> None:
     `null` after a key is a tombstone, where the topic takes such. Blank lines are passed over. At a line that is no
     such record the command ends: what is before it is sent, and nothing after it.
     """
+    from balance_service.cli.models import known_models
     from balance_service.devtools.produce import produce as produce_lines
 
     settings = load_settings()
     quiet_logging()
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; leave it out where lines have no key")
-    sent = produce_lines(settings, topic, sys.stdin.buffer, record=record, key_separator=key_separator)
+    sent = produce_lines(
+        settings, known_models(settings), topic, sys.stdin.buffer, record=record, key_separator=key_separator
+    )
     click.echo(f"{sent} records acknowledged")
 
 

@@ -21,7 +21,8 @@ def schemas_register() -> None:
     """
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import load_schema, subject_of
-    from balance_service.model.catalogue import hosted_stages
+    from balance_service.cli.models import hosted_models, known_models
+    from balance_service.model.placing import hosted_stages, stages_of_retries
 
     settings = load_settings()
     quiet_logging()
@@ -29,18 +30,20 @@ def schemas_register() -> None:
         settings.application_servers_topic: [load_schema("ApplicationServer")],
         settings.dead_letter_decisions_topic: [load_schema("DeadLetterDecision")],
     }
-    for stage in hosted_stages(settings):
-        model, names = stage.read_model, stage.names
-        if stage.leg.is_first:
-            written.setdefault(names.source, []).extend(stage.leg.event_schemas.values())
-        for join in stage.leg.joins:
-            written.setdefault(join.table.topic, []).append(join.table.schema)
-        if stage.leg.makes is not None:
-            written[names.rekeyed] = [load_schema(stage.leg.makes)]
-        written[names.changelog] = [load_schema("Position"), load_schema("Letter")]
-        if model is not None and stage.leg.by is None:
+    models = {model.name: model for model in hosted_models(settings)}
+    stages = hosted_stages(models.values(), settings) + stages_of_retries(known_models(settings), settings)
+    for stage in stages:
+        model = models.get(stage.owner)
+        if not stage.reads_rekeyed:
+            written.setdefault(stage.source, []).extend(stage.schemas.values())
+        for join in stage.joins:
+            written.setdefault(join.table.topic, []).append(stage.rows[join.table.record])
+        if stage.makes is not None:
+            written[stage.rekeyed] = [stage.makes]
+        written[stage.changelog] = [load_schema("Position"), load_schema("Letter")]
+        if model is not None and not stage.passes_on:
             if model.has_states():
-                written[names.changelog] += [model.state_schema, load_schema("IdempotencyMarker")]
+                written[stage.changelog] += [model.state_schema, load_schema("IdempotencyMarker")]
             for topic, schema in model.sent_schemas():
                 written.setdefault(topic, []).append(schema)
     registry = SchemaRegistry.from_settings(settings)

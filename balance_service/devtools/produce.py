@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
 
@@ -61,6 +62,7 @@ class RecordLines:
 
 def produce(
     settings: Settings,
+    models: Iterable[ReadModel],
     topic: str,
     lines: Iterable[bytes],
     *,
@@ -70,6 +72,7 @@ def produce(
     """Append a record for each line that is not blank, up to the first that is none.
 
     Args:
+        models: whose declarations say what the topic takes.
         record: the simple name of the lines' record; None where the topic takes only one.
         key_separator: what stands between key and JSON; None if lines have no key.
 
@@ -81,7 +84,7 @@ def produce(
         BalanceServiceError: a line is no such record, or not every record was acknowledged. What came before a bad line
             is sent, and nothing after it.
     """
-    taken = taken_by(topic, settings)
+    taken = taken_by(topic, models, settings)
     schema = _schema_of(topic, record, taken.records)
     if Topics(settings).find(topic) is None:
         raise ConfigurationError(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
-    from balance_service.model.flow import Leg
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
 
 UNRESOLVED = "unresolved"
 NOTE = "note"
@@ -50,25 +50,25 @@ class Decoder:
         self,
         spark: SparkSession,
         read_model: ReadModel | None,
-        leg: Leg,
+        stage: Stage,
         registry: SchemaRegistry,
         *,
         with_traces: bool = False,
     ) -> None:
         """Args:
         read_model: None: nothing is decoded, and every record is handed over as it is.
-        leg: of the read model, whose records it decodes.
+        stage: of the read model, whose records it decodes.
         with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
         """
         self._spark = spark
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
         self._read_model = read_model
-        self._leg = leg
-        self._readers = leg.wanted_schemas
-        self._decoded = partial(decoded, skips_others=leg.columns is not None)
-        self._takes_any_key = leg.by is not None or read_model is None or not read_model.has_states()
+        self._stage = stage
+        self._readers = stage.wanted_schemas
+        self._decoded = partial(decoded, skips_others=stage.columns is not None)
+        self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
-        columns = update_columns(read_model, leg)
+        columns = update_columns(read_model, stage)
         self._envelope = (*_ENVELOPE, *(name for name in _CARRIED if name in columns))
         self._registry = registry
         self._events: dict[int, WriterSchema] = {}
@@ -113,14 +113,14 @@ class Decoder:
             unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
             `schema_id` where unresolved; `traceparent` where asked for and not ignored.
         """
-        columns = update_columns(self._read_model, self._leg)
+        columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
             return self._as_they_are(records, columns)
         with self._known:
             typed = self._typed(records)
-        key = key_column(self._leg)
+        key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
-        updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._leg)})
+        updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._stage)})
         # A projection of its own: inlined into every column below it would be computed as often.
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from balance_service.events.decode import Decoder
     from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.kafka.topics import Topics
-    from balance_service.model.flow import Leg
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
@@ -81,7 +81,7 @@ class Feed:
         settings: Settings,
         source: str,
         read_model: ReadModel | None,
-        leg: Leg,
+        stage: Stage,
         decoder: Decoder,
         topics: Topics,
         known_end: Callable[[int], int | None],
@@ -99,8 +99,8 @@ class Feed:
         self._rehearsal = rehearsal
         self._settings = settings
         self._source = source
-        self._combine = read_model.combine if read_model is not None and leg.by is None else None
-        self._has_states = read_model is not None and leg.by is None and read_model.has_states()
+        self._combine = read_model.combine if read_model is not None and stage.by is None else None
+        self._has_states = read_model is not None and stage.by is None and read_model.has_states()
         self._redrive = Redrive(
             spark=spark,
             settings=settings,

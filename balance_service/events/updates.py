@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from balance_service.model.conditions import Same
-    from balance_service.model.flow import Leg
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
 
 IGNORED = "ignored"
 _TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
@@ -29,65 +29,65 @@ _TEXTS = ("string", "uuid")
 _FIRST_YEAR, _LAST_YEAR = 1, 9999
 
 
-def update_columns(read_model: ReadModel | None, leg: Leg) -> dict[str, Column]:
-    """The columns by name that a leg hands over, of rows with a struct for each record that it reads.
+def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Column]:
+    """The columns by name that a stage hands over, of rows with a struct for each record that it reads.
 
-    Of the last leg of a model with states, what each event changes; the event itself where the model's own code is told
-    of it; with the event's time where the model emits, or folds by its own function. A leg without states passes on
-    what rows have besides.
+    Of the last stage of a model with states, what each event changes; the event itself where the model's own code is
+    told of it; with the event's time where the model emits, or folds by its own function. A stage without states passes
+    on what rows have besides.
     """
     time = {"timestamp": F.unix_millis("timestamp")}
     as_it_is = {"value": F.col("value"), "headers": F.col("headers")}
     if read_model is None:
         return time | as_it_is
-    if leg.by is not None:
+    if stage.by is not None:
         # What is joined keeps its key until it is made.
-        return time | as_it_is | (_events(leg) if leg.joins else {"record_key": F.col("record_key")})
-    columns = {name: _update(fold, read_model, name) for name, fold in read_model.folds.items()}
+        return time | as_it_is | (_events(stage) if stage.joins else {"record_key": F.col("record_key")})
+    columns = {name: _update(fold, read_model, name) for name, fold in read_model.standard_folds.items()}
     if read_model.needs_events:
-        columns |= _events(leg)
-    if read_model.outputs or not read_model.folds:
+        columns |= _events(stage)
+    if read_model.outputs or not read_model.standard_folds:
         columns |= time
     return columns if read_model.has_states() else columns | as_it_is
 
 
-def key_column(leg: Leg) -> Column | None:
-    """The key that a leg passes its records on by; None: the record's own, or what is known once it is joined."""
-    if leg.by is None or leg.joins:
+def key_column(stage: Stage) -> Column | None:
+    """The key that a stage passes its records on by; None: the record's own, or what is known once it is joined."""
+    if stage.by is None or stage.joins:
         return None
-    if leg.next_table is not None:
-        return _of_all_records(leg, leg.by).cast("string").cast("binary")
-    return _key_of(leg, leg.by)
+    if stage.next_table is not None:
+        return _of_all_records(stage, stage.by).cast("string").cast("binary")
+    return _key_of(stage, stage.by)
 
 
-def judged_cause(read_model: ReadModel, leg: Leg) -> Column:
-    """Why an event is not for the leg's work, or null: it is to be ignored, or can never be applied."""
-    ignored = F.when(~all_of(_holds(leg, condition) for condition in leg.conditions), IGNORED)
-    if leg.joins:
-        misfit = _value_misfit(_columns_of(leg), F.when(F.lit(False), ""))
+def judged_cause(read_model: ReadModel, stage: Stage) -> Column:
+    """Why an event is not for the stage's work, or null: it is to be ignored, or can never be applied."""
+    ignored = F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
+    if stage.joins:
+        misfit = _value_misfit(_columns_of(stage), F.when(F.lit(False), ""))
     else:
-        misfit = _pass_misfit(leg, leg.by) if leg.by is not None else _fold_misfit(read_model, leg)
-    return F.coalesce(ignored, misfit) if leg.conditions else misfit
+        misfit = _pass_misfit(stage, stage.by) if stage.by is not None else _fold_misfit(read_model, stage)
+    return F.coalesce(ignored, misfit) if stage.conditions else misfit
 
 
-def _pass_misfit(leg: Leg, by: str) -> Column:
+def _pass_misfit(stage: Stage, by: str) -> Column:
     """Why a record cannot be passed on."""
-    column = _of_all_records(leg, by)
+    column = _of_all_records(stage, by)
     cause = F.when(column.isNull(), "field-null")
-    if _is_number(leg, by):
+    if _is_number(stage, by):
         return cause
     # No state could have a longer key, and the topic might refuse it.
     is_malformed = ~F.is_valid_utf8(column) | (F.octet_length(column) > MAX_KEY_BYTES)
     return cause.when(is_malformed, f"{'-'.join(words_of(by))}-malformed")
 
 
-def _fold_misfit(read_model: ReadModel, leg: Leg) -> Column:
+def _fold_misfit(read_model: ReadModel, stage: Stage) -> Column:
     """Why an event can never be applied: its key is not the record's, or Python could not hold a value."""
     cause, key, name = F.when(F.lit(False), ""), "", ""
     if read_model.has_states():
         key, name = read_model.key, "-".join(words_of(read_model.key))
-        cause = F.when(_key_of(leg, key) != F.col("key"), f"key-is-not-{name}")
-    return _value_misfit(_used_columns(read_model, leg), cause, key, f"{name}-malformed")
+        cause = F.when(_key_of(stage, key) != F.col("key"), f"key-is-not-{name}")
+    return _value_misfit(_used_columns(read_model, stage), cause, key, f"{name}-malformed")
 
 
 def _value_misfit(columns: Mapping[str, Any], cause: Column, key: str = "", key_cause: str = "") -> Column:
@@ -108,31 +108,31 @@ def _value_misfit(columns: Mapping[str, Any], cause: Column, key: str = "", key_
     return cause
 
 
-def _holds(leg: Leg, condition: Same) -> Column:
+def _holds(stage: Stage, condition: Same) -> Column:
     """Whether a condition holds for an event; never null."""
-    column = _of_all_records(leg, condition.column)
+    column = _of_all_records(stage, condition.column)
     if condition.ignoring_case:
         column = F.translate(column, UPPER, LOWER)
     return F.coalesce(column == F.lit(condition.lowered(condition.value)), F.lit(False))
 
 
-def _key_of(leg: Leg, name: str) -> Column:
+def _key_of(stage: Stage, name: str) -> Column:
     """The value of a column as a key; see `keys`."""
-    column = _of_all_records(leg, name)
-    if not _is_number(leg, name):
+    column = _of_all_records(stage, name)
+    if not _is_number(stage, name):
         return column.cast("binary")
     digits = F.hex(column.cast("bigint").bitwiseXOR(F.lit(-SIGN_BIT)))
     return F.unhex(F.lpad(digits, 16, "0"))
 
 
-def _is_number(leg: Leg, name: str) -> bool:
-    kinds = (fields_of(schema)[name] for schema in leg.wanted_schemas.values())
+def _is_number(stage: Stage, name: str) -> bool:
+    kinds = (fields_of(schema)[name] for schema in stage.wanted_schemas.values())
     return any(simple_name(without_null(kind)[0]) != "string" for kind in kinds)
 
 
-def _of_all_records(leg: Leg, name: str) -> Column:
+def _of_all_records(stage: Stage, name: str) -> Column:
     """A column that all records have, of whichever the row has."""
-    columns = [F.col(f"{record}.{name}") for record in leg.records]
+    columns = [F.col(f"{record}.{name}") for record in stage.records]
     return columns[0] if len(columns) == 1 else F.coalesce(*columns)
 
 
@@ -149,17 +149,17 @@ def _struct(record: str, fields: Iterable[str]) -> Column:
     return F.struct(*(F.col(f"{record}.{field}").alias(field) for field in fields))
 
 
-def _events(leg: Leg) -> dict[str, Column]:
+def _events(stage: Stage) -> dict[str, Column]:
     """The events themselves, a column for each record type."""
     return {
         schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
-        for schema in leg.wanted_schemas.values()
+        for schema in stage.wanted_schemas.values()
     }
 
 
-def _columns_of(leg: Leg) -> dict[str, Any]:
+def _columns_of(stage: Stage) -> dict[str, Any]:
     """All columns of the events, with their types."""
-    events = {schema["name"]: fields_of(schema) for schema in leg.wanted_schemas.values()}
+    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     return {f"{record}.{field}": kind for record, fields in events.items() for field, kind in fields.items()}
 
 
@@ -169,13 +169,13 @@ def _entries(read_model: ReadModel, name: str) -> list[str]:
     return [*fields_of(kept["items"])]
 
 
-def _used_columns(read_model: ReadModel, leg: Leg) -> dict[str, Any]:
+def _used_columns(read_model: ReadModel, stage: Stage) -> dict[str, Any]:
     """The columns of events that reach Python, with their types."""
-    events = {schema["name"]: fields_of(schema) for schema in leg.wanted_schemas.values()}
+    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     if read_model.needs_events:
-        return _columns_of(leg)
+        return _columns_of(stage)
     used: dict[str, Any] = {}
-    for name, fold in read_model.folds.items():
+    for name, fold in read_model.standard_folds.items():
         fields = _entries(read_model, name) if isinstance(fold, Top) else [fold.field] if fold.field else []
         used |= {f"{fold.record}.{field}": events[fold.record][field] for field in fields}
     return used

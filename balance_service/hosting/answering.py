@@ -20,13 +20,14 @@ from balance_service.model.json_view import exact_json
 from balance_service.model.keys import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from balance_service.errors import StoreCorruptedError
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.hosting.running import Running
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import Readable, ReadableTasks
+    from balance_service.model.read_model import ReadModel
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
 
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 class Answering:
     """Makes what answers. For the event loop's thread."""
 
-    def __init__(self, running: Running, proxy: Proxy, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self, running: Running, proxy: Proxy, metrics: Metrics, settings: Settings, models: Iterable[ReadModel]
+    ) -> None:
+        """Args:
+        models: that there is something to tell of, hosted here or not.
+        """
+        self._known = {model.name: model for model in models}
         self._running = running
         self._proxy = proxy
         self._metrics = metrics
@@ -48,7 +55,7 @@ class Answering:
     def queries(self) -> ModelQueries:
         """What answers for every read model."""
         hosted = {name: self._of_hosted(model) for name, model in self._running.engine.models.items()}
-        return ModelQueries(hosted, self._elsewhere, cache(self._of_peers))
+        return ModelQueries(self._known, hosted, self._elsewhere, cache(self._of_peers))
 
     def dead_letters(self) -> DeadLetters:
         """What answers for the dead letters of every stage here."""
@@ -58,7 +65,7 @@ class Answering:
         routing = self._routing(stage.name, stage.source.partitions, stage.watermarks, stage.tasks)
         scan = LetterScan(
             stage=stage.name,
-            read_model=stage.of.owner,
+            read_model=stage.stage.owner,
             key_type=TEXT if stage.folds is None else stage.folds.key_type,
             letters=stage.work.letters,
         )
@@ -106,7 +113,9 @@ class Answering:
             timeout_seconds=self._settings.read_timeout_seconds,
             metrics=self._metrics,
         )
-        return ModelAnswers(queries, self._scatter(routing, f"{PATH}/{name}", model, self._scans), description_of(name))
+        return ModelAnswers(
+            queries, self._scatter(routing, f"{PATH}/{name}", model, self._scans), description_of(name, self._known)
+        )
 
     def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: ReadableTasks) -> Routing:
         return Routing(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
+from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
 from balance_service.events.spark.rehearsal import Rehearsal
@@ -23,15 +25,17 @@ from balance_service.events.spark.sampler import SparkSampler
 from balance_service.events.spark.session import start_spark
 from balance_service.hosting.hosted_stage import HostedStage, host
 from balance_service.hosting.table_contexts import table_contexts
-from balance_service.hosting.works import Works
-from balance_service.kafka.clients import common_config
+from balance_service.hosting.works import Surroundings, work_of
+from balance_service.kafka.clients import common_config, producer_config
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.worker import Worker
+from balance_service.state.letters.decisions import Decisions
 from balance_service.state.purge import Purge
 from balance_service.state.store.options import limit_open_files
+from balance_service.state.tables.joined import JoinedTables
 from balance_service.state.tables.tables import Tables
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.membership import Partitions
     from balance_service.kafka.topics import Topic
-    from balance_service.model.catalogue import StageOf
+    from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
     from balance_service.state.store.directory import StateDirectory
@@ -86,11 +91,18 @@ class Patience:
                 return done
 
 
-def _most_tasks(stages: Sequence[StageOf], prepared: Mapping[str, Topic]) -> int:
+def _most_tasks(stages: Sequence[Stage], prepared: Mapping[str, Topic]) -> int:
     """The tasks that an instance has where it is the only one, and the partitions of tables that it follows then."""
-    tables = {join.table.topic for stage in stages for join in stage.leg.joins}
-    topics = [*(stage.names.source for stage in stages), *tables]
+    tables = {join.table.topic for stage in stages for join in stage.joins}
+    topics = [*(stage.source for stage in stages), *tables]
     return sum(prepared[topic].partitions for topic in topics)
+
+
+def _decisions(stage: Stage, settings: Settings, around: Surroundings) -> Decisions:
+    """What is kept of operators' decisions about a stage's dead letters."""
+    topic = settings.dead_letter_decisions_topic
+    codec = around.codec(topic, load_schema("DeadLetterDecision"))
+    return Decisions(topic=topic, codec=codec, stage=stage.name, source_topic_id=around.topic(stage.source).topic_id)
 
 
 class Engine:
@@ -100,7 +112,8 @@ class Engine:
         self,
         settings: Settings,
         state_directory: StateDirectory,
-        stages: Sequence[StageOf],
+        stages: Sequence[Stage],
+        models: Iterable[ReadModel],
         metrics: Metrics,
         patience: Patience,
         *,
@@ -111,6 +124,7 @@ class Engine:
 
         Args:
             state_directory: closed when the engine stops.
+            models: that the stages are of.
             on_change: called on any thread when a task's state has changed.
 
         Raises:
@@ -124,8 +138,8 @@ class Engine:
         self.on_change = on_change
         self.state_directory = state_directory
         self.topics = Topics(settings)
-        prepared = until_up(partial(prepare_topics, self.topics, settings, [stage.names for stage in stages]))
-        sources = {stage.names.source: prepared[stage.names.source] for stage in stages}
+        prepared = until_up(partial(prepare_topics, self.topics, settings, stages))
+        sources = {stage.source: prepared[stage.source] for stage in stages}
         tasks, brokers = _most_tasks(stages, prepared), until_up(self.topics.brokers)
         self.open_files = files = open_files.divided(tasks, brokers, open_files.limit())
         log.info(
@@ -141,13 +155,20 @@ class Engine:
         self.registry = SchemaRegistry.from_settings(settings)
         contexts = partial(table_contexts, settings, self.topics, self.registry, prepared, stages)
         self.tables = Tables(until_up(contexts), self.state_directory)
-        works = Works(
-            settings=settings, topics=self.topics, registry=self.registry, tables=self.tables, prepared=prepared
+        around = Surroundings(
+            registry=self.registry,
+            topic=prepared.__getitem__,
+            config=self.topics.config,
+            joined=self._joined,
+            largest_bytes=int(str(producer_config(settings)["message.max.bytes"])),
+            retry_every_ms=int(settings.retry_every_seconds * 1000),
+            idempotency_window_ms=int(settings.idempotency_window_seconds * 1000),
         )
-        work_of = {stage.names.name: until_up(partial(works.of, stage)) for stage in stages}
-        decisions = {stage.names.name: until_up(partial(works.decisions, stage)) for stage in stages}
+        by_name = {model.name: model for model in models}
+        work = {stage.name: until_up(partial(work_of, stage, by_name.get(stage.owner), around)) for stage in stages}
+        decisions = {stage.name: until_up(partial(_decisions, stage, settings, around)) for stage in stages}
         # While a task's query ends, its successor's may begin; and one is for the rehearsal.
-        slots = 2 * sum(sources[stage.names.source].partitions for stage in stages) + 1
+        slots = 2 * sum(sources[stage.source].partitions for stage in stages) + 1
         self.spark = start_spark(settings, state_directory.scratch, slots)
         self.rehearsal = Rehearsal(self.spark, state_directory.scratch)
         self.spark_sampler = SparkSampler(self.spark)
@@ -156,12 +177,13 @@ class Engine:
             for name, source in sources.items()
         }
         self.stages: Mapping[str, HostedStage] = {
-            stage.names.name: host(
+            stage.name: host(
                 stage,
-                work_of[stage.names.name],
-                decisions[stage.names.name],
-                sources[stage.names.source],
-                self.watermarks[stage.names.source],
+                by_name.get(stage.owner),
+                work[stage.name],
+                decisions[stage.name],
+                sources[stage.source],
+                self.watermarks[stage.source],
                 self,
             )
             for stage in stages
@@ -196,7 +218,7 @@ class Engine:
                     Purge(self.topics, hosted.source.name, hosted.tasks, hosted.work.letters).look,
                 )
                 for name, hosted in self.stages.items()
-                if settings.purge_rekeyed and hosted.of.names.reads_rekeyed
+                if settings.purge_rekeyed and hosted.stage.reads_rekeyed
             ),
             Worker("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
         )
@@ -208,12 +230,15 @@ class Engine:
 
     def stages_of(self, read_model: str) -> Sequence[HostedStage]:
         """All stages of a read model."""
-        return [hosted for hosted in self.stages.values() if hosted.of.owner == read_model]
+        return [hosted for hosted in self.stages.values() if hosted.stage.owner == read_model]
 
     @property
     def problems(self) -> list[str]:
         """Why some partition is not folded now; empty while all is well."""
         return [problem for hosted in self.stages.values() for problem in hosted.problems]
+
+    def _joined(self, stage: Stage) -> JoinedTables:
+        return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics, partition_of=partition_of)
 
     def start(self) -> None:
         """Join the group and begin to fold; returns at once."""

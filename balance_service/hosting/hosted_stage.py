@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.catalogue import StageOf
     from balance_service.model.read_model import State
+    from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
     from balance_service.state.letters.decisions import Decisions, Verdict
@@ -64,7 +64,9 @@ class Shared(Protocol):
 class HostedStage:
     """A stage, and what works on it; `source` is the topic as it was when the instance started."""
 
-    of: StageOf
+    stage: Stage
+    read_model: ReadModel | None
+    """None of a stage of retries."""
     work: Work
     source: Topic
     watermarks: Watermarks
@@ -76,12 +78,12 @@ class HostedStage:
     @property
     def name(self) -> str:
         """The stage's."""
-        return self.of.names.name
+        return self.stage.name
 
     @property
     def is_last(self) -> bool:
         """Whether it is the one that folds or emits, and has the read model's name."""
-        return self.of.read_model is not None and self.of.leg.by is None
+        return self.read_model is not None and not self.stage.passes_on
 
     @property
     def folds(self) -> ReadModel | None:
@@ -153,9 +155,9 @@ class HostedStage:
         Raises:
             RetriableError: the registry does not answer.
         """
-        if self.of.read_model is None:
+        if not self.stage.schemas:
             return
-        topic, schemas = self.of.written_to, self.of.leg.event_schemas.values()
+        topic, schemas = self.stage.written_to, self.stage.schemas.values()
         ours = [registry.register(subject_of(topic, schema), schema) for schema in schemas]
         self.decoder.resolve({*ours, *registry.schema_ids(topic)})
 
@@ -167,11 +169,17 @@ class HostedStage:
 
 
 def host(
-    stage: StageOf, work: Work, decisions: Decisions, source: Topic, watermarks: Watermarks, shared: Shared
+    stage: Stage,
+    read_model: ReadModel | None,
+    work: Work,
+    decisions: Decisions,
+    source: Topic,
+    watermarks: Watermarks,
+    shared: Shared,
 ) -> HostedStage:
     """Put a stage together; nothing of it runs yet."""
-    settings, topics, read_model, leg = shared.settings, shared.topics, stage.read_model, stage.leg
-    decoder = Decoder(shared.spark, read_model, leg, shared.registry, with_traces=shared.tracer is not UNTRACED)
+    settings, topics = shared.settings, shared.topics
+    decoder = Decoder(shared.spark, read_model, stage, shared.registry, with_traces=shared.tracer is not UNTRACED)
     joined = work.joined if isinstance(work, Joining) else None
     feed = Feed(
         spark=shared.spark,
@@ -180,7 +188,7 @@ def host(
         settings=settings,
         source=source.name,
         read_model=read_model,
-        leg=leg,
+        stage=stage,
         decoder=decoder,
         topics=topics,
         known_end=watermarks.end,
@@ -190,7 +198,7 @@ def host(
     )
     context = TaskContext(
         settings=settings,
-        stage=stage.names,
+        stage=stage,
         topics=topics,
         source=source,
         work=work,
@@ -198,14 +206,15 @@ def host(
         joined=joined,
         state_directory=shared.state_directory,
     )
-    tasks = Tasks(stage.names.name, context, feed, shared.on_change, shared.openings)
+    tasks = Tasks(stage.name, context, feed, shared.on_change, shared.openings)
     return HostedStage(
-        of=stage,
+        stage=stage,
+        read_model=read_model,
         work=work,
         source=source,
         watermarks=watermarks,
         decoder=decoder,
         feed=feed,
         tasks=tasks,
-        source_check=SourceCheck(topics, source, tasks, may_drop=stage.names.retries),
+        source_check=SourceCheck(topics, source, tasks, may_drop=stage.retries),
     )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings, Stage
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
     from balance_service.state.changelog.writer import ChangelogWriter
     from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.letter import Letter

@@ -21,7 +21,7 @@ from balance_service.hosting.kept_before import KeptBefore
 from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
-from balance_service.model.catalogue import stages_of
+from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process.thread_failures import noting_failures
 from balance_service.state.opening import was_purged
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
-    from balance_service.settings import Settings, Stage
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
     from balance_service.state.commit import Committed
 
 log = structlog.get_logger(__name__)
@@ -67,8 +68,8 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
             f"the read model '{read_model.name}' keeps no states, so there is nothing to rebuild; what it sent stays"
         )
     topics, stages = Topics(settings), stages_of(read_model, settings)
-    last, stage = stages[-1], stages[-1].names
-    source = prepare_topics(topics, settings, [stage.names for stage in stages])[stage.source]
+    stage = stages[-1]
+    source = prepare_topics(topics, settings, stages)[stage.source]
     _refuse_repartitioned(topics, stage, source)
     _refuse_purged(topics, stage, source)
     with SoleMember(settings, topics, source) as alone:
@@ -84,7 +85,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     with noting_failures(lambda: None) as failures:
         # What the stages before it have passed on is kept.
         directory = StateDirectory(settings.state_dir, settings.application_id)
-        engine = Engine(settings, directory, [last], metrics, patience)
+        engine = Engine(settings, directory, [stage], [read_model], metrics, patience)
         try:
             seconds = _replay(engine, engine.stages[stage.name], patience, progress, failures)
         finally:

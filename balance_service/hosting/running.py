@@ -191,7 +191,7 @@ def _status(hosted: HostedStage, task: TaskSnapshot) -> Mapping[str, Any]:
     partition = task.task_id.partition
     return {
         "task": str(task.task_id),
-        "readModel": hosted.of.owner,
+        "readModel": hosted.stage.owner,
         "partition": partition,
         "role": task.role.value.lower(),
         "state": task.state,

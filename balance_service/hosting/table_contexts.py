@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.schemas import Schema
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.catalogue import StageOf
     from balance_service.model.joins import Table
+    from balance_service.model.stage import Stage
     from balance_service.settings import Settings
 
 
@@ -27,7 +28,7 @@ def table_contexts(
     topics: Topics,
     registry: SchemaRegistry,
     prepared: Mapping[str, Topic],
-    stages: Iterable[StageOf],
+    stages: Iterable[Stage],
 ) -> dict[str, TableContext]:
     """Of every table, by its topic. Where several stages join with one, it has the longest history of theirs.
 
@@ -36,11 +37,12 @@ def table_contexts(
         RetriableError: the registry does not answer.
     """
     contexts: dict[str, TableContext] = {}
-    for topic, tables in _by_topic(stages).items():
+    for topic, joined in _by_topic(stages).items():
+        tables = [table for table, _ in joined]
         records = sorted({table.record for table in tables})
         if len(records) > 1:
             raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is said to hold {' and '.join(records)}")
-        schema, history = tables[0].schema, max(table.history for table in tables)
+        schema, history = joined[0][1], max(table.history for table in tables)
         contexts[topic] = TableContext(
             settings=settings,
             topics=topics,
@@ -52,9 +54,10 @@ def table_contexts(
     return contexts
 
 
-def _by_topic(stages: Iterable[StageOf]) -> dict[str, list[Table]]:
-    tables: dict[str, list[Table]] = {}
+def _by_topic(stages: Iterable[Stage]) -> dict[str, list[tuple[Table, Schema]]]:
+    """The tables of each topic, with the schemas of their rows."""
+    tables: dict[str, list[tuple[Table, Schema]]] = {}
     for stage in stages:
-        for join in stage.leg.joins:
-            tables.setdefault(join.table.topic, []).append(join.table)
+        for join in stage.joins:
+            tables.setdefault(join.table.topic, []).append((join.table, stage.rows[join.table.record]))
     return tables

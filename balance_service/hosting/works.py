@@ -1,4 +1,7 @@
-"""What the tasks of a stage do with their batches, put together of the read model's declaration."""
+"""What the tasks of a stage do with their batches, put together of the read model's declaration.
+
+One function does so for the service and for the test driver, each with surroundings of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,158 +10,168 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import Schema, load_schema, subject_of
+from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
-from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
+from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.errors import FatalError
-from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
+from balance_service.process.clock import now_ms
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
 from balance_service.state.joining import Joining
-from balance_service.state.letters.decisions import Decisions
 from balance_service.state.letters.letters import Letters
 from balance_service.state.outputs import Target, sender_of
 from balance_service.state.passing import Emitting, Rekeying
 from balance_service.state.retrying import Retrying
-from balance_service.state.tables.joined import JoinedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.catalogue import StageOf
+    from balance_service.avro.schemas import Schema
+    from balance_service.kafka.topics import Topic
     from balance_service.model.outputs import Emit
     from balance_service.model.read_model import ReadModel
-    from balance_service.settings import Settings, Stage
-    from balance_service.state.tables.tables import Tables
+    from balance_service.model.stage import Stage
+    from balance_service.state.tables.joined import JoinedTables
     from balance_service.state.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Works:
-    """Makes the work of stages. Every call may raise RetriableError, or ConfigurationError for a refused schema."""
+class Surroundings:
+    """What work rests on besides its stage: topics as they are, the registry, the clock."""
 
-    settings: Settings
-    topics: Topics
     registry: SchemaRegistry
-    tables: Tables
-    prepared: Mapping[str, Topic]
-    """The topics that the stages read and send to."""
+    topic: Callable[[str], Topic]
+    """Each that the stages read and send to, by its name."""
+    config: Callable[[str], Mapping[str, str]]
+    """The configuration of a topic."""
+    joined: Callable[[Stage], JoinedTables]
+    """The tables that a stage joins with."""
+    largest_bytes: int
+    """Of a batch that the producer sends."""
+    retry_every_ms: int
+    idempotency_window_ms: int
+    now_ms: Callable[[], int] = now_ms
 
-    def of(self, stage: StageOf) -> Work:
-        """What the tasks of a stage do."""
-        names, read_model = stage.names, stage.read_model
-        position_codec = self._codec(names.changelog, load_schema("Position"))
-        letters = Letters(
-            codec=self._codec(names.changelog, load_schema("Letter")),
-            every_ms=int(self.settings.retry_every_seconds * 1000),
-            keeps_order=not names.passes_on and read_model is not None and read_model.keeps_order,
-        )
-        if read_model is None:
-            (target,) = (self._target(topic, names) for topic in names.targets)
-            return Retrying(source=names.source, target=target, position_codec=position_codec, letters=letters)
-        if names.passes_on:
-            target = self._target(names.rekeyed, names)
-            if stage.leg.makes is not None:
-                return self._joining(stage, stage.leg.makes, target, position_codec, letters)
-            return Rekeying(source=names.source, target=target, position_codec=position_codec, letters=letters)
-        if not read_model.has_states():
-            for topic, schema in read_model.sent_schemas():
-                self._codec(topic, schema)
-            return Emitting(
-                read_model=read_model.name,
-                source=names.source,
-                records=stage.leg.records,
-                outputs=[(emit, self._target(emit.topic, names), self._made(emit)) for emit in read_model.outputs],
-                position_codec=position_codec,
-                letters=letters,
-            )
-        return self._folding(read_model, names, position_codec, letters)
-
-    def decisions(self, stage: StageOf) -> Decisions:
-        """What is kept of operators' decisions about a stage's dead letters."""
-        topic = self.settings.dead_letter_decisions_topic
-        return Decisions(
-            topic=topic,
-            codec=self._codec(topic, load_schema("DeadLetterDecision")),
-            stage=stage.names.name,
-            source_topic_id=self.prepared[stage.names.source].topic_id,
-        )
-
-    def _joining(
-        self, stage: StageOf, makes: str, target: Target, position_codec: AvroCodec, letters: Letters
-    ) -> Joining:
-        schema, by = load_schema(makes), str(stage.leg.by)
-        key_type = KeyType.of(by, fields_of(schema)[by])
-        if key_type is None:
-            raise FatalError(f"stage {stage.names.name} goes on by '{by}', which is no key")
-        if stage.leg.next_table is not None:
-            # A table has its keys as text, whatever they are of.
-            key_type = KeyType(by, is_number=False)
-        return Joining(
-            source=stage.names.source,
-            record=stage.leg.records[0],
-            joined=JoinedTables(
-                joins=stage.leg.joins, tables=self.tables, topics=self.topics, partition_of=partition_of
-            ),
-            schema=schema,
-            codec=self._codec(target.topic, schema),
-            key_type=key_type,
-            target=target,
-            position_codec=position_codec,
-            letters=letters,
-        )
-
-    def _folding(self, read_model: ReadModel, names: Stage, position_codec: AvroCodec, letters: Letters) -> Folding:
-        state_codec = self._codec(names.changelog, read_model.state_schema)
-        partitions = self.prepared[names.source].partitions
-        return Folding(
-            read_model=read_model,
-            acceleration=read_model.acceleration(state_codec),
-            state_codec=state_codec,
-            largest_bytes=self._largest_bytes(self.topics.config(names.changelog)),
-            position_codec=position_codec,
-            letters=letters,
-            marker_codec=self._codec(names.changelog, load_schema("IdempotencyMarker")),
-            partitions_of=partial(partitions_of, partitions=partitions),
-            partitions_of_keys=partial(partitions_of_keys, partitions=partitions),
-            idempotency_window_ms=int(self.settings.idempotency_window_seconds * 1000),
-            emission=self._emission(read_model, names),
-        )
-
-    def _emission(self, read_model: ReadModel, names: Stage) -> Emission | None:
-        if not read_model.outputs:
-            return None
-        (emit,) = read_model.outputs
-        return Emission(
-            read_model=read_model,
-            emit=emit,
-            target=self._target(emit.topic, names),
-            codec=self._made(emit) or self._codec(emit.topic, read_model.state_schema),
-            source=names.source,
-        )
-
-    def _made(self, emit: Emit) -> AvroCodec | None:
-        return None if emit.record is None else self._codec(emit.topic, load_schema(emit.record))
-
-    def _codec(self, topic: str, schema: Schema) -> AvroCodec:
+    def codec(self, topic: str, schema: Schema) -> AvroCodec:
+        """Of records on a topic."""
         return AvroCodec(self.registry, subject_of(topic, schema), schema)
 
-    def _target(self, name: str, stage: Stage) -> Target:
-        config = self.topics.config(name)
+    def largest_in(self, config: Mapping[str, str]) -> int:
+        """The bytes of a batch for a topic of this configuration."""
+        # The producer's own bound, too: what it refuses once, it refuses for ever.
+        return min(int(config[MAX_MESSAGE_BYTES]), self.largest_bytes)
+
+    def target(self, name: str, stage: Stage) -> Target:
+        """A topic that a stage sends to."""
+        config = self.config(name)
         return Target(
             topic=name,
-            partitions=self.prepared[name].partitions,
-            largest_bytes=self._largest_bytes(config),
+            partitions=self.topic(name).partitions,
+            largest_bytes=self.largest_in(config),
             is_compacted=is_compacted(config),
-            sender=sender_of(stage.full_name, self.prepared[stage.source].topic_id),
+            sender=sender_of(stage.full_name, self.topic(stage.source).topic_id),
         )
 
-    def _largest_bytes(self, config: Mapping[str, str]) -> int:
-        """Of a batch for a topic of this configuration."""
-        # The producer's own bound, too: what it refuses once, it refuses for ever.
-        ours = int(str(producer_config(self.settings)["message.max.bytes"]))
-        return min(int(config[MAX_MESSAGE_BYTES]), ours)
+
+def work_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) -> Work:
+    """What the tasks of a stage do.
+
+    Args:
+        read_model: None of a stage of retries.
+
+    Raises:
+        ConfigurationError: the registry refuses a schema.
+        RetriableError: the registry or a broker does not answer.
+    """
+    position_codec = around.codec(stage.changelog, load_schema("Position"))
+    letters = Letters(
+        codec=around.codec(stage.changelog, load_schema("Letter")),
+        every_ms=around.retry_every_ms,
+        keeps_order=not stage.passes_on and read_model is not None and read_model.keeps_order,
+        now_ms=around.now_ms,
+    )
+    if read_model is None:
+        (target,) = (around.target(topic, stage) for topic in stage.targets)
+        return Retrying(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+    if stage.passes_on:
+        target = around.target(stage.rekeyed, stage)
+        if stage.makes is not None:
+            return _joining(stage, stage.makes, target, around, position_codec, letters)
+        return Rekeying(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+    if not read_model.has_states():
+        for topic, schema in read_model.sent_schemas():
+            around.codec(topic, schema)
+        return Emitting(
+            read_model=read_model.name,
+            source=stage.source,
+            records=stage.records,
+            outputs=[
+                (emit, around.target(emit.topic, stage), _made(emit, read_model, around)) for emit in read_model.outputs
+            ],
+            position_codec=position_codec,
+            letters=letters,
+        )
+    return _folding(stage, read_model, around, position_codec, letters)
+
+
+def _joining(
+    stage: Stage, makes: Schema, target: Target, around: Surroundings, position_codec: AvroCodec, letters: Letters
+) -> Joining:
+    by = str(stage.by)
+    key_type = KeyType.of(by, fields_of(makes)[by])
+    if key_type is None:
+        raise FatalError(f"stage {stage.name} goes on by '{by}', which is no key")
+    if stage.next_table is not None:
+        # A table has its keys as text, whatever they are of.
+        key_type = KeyType(by, is_number=False)
+    return Joining(
+        source=stage.source,
+        record=stage.records[0],
+        joined=around.joined(stage),
+        schema=makes,
+        codec=around.codec(target.topic, makes),
+        key_type=key_type,
+        target=target,
+        position_codec=position_codec,
+        letters=letters,
+    )
+
+
+def _folding(
+    stage: Stage, read_model: ReadModel, around: Surroundings, position_codec: AvroCodec, letters: Letters
+) -> Folding:
+    state_codec = around.codec(stage.changelog, read_model.state_schema)
+    partitions = around.topic(stage.source).partitions
+    return Folding(
+        read_model=read_model,
+        acceleration=read_model.acceleration(state_codec),
+        state_codec=state_codec,
+        largest_bytes=around.largest_in(around.config(stage.changelog)),
+        position_codec=position_codec,
+        letters=letters,
+        marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
+        partitions_of=partial(partitions_of, partitions=partitions),
+        partitions_of_keys=partial(partitions_of_keys, partitions=partitions),
+        idempotency_window_ms=around.idempotency_window_ms,
+        emission=_emission(stage, read_model, around),
+    )
+
+
+def _emission(stage: Stage, read_model: ReadModel, around: Surroundings) -> Emission | None:
+    if not read_model.outputs:
+        return None
+    (emit,) = read_model.outputs
+    return Emission(
+        read_model=read_model,
+        emit=emit,
+        target=around.target(emit.topic, stage),
+        codec=_made(emit, read_model, around) or around.codec(emit.topic, read_model.state_schema),
+        source=stage.source,
+    )
+
+
+def _made(emit: Emit, read_model: ReadModel, around: Surroundings) -> AvroCodec | None:
+    return None if emit.record is None else around.codec(emit.topic, read_model.made_schemas[emit.record])

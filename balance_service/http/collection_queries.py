@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from balance_service.http.given import Given
-from balance_service.http.model_queries import DEFAULT_ENTRIES, key_type_of
+from balance_service.http.model_queries import DEFAULT_ENTRIES
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
 from balance_service.http.scatter import NOT_OF_FORM, not_of_form
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.api.declarations import Parameter
     from balance_service.http.model_queries import ModelQueries
+    from balance_service.model.keys import KeyType
     from balance_service.model.routes import Collection
 
 _OK = 200
@@ -31,6 +32,7 @@ class CollectionQueries:
 
     name: str
     declared: Collection
+    key_type: KeyType
     key: Parameter[str]
     start: Parameter[str]
     end: Parameter[str]
@@ -79,7 +81,7 @@ class CollectionQueries:
         end: str | None = None,
     ) -> web.Response:
         after, limit = given.optional(self.after), given.optional(LIMIT) or DEFAULT_ENTRIES
-        scan = Entries(start=start, end=end, after=after, limit=limit, key_type=key_type_of(self.name))
+        scan = Entries(start=start, end=end, after=after, limit=limit, key_type=self.key_type)
         answer = await models.of(self.name).gathered(request, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
         response = answer.response()

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from balance_service.errors import ConfigurationError, InvalidInputError
+from balance_service.errors import InvalidInputError
 from balance_service.http.answer import compact_json
 from balance_service.http.given import Given
 from balance_service.http.parameters import (
@@ -30,9 +30,7 @@ from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem
 from balance_service.http.turns import asker_of
-from balance_service.model.catalogue import read_model
 from balance_service.model.keys import TEXT
-from balance_service.model.read_model import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
     from balance_service.model.keys import KeyType
+    from balance_service.model.read_model import ReadModel
     from balance_service.model.routes import Routes
 
 PATH = "/api/models"
@@ -71,6 +70,8 @@ class ModelAnswers:
 class ModelQueries:
     """Answers the routes below `/api/models`."""
 
+    known: Mapping[str, ReadModel]
+    """By name, the read models that this instance can tell of, hosted here or not."""
     hosted: Mapping[str, ModelAnswers]
     """By name, what answers for the read models of this instance."""
     elsewhere: Callable[[], Mapping[str, int]]
@@ -81,7 +82,7 @@ class ModelQueries:
     async def list(self, _request: web.Request) -> web.Response:
         """The read models that this instance and its peers host."""
         names = sorted({*self.hosted, *self.elsewhere()})
-        return web.json_response({"models": [description_of(name) for name in names]}, dumps=compact_json)
+        return web.json_response({"models": [self.description_of(name) for name in names]}, dumps=compact_json)
 
     async def key(self, request: web.Request) -> web.Response:
         """The state of one key."""
@@ -94,12 +95,12 @@ class ModelQueries:
         def path_of(text: str) -> str:
             return f"{_path(answers)}/keys/{quote(text, safe='')}"
 
-        key_type = key_type_of(answers.description["name"])
+        key_type = self.key_type_of(answers.description["name"])
         return await answers.queries.get(request, lambda: key_query(request, key, path_of, noun, key_type))
 
     async def by_route(self, request: web.Request, model: str, key: Parameter[str], declared: Routes) -> web.Response:
         """The state of one key, asked for at a path that the read model declares."""
-        queries, key_type = self.of(model).queries, key_type_of(model)
+        queries, key_type = self.of(model).queries, self.key_type_of(model)
         return await queries.get(
             request, lambda: key_query(request, key, lambda _: declared.path, declared.noun, key_type)
         )
@@ -107,7 +108,7 @@ class ModelQueries:
     async def entries(self, request: web.Request) -> web.Response:
         """Keys and their states, in key order."""
         given = Given(request)
-        key_type, prefix = key_type_of(request.match_info[MODEL.name]), given.optional(PREFIX)
+        key_type, prefix = self.key_type_of(request.match_info[MODEL.name]), given.optional(PREFIX)
         if prefix is not None and key_type.is_number:
             raise InvalidInputError("prefix is for keys that are text; these are numbers: use from and to")
         scan = Entries(
@@ -132,7 +133,7 @@ class ModelQueries:
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
         if by not in numbers:
             raise InvalidInputError(f"by must be a field that is a number: {', '.join(numbers) or 'there is none'}")
-        key_type = key_type_of(request.match_info[MODEL.name])
+        key_type = self.key_type_of(request.match_info[MODEL.name])
         limit, value = given.optional(LIMIT) or _DEFAULT_TOP, answers.scatter.number(by)
         scan = Top(by=by, value=value, limit=limit, key_type=key_type)
         return await self._scanned(request, given, "top", scan)
@@ -154,7 +155,8 @@ class ModelQueries:
         Raises:
             Problem: 404 if neither this instance nor a peer hosts it, or if it has no states.
         """
-        if not _has_states(name):
+        model = self.known.get(name)
+        if model is not None and not model.has_states():
             raise Problem(404, f"the read model '{name}' keeps no states: it only emits")
         answers = self.hosted.get(name)
         if answers is not None:
@@ -164,16 +166,14 @@ class ModelQueries:
             return self.of_peers(name, partitions)
         raise Problem(404, f"there is no read model '{name[:100]}' here; {PATH} lists those that there are")
 
+    def key_type_of(self, name: str) -> KeyType:
+        """How the keys of a read model are written; text, of one that only peers know."""
+        model = self.known.get(name)
+        return TEXT if model is None or not model.has_states() else model.key_type
 
-def _has_states(name: str) -> bool:
-    model = registered().get(name)
-    return model is None or model.has_states()
-
-
-def key_type_of(name: str) -> KeyType:
-    """How the keys of a read model are written; text, of one that only a peer of another version knows."""
-    model = registered().get(name)
-    return TEXT if model is None or not model.has_states() else model.key_type
+    def description_of(self, name: str) -> Mapping[str, Any]:
+        """See the function of this name."""
+        return description_of(name, self.known)
 
 
 def _checked(key_type: KeyType, key: str | None) -> str | None:
@@ -187,9 +187,7 @@ def _path(answers: ModelAnswers) -> str:
     return f"{PATH}/{answers.description['name']}"
 
 
-def description_of(name: str) -> Mapping[str, Any]:
-    """A read model as clients are told of it; of one that only a peer of another version knows, its name."""
-    try:
-        return read_model(name).description()
-    except ConfigurationError:
-        return {"name": name, "source": "", "key": "", "fields": {}}
+def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, Any]:
+    """A read model as clients are told of it; of one that only peers know, its name."""
+    model = known.get(name)
+    return {"name": name, "source": "", "key": "", "fields": {}} if model is None else model.description()

@@ -11,6 +11,7 @@ import structlog
 
 from balance_service.errors import ConfigurationError
 from balance_service.http.access.authorization import AUTHENTICATOR_FILES, access_of
+from balance_service.http.api.routes import routes_of
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
 from balance_service.http.server.app import HttpServer, make_app, make_health_app, serve
@@ -23,13 +24,14 @@ from balance_service.observability.tracing import UNTRACED
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
     from balance_service.http.handlers import Handlers
     from balance_service.http.server.reloading import Reloaded
     from balance_service.http.server.tls import Tls
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -47,6 +49,7 @@ class Front:
         self,
         settings: Settings,
         handlers: Handlers,
+        models: Sequence[ReadModel],
         look_seconds: float = LOOK_SECONDS,
         tracer: Tracer = UNTRACED,
         on_refused: Callable[[], None] = lambda: None,
@@ -54,6 +57,7 @@ class Front:
         """Read the files that security rests on, and take the ports.
 
         Args:
+            models: that this instance answers for, itself or by its peers.
             look_seconds: how often those files are looked at.
             on_refused: told of each request that is not begun because too many are under way.
 
@@ -62,6 +66,8 @@ class Front:
                 authorisation.
         """
         self._handlers = handlers
+        self._models = models
+        self._routes = routes_of(models)
         self._look_seconds = look_seconds
         self._tracer = tracer
         self._on_refused = on_refused
@@ -103,14 +109,14 @@ class Front:
         self._warn_if_open_to_all()
         tls = self._tls
         under_way = UnderWay(self._limits, self._on_refused)
-        app = make_app(self._handlers, self._limits, self._trust, self._access, self._tracer, under_way)
+        app = make_app(self._handlers, self._routes, self._limits, self._trust, self._access, self._tracer, under_way)
         # Requests that have spans go through the application.
         is_plain = self._tracer is UNTRACED
-        plain = PlainQueries(self._handlers, self._trust, under_way, self._access) if is_plain else None
+        plain = PlainQueries(self._handlers, self._trust, under_way, self._access, self._models) if is_plain else None
         server_tls = None if tls is None else tls.value.server
         self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain, self._trusted_proxies))
         if self._health_listener is not None:
-            health = make_health_app(self._handlers, _HEALTH_LIMITS)
+            health = make_health_app(self._handlers, self._routes, _HEALTH_LIMITS)
             self._servers.append(await serve(health, self._health_listener, _HEALTH_LIMITS))
         for file in self._files.values():
             renew = self._renew if file is tls else None

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings, Stage
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
 

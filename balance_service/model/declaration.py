@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.model.declared_source import check_condition, checked_legs, events_of, refuse, shipped_schema
+from balance_service.model.declared_source import check_condition, checked_stages, events_of, found_schema, refuse
+from balance_service.model.flow import Stream
 from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
 from balance_service.model.keys import KeyType
 from balance_service.model.order import ANY, PER_KEY, Order
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.flow import Leg
+    from balance_service.model.stage import Stage
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Columns that rows have anyway.
@@ -25,35 +26,51 @@ _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "id
 _TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a read model declares: its standard folds by field, the types of these, and how updates combine."""
+    """What a read model's declaration comes to, once its schemas are known."""
 
-    legs: tuple[Leg, ...]
+    stages: tuple[Stage, ...]
     outputs: tuple[Emit, ...]
+    made: Mapping[str, Schema]
+    """The records that it makes to be sent, by simple name."""
+    key: str = ""
     key_type: KeyType | None = None
     """Of its states; None if it has none."""
+    state: Schema | None = None
+    """Of the same."""
     folds: Mapping[str, StandardFold] = field(default_factory=dict)
+    """Its standard folds by field."""
     kinds: Mapping[str, Any] = field(default_factory=dict)
+    """The types of those fields."""
     combine: Mapping[str, Combination] | None = None
+    """Update column → how updates combine; None: they do not."""
     keeps_order: bool = False
 
 
+def check_class(model: Any) -> None:
+    """Check what needs no schema of a read model's class. Raises ConfigurationError."""
+    for attribute in ("name", "source"):
+        if not hasattr(model, attribute):
+            refuse(model, f"has no `{attribute}`")
+    name, source = model.name, model.source
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        refuse(model, f"has the name '{name}': a name is lower-case letters, digits and hyphens")
+    if not isinstance(source, Stream) or not source.records:
+        refuse(model, "has a source that is not a Stream of a topic and one or more records")
+
+
 def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:
-    """Check that a read model can be.
+    """Check that a read model can be; `schemas` finds those that it names.
 
     Args:
         own_fold: whether it overrides `fold`.
         own_emit: whether it overrides `emit`.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot be, or a schema is nowhere.
+        RetriableError: the registry does not answer.
     """
-    for attribute in ("name", "source"):
-        if not hasattr(model, attribute):
-            refuse(model, f"has no `{attribute}`")
-    if not _NAME.fullmatch(model.name):
-        refuse(model, f"has the name '{model.name}': a name is lower-case letters, digits and hyphens")
     emits = getattr(model, "emits", ())
     outputs = (emits,) if isinstance(emits, Emit) else tuple(emits)
     if not hasattr(model, "state") and outputs:
@@ -69,18 +86,16 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
-    legs = checked_legs(model, [output.where.column for output in outputs if output.where is not None])
-    events = events_of(model, legs[-1])
+    stages = checked_stages(model, outputs, [output.where.column for output in outputs if output.where is not None])
+    events = events_of(model, stages[-1])
     for output in outputs:
         if output.each is not EVENT:
             refuse(model, f"emits to '{output.topic}' the last state of a key, and has no states")
         if (output.record is None) != (output.make is None):
             refuse(model, f"emits to '{output.topic}': what is made needs its record type and `make`, both or neither")
-        if output.record is not None:
-            shipped_schema(model, output.record)
         if output.where is not None:
             check_condition(model, output.where, events)
-    return Declared(legs, outputs)
+    return Declared(stages=stages, outputs=outputs, made=_made(model, outputs))
 
 
 def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_emit: bool) -> Declared:
@@ -88,35 +103,54 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         refuse(model, "has no `state`")
     folds = _folds(model)
     folded = [fold.field for fold in folds.values()]
-    legs = checked_legs(model, filter(None, [getattr(model, "key", None), *folded]))
-    events = events_of(model, legs[-1])
-    key_type = _key_type(model, legs[-1], events)
-    state = fields_of(shipped_schema(model, model.state))
+    stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded]))
+    events = events_of(model, stages[-1])
+    key, key_type = _key(model, stages[-1], events)
+    state_schema = _state(model)
+    state = fields_of(state_schema)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has nothing to fold by")
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
         refuse(model, f"has a field or record called '{min(taken)}', a name that the engine needs")
     _check_outputs(model, outputs, own_emit=own_emit)
-    keeps_order = _keeps_order(model, legs, folds)
+    declared = Declared(
+        stages=stages,
+        outputs=outputs,
+        made=_made(model, outputs),
+        key=key,
+        key_type=key_type,
+        state=state_schema,
+        keeps_order=_keeps_order(model, stages, folds),
+    )
     if not folds:
-        return Declared(legs, outputs, key_type, keeps_order=keeps_order)
+        return declared
     kind = "string" if not key_type.is_number else "long"
-    if state.get(model.key) != kind:
-        refuse(model, f"has states without its key: {model.state} has no {kind} '{model.key}'")
-    if different := folds.keys() ^ (state.keys() - {model.key}):
-        refuse(model, f"folds {sorted(folds)}, and {model.state} has other fields: {sorted(different)}")
-    folds = {name: folds[name] for name in state if name != model.key}
+    named = state_schema["name"]
+    if state.get(key) != kind:
+        refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
+    if different := folds.keys() ^ (state.keys() - {key}):
+        refuse(model, f"folds {sorted(folds)}, and {named} has other fields: {sorted(different)}")
+    folds = {name: folds[name] for name in state if name != key}
     kinds = {name: without_null(state[name])[0] for name in folds}
     combine = {name: _combination(model, name, fold, events, state[name]) for name, fold in folds.items()}
     exact = {name: how for name, how in combine.items() if how is not None}
     # What is sent names its event, so each is folded singly.
     combines = len(exact) == len(folds) and not outputs
-    return Declared(legs, outputs, key_type, folds, kinds, exact if combines else None, keeps_order)
+    return replace(declared, folds=folds, kinds=kinds, combine=exact if combines else None)
 
 
-def _keeps_order(model: Any, legs: Sequence[Leg], folds: Mapping[str, StandardFold]) -> bool:
+def _state(model: Any) -> Schema:
+    return found_schema(model, model.state)
+
+
+def _made(model: Any, outputs: Sequence[Emit]) -> dict[str, Schema]:
+    """The records that are made to be sent."""
+    return {output.record: found_schema(model, output.record) for output in outputs if output.record is not None}
+
+
+def _keeps_order(model: Any, stages: Sequence[Stage], folds: Mapping[str, StandardFold]) -> bool:
     """Whether a model declares that order matters, or else whether its folds depend on it."""
-    is_rekeyed = len(legs) > 1
+    is_rekeyed = len(stages) > 1
     depends = not folds or any(isinstance(fold, Latest | Earliest) for fold in folds.values())
     order: Order = getattr(model, "order", PER_KEY if depends and not is_rekeyed else ANY)
     if order is PER_KEY and is_rekeyed:
@@ -139,42 +173,42 @@ def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> 
             refuse(model, f"emits to '{output.topic}' by `make` or `where`, which are for models without states")
         if (output.record is None) == own_emit:
             refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
-        shipped_schema(model, output.record or model.state)
 
 
-def _key_type(model: Any, leg: Leg, events: Mapping[str, Schema]) -> KeyType:
+def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, KeyType]:
     """Of the states: the column by which their events came, or else the one that the model names."""
     declared = getattr(model, "key", None)
-    if leg.key is not None and declared not in (None, leg.key):
-        refuse(model, f"has the key '{declared}', and its source goes on by '{leg.key}'")
-    if leg.key is None and declared is None:
+    if stage.key is not None and declared not in (None, stage.key):
+        refuse(model, f"has the key '{declared}', and its source goes on by '{stage.key}'")
+    key = stage.key or declared
+    if key is None:
         refuse(model, "has no `key`")
-    model.key = leg.key or declared
-    kinds = {record: fields_of(schema).get(model.key) for record, schema in events.items()}
-    if leg.key is not None:
-        # The columns of all records were checked with the leg; keys of one kind are alike however wide the number.
-        types = {KeyType.of(model.key, kind) for kind in kinds.values()}
+    kinds = {record: fields_of(schema).get(key) for record, schema in events.items()}
+    if stage.key is not None:
+        # The columns of all records were checked with the stage; keys of one kind are alike however wide the number.
+        types = {KeyType.of(key, kind) for kind in kinds.values()}
         if len(types) > 1:
-            refuse(model, f"goes on by '{model.key}', which is text in some of its records and a number in others")
-        return types.pop() or KeyType(model.key, is_number=False)
+            refuse(model, f"goes on by '{key}', which is text in some of its records and a number in others")
+        return key, types.pop() or KeyType(key, is_number=False)
     for record, kind in kinds.items():
         if kind != "string":
             found = "no such column" if kind is None else f"one of type {type_name(kind)}"
-            refuse(model, f"has the key '{model.key}', a string; {record} has {found}")
-    return KeyType(model.key, is_number=False)
+            refuse(model, f"has the key '{key}', a string; {record} has {found}")
+    return key, KeyType(key, is_number=False)
 
 
 def _folds(model: Any) -> dict[str, StandardFold]:
     """The standard folds by field, be they attributes or in `folds`."""
-    attributes = {name: fold for name in dir(model) if isinstance(fold := getattr(model, name), StandardFold)}
-    contract = model.__mro__[-2]
+    declared = type(model)
+    attributes = {name: fold for name in dir(declared) if isinstance(fold := getattr(declared, name), StandardFold)}
+    contract = declared.__mro__[-2]
     if taken := attributes.keys() & {*dir(contract), *contract.__annotations__}:
         refuse(model, f"has a fold as its `{min(taken)}`, which says something else: name it in `folds` instead")
-    return {**getattr(model, "folds", {}), **attributes}
+    return {**getattr(declared, "folds", {}), **attributes}
 
 
 def _combination(
-    model: type, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any
+    model: Any, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any
 ) -> Combination | None:
     """How the updates of a fold combine, once it is known to fit its column and its field."""
     schema = events.get(fold.record)
@@ -194,7 +228,7 @@ def _combination(
     return fold.combination(kind)
 
 
-def _column(model: type, name: str, fold: StandardFold, schema: Schema) -> Any:
+def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
     """The type of the column that is folded; of the event itself, its record's."""
     if isinstance(fold, Count) != (not fold.field):
         refuse(model, f"folds {fold.column} into '{name}': a count is of a record, any other fold of a column")
@@ -204,7 +238,7 @@ def _column(model: type, name: str, fold: StandardFold, schema: Schema) -> Any:
     return written
 
 
-def _check_entries(model: type, name: str, entries: Mapping[str, Any], schema: Schema) -> None:
+def _check_entries(model: Any, name: str, entries: Mapping[str, Any], schema: Schema) -> None:
     columns = fields_of(schema)
     for entry, kept in entries.items():
         if entry not in columns:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
-from balance_service.model.flow import Leg, Select, Stream, legs_of
+from balance_service.model.flow import Select, Stream
 from balance_service.model.joins import Global, Join, misfit
 from balance_service.model.keys import KeyType
+from balance_service.model.stage import declared_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Same
+    from balance_service.model.outputs import Emit
+    from balance_service.model.stage import Stage
 
 READ_TYPES = frozenset(
     (
@@ -26,41 +29,52 @@ READ_TYPES = frozenset(
 """The types of one value that events may have; `events.nested` says how Spark has them."""
 
 
-def refuse(model: type, why: str) -> NoReturn:
-    """Raises ConfigurationError: a read model cannot be as it is declared."""
-    raise ConfigurationError(f"the read model {model.__qualname__} {why}")
+def refuse(model: Any, why: str) -> NoReturn:
+    """Raises ConfigurationError: a read model, or its class, cannot be as it is declared."""
+    named = model if isinstance(model, type) else type(model)
+    raise ConfigurationError(f"the read model {named.__qualname__}{_place(named)} {why}")
 
 
-def checked_legs(model: Any, needed: Iterable[str]) -> tuple[Leg, ...]:
-    """The way of a model's events, each leg of which can be gone.
+def _place(named: type) -> str:
+    try:
+        return f" ({inspect.getsourcefile(named)}:{inspect.getsourcelines(named)[1]})"
+    except (OSError, TypeError):
+        # Such as of a class that was made in a console.
+        return ""
+
+
+def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -> tuple[Stage, ...]:
+    """The stages of a model, each of which can be.
 
     Args:
         needed: columns that its declaration names, apart from the source.
     """
-    if not isinstance(model.source, Stream) or not model.source.records:
-        refuse(model, "has a source that is not a Stream of a topic and one or more records")
-    _check_selected(model, model.source)
-    legs = legs_of(model.name, model.source, needed)
-    for leg in legs:
-        events = events_of(model, leg)
-        for condition in leg.conditions:
+
+    def schema_of(name: str, topic: str | None) -> Schema:
+        return found_schema(model, name, topic)
+
+    stages = declared_stages(model.name, model.source, [output.topic for output in outputs], needed, schema_of)
+    _check_selected(model, model.source, stages[0])
+    for stage in stages:
+        events = events_of(model, stage)
+        for condition in stage.conditions:
             check_condition(model, condition, events)
-        _check_joins(model, leg, events)
-        if leg.by is None:
+        _check_joins(model, stage, events)
+        if stage.by is None:
             continue
-        made = events if leg.makes is None else {leg.makes: shipped_schema(model, leg.makes)}
+        made = events if stage.makes is None else {stage.makes["name"]: stage.makes}
         for record, schema in made.items():
-            kind = fields_of(schema).get(leg.by)
-            if kind is None or KeyType.of(leg.by, kind) is None:
+            kind = fields_of(schema).get(stage.by)
+            if kind is None or KeyType.of(stage.by, kind) is None:
                 found = "no such column" if kind is None else f"one of type {type_name(kind)}"
-                refuse(model, f"goes on by '{leg.by}', a string, int or long; {record} has {found}")
-    if len({leg.name for leg in legs}) < len(legs):
+                refuse(model, f"goes on by '{stage.by}', a string, int or long; {record} has {found}")
+    if len({stage.name for stage in stages}) < len(stages):
         refuse(model, "goes on by the same column twice")
-    return legs
+    return stages
 
 
-def _check_selected(model: Any, source: Stream) -> None:
-    events = [fields_of(shipped_schema(model, record)) for record in source.records]
+def _check_selected(model: Any, source: Stream, first: Stage) -> None:
+    events = [fields_of(schema) for schema in first.schemas.values()]
     selected = [step for step in source.steps if isinstance(step, Select)]
     if len(selected) > 1:
         refuse(model, "selects columns twice")
@@ -70,21 +84,21 @@ def _check_selected(model: Any, source: Stream) -> None:
         refuse(model, f"selects '{min(unknown)}', a column that {' or '.join(source.records)} does not have")
 
 
-def _check_joins(model: Any, leg: Leg, events: Mapping[str, Schema]) -> None:
-    if bool(leg.joins) != (leg.makes is not None):
+def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None:
+    if bool(stage.joins) != (stage.makes is not None):
         refuse(model, "joins, and does not go on by a column as another record, or the other way round")
-    for join in leg.joins:
-        table = shipped_schema(model, join.table.record)
-        if not isinstance(join.table, Global) and (leg.is_first or leg.key != join.on):
+    for join in stage.joins:
+        table = stage.rows[join.table.record]
+        if not isinstance(join.table, Global) and (not stage.reads_rekeyed or stage.key != join.on):
             refuse(model, f"joins the table '{join.table.topic}' on '{join.on}': it has to go `.by` that column before")
         for record, schema in events.items():
             kind = fields_of(schema).get(join.on)
             if kind is None or KeyType.of(join.on, kind) is None:
                 refuse(model, f"joins {table['name']} on '{join.on}', which is no string, int or long of {record}")
-    if leg.makes is not None:
-        if len(leg.records) > 1:
-            refuse(model, f"joins records of several types: {', '.join(leg.records)}")
-        if why := misfit(shipped_schema(model, leg.makes), shipped_schema(model, leg.records[0]), leg.joins):
+    if stage.makes is not None:
+        if len(stage.records) > 1:
+            refuse(model, f"joins records of several types: {', '.join(stage.records)}")
+        if why := misfit(stage.makes, stage.schemas[stage.records[0]], stage.joins, stage.rows):
             refuse(model, why)
 
 
@@ -98,11 +112,9 @@ def check_condition(model: Any, condition: Same, events: Mapping[str, Schema]) -
             refuse(model, f"asks what it cannot: {why}")
 
 
-def events_of(model: Any, leg: Leg) -> dict[str, Schema]:
-    """A leg's records by their simple name, each of which can be read."""
-    for record in leg.records:
-        shipped_schema(model, record)
-    events = {schema["name"]: schema for schema in leg.wanted_schemas.values()}
+def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
+    """A stage's records by their simple name, each of which can be read."""
+    events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
     for record, schema in events.items():
         columns = fields_of(schema)
         if not columns:
@@ -113,12 +125,21 @@ def events_of(model: Any, leg: Leg) -> dict[str, Schema]:
     return events
 
 
-def shipped_schema(model: type, name: str) -> Schema:
-    """The schema of a simple name. Raises ConfigurationError if none is shipped."""
+def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:
+    """The schema of a simple name.
+
+    Args:
+        topic: that its records are read from.
+
+    Raises:
+        ConfigurationError: there is none.
+        RetriableError: the registry does not answer.
+    """
     try:
-        return load_schema(name)
-    except FileNotFoundError:
-        refuse(model, f"names the schema {name}, and there is no schemas/{name}.avsc")
+        found: Schema = model.schemas.find(name, topic)
+    except ConfigurationError as error:
+        refuse(model, f"names the schema {name}: {error}")
+    return found
 
 
 def _unread(kind: Any) -> str:

@@ -9,13 +9,13 @@ from balance_service.model.joins import Global
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from balance_service.model.catalogue import StageOf
     from balance_service.model.conditions import Same
     from balance_service.model.joins import Join
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
 
 
-def flowchart(model: ReadModel, stages: Sequence[StageOf]) -> str:
+def flowchart(model: ReadModel, stages: Sequence[Stage]) -> str:
     """The stages of a read model, in order, as text.
 
     Source: Mermaid, "Flowcharts - Basic Syntax".
@@ -31,16 +31,15 @@ def flowchart(model: ReadModel, stages: Sequence[StageOf]) -> str:
         return nodes[shape]
 
     for stage in stages:
-        names = stage.names
-        source, work = node(_TOPIC, names.source), node('["{}"]', names.name)
-        lines.append(f"    {source} -->{_told(stage.leg.conditions)} {work}")
-        tables = [(node(_TOPIC, join.table.topic), join) for join in stage.leg.joins]
+        source, work = node(_TOPIC, stage.source), node('["{}"]', stage.name)
+        lines.append(f"    {source} -->{_told(stage.conditions)} {work}")
+        tables = [(node(_TOPIC, join.table.topic), join) for join in stage.joins]
         lines += [f'    {table} -. "{_joined(join)}" .-> {work}' for table, join in tables]
-        if stage.leg.by is not None:
-            lines.append(f'    {work} -->|"by {stage.leg.by}"| {node(_TOPIC, names.rekeyed)}')
+        if stage.by is not None:
+            lines.append(f'    {work} -->|"by {stage.by}"| {node(_TOPIC, stage.rekeyed)}')
             continue
         if model.has_states():
-            lines.append(f"    {work} --- {node(_STATES, model.state)}")
+            lines.append(f"    {work} --- {node(_STATES, model.state_schema['name'])}")
         for output in model.outputs:
             where = () if output.where is None else (output.where,)
             lines.append(f"    {work} -->{_told(where, output.record or '')} {node(_TOPIC, output.topic)}")

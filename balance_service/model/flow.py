@@ -1,19 +1,14 @@
-"""Where a read model's events come from and which way they take, as values; and the legs of that way.
-
-A leg is the work of one stage: it reads a topic, and either passes the records on by another key, which ends it, or is
-the last, which folds or emits.
-"""
+"""Where a read model's events come from, and which way they take, as values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from balance_service.avro.schemas import Schema, full_name, load_schema
-from balance_service.model.joins import Global, Join
+from balance_service.model.joins import Join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from balance_service.model.conditions import Same
     from balance_service.model.joins import Missing, Table
@@ -100,75 +95,3 @@ class Stream:
         longer = Stream(self.topic, *self.records, tombstones=self.tombstones)
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
-    """The work of one stage on the way of a read model's events."""
-
-    name: str
-    """The stage's. Of the last leg, the read model's; else that of the topic it writes, but for the application id."""
-    topic: str
-    """What it reads: a topic as the read model calls it; of every leg but the first, the name of the leg before."""
-    is_first: bool
-    records: tuple[str, ...]
-    """The types that it reads, by their simple names; none: of a stage of retries, which takes all as they are."""
-    conditions: tuple[Same, ...] = ()
-    by: str | None = None
-    """The column whose value is the key of what it passes on; None: it is the last."""
-    key: str | None = None
-    """The column that is the key of what it reads; None where that may be anything."""
-    joins: tuple[Join, ...] = ()
-    makes: str | None = None
-    """The record type of what it passes on, where that is joined; None: records go on as they are."""
-    next_table: str | None = None
-    """The topic of the table by whose keys it passes records on; None: keys of numbers are as `keys` has them."""
-    columns: frozenset[str] | None = None
-    """Those of its records that are read; None: all."""
-
-    @property
-    def event_schemas(self) -> Mapping[str, Schema]:
-        """The records that it reads: Avro full name → their shipped schema."""
-        return {full_name(schema): schema for schema in map(load_schema, self.records)}
-
-    @property
-    def wanted_schemas(self) -> Mapping[str, Schema]:
-        """The same records, in the schemas that they are wanted in: with the columns alone that are read."""
-        return {name: self._wanted(schema) for name, schema in self.event_schemas.items()}
-
-    def _wanted(self, schema: Schema) -> Schema:
-        columns = self.columns
-        if columns is None:
-            return schema
-        return {**schema, "fields": [field for field in schema["fields"] if field["name"] in columns]}
-
-
-def legs_of(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Leg, ...]:
-    """The legs of the way of a read model's events, in order; at least one.
-
-    Args:
-        needed: columns that are read, be they selected or not.
-    """
-    legs: list[Leg] = []
-    columns: frozenset[str] | None = None
-    used = set(needed)
-    leg = Leg(name=name, topic=source.topic, is_first=True, records=source.records)
-    for step in source.steps:
-        match step:
-            case Select():
-                columns = step.columns
-            case Where(condition):
-                used.add(condition.column)
-                leg = replace(leg, conditions=(*leg.conditions, condition))
-            case Join():
-                leg = replace(leg, joins=(*leg.joins, step))
-                if legs and not isinstance(step.table, Global):
-                    legs[-1] = replace(legs[-1], next_table=step.table.topic)
-            case By(column, record):
-                used.add(column)
-                done = replace(leg, name=f"{name}-by-{column}", by=column, makes=record)
-                legs.append(done)
-                records = leg.records if record is None else (record,)
-                leg = Leg(name=name, topic=done.name, is_first=False, records=records, key=column)
-    # The same in all of them: what cannot be decoded in the end becomes a dead letter where it comes in.
-    return tuple(replace(leg, columns=None if columns is None else columns | used) for leg in (*legs, leg))

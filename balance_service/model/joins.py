@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from balance_service.avro.schemas import Schema, load_schema
 from balance_service.avro.types import fields_of, type_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from balance_service.avro.schemas import Schema
 
 Missing = Literal["dead-letter", "drop", "null"]
 """What becomes of an event without a row: a dead letter, nothing, or a record with null in its place."""
@@ -33,11 +34,6 @@ class Table:
     record: str
     """The simple name of its rows' shipped schema."""
     history: timedelta = timedelta(days=1)
-
-    @property
-    def schema(self) -> Schema:
-        """Of its rows."""
-        return load_schema(self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,15 @@ class Join:
         return str(value).encode()
 
 
-def misfit(joined: Schema, event: Schema, joins: tuple[Join, ...]) -> str:
-    """Why a record cannot be made of an event and what joins take; empty if it can."""
+def misfit(joined: Schema, event: Schema, joins: tuple[Join, ...], rows: Mapping[str, Schema]) -> str:
+    """Why a record cannot be made of an event and what joins take; empty if it can.
+
+    Args:
+        rows: the records of the tables, by simple name.
+    """
     sources = {name: (kind, event["name"]) for name, kind in fields_of(event).items()}
     for join in joins:
-        row = fields_of(join.table.schema)
+        row = fields_of(rows[join.table.record])
         for column, name in join.take.items():
             if column not in row:
                 return f"takes '{column}' of {join.table.record}, which has no such column"

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from balance_service.avro.schemas import load_schema
 from balance_service.avro.types import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
-from balance_service.model.declaration import check_declaration
+from balance_service.model.declaration import check_class, check_declaration
 from balance_service.model.declared_source import refuse
 from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.outputs import EVENT
+from balance_service.model.schemas import Schemas
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
-    from balance_service.model.flow import Leg, Stream
+    from balance_service.model.flow import Stream
     from balance_service.model.folds import Combination
     from balance_service.model.keys import KeyType
     from balance_service.model.order import Order
     from balance_service.model.outputs import Emit, Sent
     from balance_service.model.routes import Collection, Routes
+    from balance_service.model.stage import Stage
 
 State = Mapping[str, Any]
 """What is kept per key: an Avro record of the read model's state schema."""
@@ -65,7 +66,7 @@ class ReadModel:
     """Names tasks, changelog and metrics; lower case, e.g. `balance`."""
     source: ClassVar[Stream]
     """The events that it folds; others on that topic are ignored."""
-    key: ClassVar[str]
+    key: str
     """The column of every event that is its record's key too; in the state of standard folds a field.
 
     A string. Where the source goes on by a column (`Stream.by`), that is it, and need not be named.
@@ -83,60 +84,69 @@ class ReadModel:
     """
     fields: ClassVar[Mapping[str, str]]
     """The types of the view's fields, for people; only a model with a view of its own names them."""
-
     folds: ClassVar[Mapping[str, StandardFold]]
-    """The standard folds by field of the state, in its order; empty if the model folds by its own function.
+    """Standard folds whose fields cannot be attributes: `folds = {"name": Latest("Event.name")}`."""
 
-    Declared only for fields that cannot be attributes: `folds = {"name": Latest("Event.name")}`.
-    """
-    needs_events: ClassVar[bool]
-    """Whether code of its own is told of each event, so that updates have their fields."""
-    keeps_order: ClassVar[bool]
-    """Whether its order is PER_KEY, declared or by default."""
-    legs: ClassVar[tuple[Leg, ...]]
-    """The way of its events, a stage each; the last one folds or emits."""
-    outputs: ClassVar[tuple[Emit, ...]]
+    standard_folds: Mapping[str, StandardFold]
+    """By field of the state, in its order; empty if the model folds by its own function."""
+    field_types: Mapping[str, str]
+    """The types of the view's fields, for people."""
+    schemas: Schemas
+    """Finds the schemas that it names."""
+    stages: tuple[Stage, ...]
+    """The way of its events, not yet placed in an application; the last one folds or emits."""
+    outputs: tuple[Emit, ...]
     """What it sends."""
-    key_type: ClassVar[KeyType]
+    made_schemas: Mapping[str, Schema]
+    """The records that it makes to be sent, by simple name."""
+    needs_events: bool
+    """Whether code of its own is told of each event, so that updates have their fields."""
+    keeps_order: bool
+    """Whether its order is PER_KEY, declared or by default."""
+    key_type: KeyType
     """How the keys of its states are written; a model without states has none."""
-    event_schemas: ClassVar[Mapping[str, Schema]]
-    """The records that it folds: Avro full name → their shipped schema."""
-    state_schema: ClassVar[Schema]
+    state_schema: Schema
     """The Avro schema of its states; a model without states has none."""
-    combine: ClassVar[Mapping[str, Combination] | None]
+    combine: Mapping[str, Combination] | None
     """Update column → how to combine it; None: every event is folded singly, in offset order."""
-    _steps: ClassVar[Sequence[tuple[str, Callable[[Any, Any], Any]]]]
-    _anew: ClassVar[frozenset[str]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        declared = check_declaration(
-            cls, own_fold=cls.fold is not ReadModel.fold, own_emit=cls.emit is not ReadModel.emit
-        )
-        if cls.view is not ReadModel.view and "fields" not in vars(cls):
+        check_class(cls)
+        if cls.view is not ReadModel.view and not hasattr(cls, "fields"):
             refuse(cls, "has a view of its own, and does not say by `fields` what that holds")
-        known = _REGISTERED.setdefault(cls.name, cls)
-        # The same class may be defined anew, as a module that is loaded again does.
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            refuse(cls, f"has the name '{cls.name}', which {known.__module__}.{known.__qualname__} has already")
-        _REGISTERED[cls.name] = cls
-        cls.legs = declared.legs
-        cls.outputs = declared.outputs
-        cls.event_schemas = cls.legs[-1].event_schemas
-        cls.folds = declared.folds
-        cls.needs_events = not cls.folds or any(emit.each is EVENT and emit.record for emit in cls.outputs)
-        cls.combine = declared.combine
-        cls.keeps_order = declared.keeps_order
-        cls._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
-        cls._steps = [(field, fold.step(declared.kinds[field])) for field, fold in declared.folds.items()]
-        if declared.key_type is None:
-            cls.fields = {}
+
+    def __init__(self, schemas: Schemas | None = None) -> None:
+        """Bind the declaration to its schemas.
+
+        Args:
+            schemas: by default those beside its module, and ours.
+
+        Raises:
+            ConfigurationError: it cannot be as it is declared, or a schema is nowhere.
+            RetriableError: the registry is asked for a schema, and does not answer.
+        """
+        own = type(self)
+        self.schemas = schemas or Schemas.beside(own)
+        declared = check_declaration(
+            self, own_fold=own.fold is not ReadModel.fold, own_emit=own.emit is not ReadModel.emit
+        )
+        self.stages = declared.stages
+        self.outputs = declared.outputs
+        self.made_schemas = declared.made
+        self.standard_folds = declared.folds
+        self.needs_events = not declared.folds or any(emit.each is EVENT and emit.record for emit in self.outputs)
+        self.combine = declared.combine
+        self.keeps_order = declared.keeps_order
+        self._anew = frozenset(field for field, fold in declared.folds.items() if fold.field in _ANEW)
+        self._steps = [(field, fold.step(declared.kinds[field])) for field, fold in declared.folds.items()]
+        if declared.key_type is None or declared.state is None:
+            self.field_types = {}
             return
-        cls.key_type = declared.key_type
-        cls.state_schema = load_schema(cls.state)
-        if cls.view is ReadModel.view:
-            states = fields_of(cls.state_schema)
-            cls.fields = {name: type_name(kind) for name, kind in states.items() if name != cls.key}
+        self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state
+        states = fields_of(self.state_schema)
+        as_kept = {name: type_name(kind) for name, kind in states.items() if name != self.key}
+        self.field_types = as_kept if own.view is ReadModel.view else own.fields
 
     def fold(self, state: State | None, event: Event) -> State | None:
         """The next state of a key; pure, and for a model without standard folds to override.
@@ -168,11 +178,10 @@ class ReadModel:
         """
         raise NotImplementedError
 
-    @classmethod
-    def sent_schemas(cls) -> list[tuple[str, Schema]]:
+    def sent_schemas(self) -> list[tuple[str, Schema]]:
         """The topics that it emits to, each with a record that is sent there."""
-        as_it_is = [cls.state_schema] if cls.has_states() else [*cls.event_schemas.values()]
-        sent = [(emit.topic, [load_schema(emit.record)] if emit.record else as_it_is) for emit in cls.outputs]
+        as_it_is = [self.state_schema] if self.has_states() else [*self.stages[-1].schemas.values()]
+        sent = [(emit.topic, [self.made_schemas[emit.record]] if emit.record else as_it_is) for emit in self.outputs]
         return [(topic, schema) for topic, schemas in sent for schema in schemas]
 
     @classmethod
@@ -209,31 +218,28 @@ class ReadModel:
         kept = {name: value for name, value in update.items() if name not in self._anew}
         return {name: _without_new(value) for name, value in kept.items()}
 
-    @classmethod
-    def acceleration(cls, codec: AvroCodec) -> Addition | None:
+    def acceleration(self, codec: AvroCodec) -> Addition | None:
         """What makes the states that `next_state` would, framed and many at once; None: nothing does.
 
         Args:
             codec: of the states.
         """
-        if cls.key_type.is_number or len(cls.folds) != 1 or len(cls.state_schema["fields"]) != 2:
+        if self.key_type.is_number or len(self.standard_folds) != 1 or len(self.state_schema["fields"]) != 2:
             return None
-        ((field, fold),) = cls.folds.items()
-        return fold.acceleration(field, cls.state_schema, codec)
+        ((field, fold),) = self.standard_folds.items()
+        return fold.acceleration(field, self.state_schema, codec)
 
-    @classmethod
-    def description(cls) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The read model as queries for it are told: name, source, key, and the view's fields with their types."""
-        key = cls.key if cls.has_states() else ""
-        return {"name": cls.name, "source": cls.source.topic, "key": key, "fields": dict(cls.fields)}
+        key = self.key if self.has_states() else ""
+        return {"name": self.name, "source": self.source.topic, "key": key, "fields": dict(self.field_types)}
 
-    @classmethod
-    def _key(cls, key: bytes) -> str | int:
+    def _key(self, key: bytes) -> str | int:
         """A key that has no state yet as its column has it; those that have one were checked when they came."""
         try:
-            return cls.key_type.decode(key)
+            return self.key_type.decode(key)
         except InvalidInputError:
-            words = words_of(cls.key)
+            words = words_of(self.key)
             raise PoisonRecordError(
                 f"{'-'.join(words)}-malformed", f"the {' '.join(words)} is empty, too long, or not text"
             ) from None
@@ -260,11 +266,3 @@ def _without_new(value: Any) -> Any:
 def words_of(column: str) -> list[str]:
     """A column's name in words, for causes: `customerId` is customer and id."""
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", column).lower().split("_")
-
-
-def registered() -> Mapping[str, type[ReadModel]]:
-    """Every read model that is defined in this process, by name."""
-    return _REGISTERED
-
-
-_REGISTERED: dict[str, type[ReadModel]] = {}

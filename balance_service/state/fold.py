@@ -215,10 +215,10 @@ class _OneByOne:
         # What a fold of its own made may come back as another value, a float's nearest; that must not depend on where a
         # batch ends.
         is_sent = self.emission is not None and self.emission.takes_each_frame
-        return self._fold(before, events, frames_each=is_sent or not self.folding.read_model.folds)
+        return self._fold(before, events, frames_each=is_sent or not self.folding.read_model.standard_folds)
 
     def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
-        records = self.folding.read_model.legs[-1].records
+        records = self.folding.read_model.stages[-1].records
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
@@ -292,7 +292,7 @@ def _framed(folding: Folding, state: State) -> tuple[State, bytes]:
         if len(frame) + ENVELOPE_BYTES > folding.largest_bytes:
             raise ValueError(f"the changelog would refuse its {len(frame)} bytes for ever")
         # What standard folds make comes back as it was.
-        return state if folding.read_model.folds else folding.state_codec.decode(frame), frame
+        return state if folding.read_model.standard_folds else folding.state_codec.decode(frame), frame
     except Exception as error:  # fastavro raises whatever its writer and reader trip over
         raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
 

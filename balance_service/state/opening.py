@@ -22,7 +22,8 @@ from balance_service.state.store.store import StateStore, StoreIdentity
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings, Stage
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
     from balance_service.state.letters.changes import Changes
     from balance_service.state.letters.decisions import Decisions
     from balance_service.state.records import TaskId

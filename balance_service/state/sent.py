@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Settings, Stage
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
 
 START_ANEW = (
     "start anew with another BALANCE_APPLICATION_ID, which reads everything from the first topic again, and sends it "

@@ -16,7 +16,7 @@ from balance_service.events.updates import IGNORED
 from balance_service.model.outputs import Each
 from balance_service.model.read_model import ReadModel, event_of
 from balance_service.testing.driver import Driver, Refused
-from balance_service.testing.rows import Given, driven_legs, letter_of, passed_on, rows_of
+from balance_service.testing.rows import Given, driven_stages, letter_of, passed_on, rows_of, written
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
@@ -118,15 +118,15 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
         refused += passed_over
         if not came:
             continue
-        leg = read_model.legs[-1]
-        rows = PartitionRows(rows_of(read_model, leg, dict(enumerate(came))))
+        stage = driven_stages(read_model)[-1]
+        rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came))))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
-        letters = {offset: letter_of(read_model, leg, event, offset) for offset, event in enumerate(came)}
+        letters = {offset: letter_of(read_model, stage, event, offset) for offset, event in enumerate(came)}
         for update in rows.singly(rows.updates, letters):
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)
-                event = event_of(leg.records, update.update, update.timestamp_ms)
+                event = event_of(stage.records, update.update, update.timestamp_ms)
                 state = read_model.next_state(before_it, update.key, update.update, event)
                 after = None if state is None else codec.encode(state)
             except PoisonRecordError as error:
@@ -140,10 +140,11 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
 
 
 def _arrived(read_model: ReadModel, batch: Sequence[Given]) -> tuple[list[Given], list[Refused]]:
-    """What of a batch the last leg reads, and what cannot be passed on to it."""
-    came, refused = list(batch), []
-    for leg in driven_legs(read_model)[:-1]:
-        ways = [(given, *passed_on(leg, given)) for given in came]
+    """What of a batch the last stage reads, and what cannot be passed on to it."""
+    first, *_ = driven_stages(read_model)
+    came, refused = [written(given, first) for given in batch], []
+    for stage in driven_stages(read_model)[:-1]:
+        ways = [(given, *passed_on(stage, given)) for given in came]
         refused += [Refused(given, cause) for given, _, cause in ways if cause not in (None, IGNORED)]
         came = [replace(given, record_key=key) for given, key, cause in ways if cause is None]
     return came, refused

@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema
 from balance_service.errors import TaskMigratedError
 from balance_service.model.json_view import exact_json
 from balance_service.state.letters.letter import Status
 from balance_service.testing.fakes import FakeRegistry
-from balance_service.testing.rows import Given, driven_legs, key_of
-from balance_service.testing.stage import DrivenStage
+from balance_service.testing.rows import Given, driven_stages, key_of
+from balance_service.testing.stage import DrivenTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,30 +42,31 @@ class Driver:
 
     def __init__(
         self,
-        read_model: ReadModel,
+        read_model: ReadModel | type[ReadModel],
         *,
         combines_few: bool = False,
         is_accelerated: bool = True,
         idempotency_window_ms: int = _A_DAY_MS,
     ) -> None:
         """Args:
+        read_model: whose schemas are files; see `Schemas`.
         combines_few: whether few events are combined too, which the service folds one by one.
         is_accelerated: whether a fold's acceleration is used, as the service does.
         """
         self._registry = FakeRegistry()
-        self._read_model = read_model
+        self._read_model = read_model = read_model() if isinstance(read_model, type) else read_model
         self._folder = tempfile.TemporaryDirectory()
         self._stages = [
-            DrivenStage(
+            DrivenTask(
                 read_model,
-                leg,
+                stage,
                 self._registry,
                 self._folder.name,
                 few_rows={"few_rows": 0} if combines_few else {},
                 is_accelerated=is_accelerated,
                 idempotency_window_ms=idempotency_window_ms,
             )
-            for leg in driven_legs(read_model)
+            for stage in driven_stages(read_model)
         ]
         self._last = self._stages[-1]
         if read_model.has_states():
@@ -91,7 +91,7 @@ class Driver:
         if not self._last.events:
             raise ValueError("no event was given yet, so there is no key to ask for; call `given` or `when` first")
         given = self._last.events[-1]
-        key = key_of(self._read_model, self._read_model.legs[-1], given) or b""
+        key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
         found = self._view(key)
         if found != view:
             shown = self._read_model.key_type.decode(key)
@@ -227,12 +227,12 @@ class Driver:
         if output.value is None:
             return None
         if emit.record is None and not self._read_model.has_states():
-            return self._last.events[output.offset].fields
-        schema = self._read_model.state_schema if emit.record is None else load_schema(emit.record)
+            return self._last.events[output.offset].values
+        schema = self._read_model.state_schema if emit.record is None else self._read_model.made_schemas[emit.record]
         return AvroCodec(self._registry, topic, schema).decode(output.value)
 
     def _given(self, event: Given | Mapping[str, Any]) -> Given:
         if isinstance(event, Given):
             return event
-        (record,) = driven_legs(self._read_model)[0].records
+        (record,) = driven_stages(self._read_model)[0].records
         return Given(record, event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +11,23 @@ import fastavro
 import pyarrow as pa
 
 from balance_service.avro.codec import parsed
-from balance_service.avro.schemas import full_name, load_schema
+from balance_service.avro.schemas import full_name
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
 from balance_service.events.decode import NOTE
 from balance_service.events.updates import IGNORED
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType
+from balance_service.model.placing import placed
 from balance_service.model.read_model import words_of
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.flow import Leg
     from balance_service.model.folds import StandardFold
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
 
 _NOTE = {
     "cause": pa.string(),
@@ -72,24 +73,33 @@ class Given:
     timestamp_ms: int = 0
     unreadable: str | None = None
     """The cause for which the service cannot read it yet."""
-    body: bytes | None = field(init=False, repr=False, compare=False, default=None)
-    """Encoded under the shipped schema; None for a tombstone."""
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The fields as a reader has them, once the event is written: with the schema's digits, and a time's."""
+    body: bytes | None = field(default=None, repr=False, compare=False)
+    """The event as it is written; None for a tombstone."""
 
-    def __post_init__(self) -> None:
-        if not self.record:
-            return
-        schema = parsed(load_schema(self.record))
-        fields = {**_zero(schema), **self.fields}
-        body = io.BytesIO()
-        try:
-            fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
-        except Exception as error:  # fastavro raises whatever its writer trips over
-            why = _wrong_type(schema, fields) or error
-            raise ValueError(f"{self.fields} is no {self.record}: {why}") from error
-        body.seek(0)
-        object.__setattr__(self, "body", body.getvalue())
-        # As a reader has them: with the schema's digits, and the milliseconds of a time.
-        object.__setattr__(self, "fields", fastavro.schemaless_reader(body, schema, None))
+
+def written(given: Given, stage: Stage) -> Given:
+    """An event as it is on the topic that a stage reads.
+
+    Raises:
+        ValueError: it is no record of that topic, or its schema does not allow it.
+    """
+    if not given.record:
+        return given
+    if given.record not in stage.schemas:
+        raise ValueError(f"{given.record} is no record of {stage.owner}'s source")
+    schema = parsed(stage.schemas[given.record])
+    fields = {**_zero(schema), **given.fields}
+    body = io.BytesIO()
+    try:
+        fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
+    except Exception as error:  # fastavro raises whatever its writer trips over
+        why = _wrong_type(schema, fields) or error
+        raise ValueError(f"{fields} is no {given.record}: {why}") from error
+    body.seek(0)
+    values: Any = fastavro.schemaless_reader(body, schema, None)
+    return replace(given, values=values, body=body.getvalue())
 
 
 def event(
@@ -108,9 +118,6 @@ def event(
         record_key: where it is not to be the event's key column.
         timestamp_ms: of the record in the topic.
         unreadable: the cause for which the service cannot read it, such as `schema-id-unknown`, until that is mended.
-
-    Raises:
-        ValueError: the record's schema does not allow it.
     """
     key, name = (None if text is None else text.encode() for text in (record_key, idempotency_key))
     return Given(record, fields, key, name, timestamp_ms, unreadable)
@@ -121,55 +128,53 @@ def tombstone(record_key: str, *, timestamp_ms: int = 0) -> Given:
     return Given("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
 
 
-def driven_legs(read_model: ReadModel) -> tuple[Leg, ...]:
-    """The legs that are driven: all, or those after the last join, whose events are then what that makes."""
-    joining = [number for number, leg in enumerate(read_model.legs, 1) if leg.joins]
-    return read_model.legs[max(joining, default=0) :]
+def driven_stages(read_model: ReadModel) -> list[Stage]:
+    """The stages that are driven: all, or those after the last join, whose events are then what that makes."""
+    joining = [number for number, stage in enumerate(read_model.stages, 1) if stage.joins]
+    return placed(read_model.stages, "driver", str)[max(joining, default=0) :]
 
 
-def rows_of(read_model: ReadModel, leg: Leg, events: Mapping[int, Given]) -> pa.Table:
-    """What the decoder's plan yields of some events that a leg reads, by their offsets."""
-    types = _column_types(read_model, leg)
-    rows = [_row(read_model, leg, given, offset) for offset, given in events.items()]
+def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, Given]) -> pa.Table:
+    """What the decoder's plan yields of some events that a stage reads, by their offsets."""
+    types = _column_types(read_model, stage)
+    rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
 
-def key_of(read_model: ReadModel, leg: Leg, given: Given) -> bytes | None:
+def key_of(read_model: ReadModel, stage: Stage, given: Given) -> bytes | None:
     """The key of an event's record; None if it has none, as only some legs allow."""
-    if given.record_key is not None or leg.by is not None or not read_model.has_states():
+    if given.record_key is not None or stage.by is not None or not read_model.has_states():
         return given.record_key
-    return read_model.key_type.encode(given.fields[read_model.key])
+    return read_model.key_type.encode(given.values[read_model.key])
 
 
-def letter_of(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> DeadLetter:
+def letter_of(read_model: ReadModel, stage: Stage, given: Given, offset: int) -> DeadLetter:
     """An event's record as a dead letter keeps it, without a cause yet."""
-    return DeadLetter(offset, given.timestamp_ms, key_of(read_model, leg, given), given.body, "")
+    return DeadLetter(offset, given.timestamp_ms, key_of(read_model, stage, given), given.body, "")
 
 
-def passed_on(leg: Leg, given: Given) -> tuple[bytes | None, str | None]:
-    """The key under which a leg that is not the last passes an event on; or why it does not."""
-    value = given.fields[leg.by] if leg.by is not None else None
-    if not all(condition.holds(given.fields) for condition in leg.conditions):
+def passed_on(stage: Stage, given: Given) -> tuple[bytes | None, str | None]:
+    """The key under which a stage that is not the last passes an event on; or why it does not."""
+    value = given.values[stage.by] if stage.by is not None else None
+    if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
     if value is None:
         return None, "field-null"
-    key = KeyType(str(leg.by), is_number=isinstance(value, int)).encode(value)
+    key = KeyType(str(stage.by), is_number=isinstance(value, int)).encode(value)
     if len(key) > MAX_KEY_BYTES:
-        return None, f"{'-'.join(words_of(str(leg.by)))}-malformed"
+        return None, f"{'-'.join(words_of(str(stage.by)))}-malformed"
     return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
 
 
-def _row(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> dict[str, Any]:
-    if given.record not in leg.records and given.record:
-        raise ValueError(f"{given.record} is no record of {read_model.name}'s source")
-    record_key = key = key_of(read_model, leg, given)
+def _row(read_model: ReadModel, stage: Stage, given: Given, offset: int) -> dict[str, Any]:
+    record_key = key = key_of(read_model, stage, given)
     cause: str | None
     if given.unreadable is not None:
         cause = given.unreadable
-    elif leg.by is not None:
-        key, cause = passed_on(leg, given)
-    elif not all(condition.holds(given.fields) for condition in leg.conditions):
+    elif stage.by is not None:
+        key, cause = passed_on(stage, given)
+    elif not all(condition.holds(given.values) for condition in stage.conditions):
         cause = IGNORED
     else:
         cause = _misfit(read_model, given, key)
@@ -177,7 +182,7 @@ def _row(read_model: ReadModel, leg: Leg, given: Given, offset: int) -> dict[str
     if cause or given.idempotency_key:
         note = {"cause": cause, "timestamp": given.timestamp_ms, "record_key": record_key, "value": given.body}
         note["idempotency_key"] = None if cause else given.idempotency_key
-    row = {} if cause else _columns(read_model, leg, given)
+    row = {} if cause else _columns(read_model, stage, given)
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
 
 
@@ -185,25 +190,25 @@ def _misfit(read_model: ReadModel, given: Given, key: bytes | None) -> str | Non
     if not given.record:
         if not read_model.source.tombstones:
             return "value-null"
-    elif read_model.has_states() and key != read_model.key_type.encode(given.fields[read_model.key]):
+    elif read_model.has_states() and key != read_model.key_type.encode(given.values[read_model.key]):
         return f"key-is-not-{'-'.join(words_of(read_model.key))}"
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
 
 
-def _columns(read_model: ReadModel, leg: Leg, given: Given) -> dict[str, Any]:
+def _columns(read_model: ReadModel, stage: Stage, given: Given) -> dict[str, Any]:
     headers = given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}]
-    update = {} if leg.by is not None or not given.record else _update(read_model, given)
-    own = {} if leg.by is None else {"record_key": key_of(read_model, leg, given)}
+    update = {} if stage.by is not None or not given.record else _update(read_model, given)
+    own = {} if stage.by is None else {"record_key": key_of(read_model, stage, given)}
     return {**update, **own, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
 
 
 def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
     update = {
         name: _value(read_model, name, fold, given)
-        for name, fold in read_model.folds.items()
+        for name, fold in read_model.standard_folds.items()
         if fold.record == given.record
     }
-    return update | ({given.record: given.fields} if read_model.needs_events else {})
+    return update | ({given.record: given.values} if read_model.needs_events else {})
 
 
 def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -> Any:
@@ -211,25 +216,25 @@ def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -
         return 1
     if isinstance(fold, Top):
         entries, _ = without_null(fields_of(read_model.state_schema)[name])
-        return [{column: given.fields[column] for column in fields_of(entries["items"])}]
-    return given.fields[fold.field]
+        return [{column: given.values[column] for column in fields_of(entries["items"])}]
+    return given.values[fold.field]
 
 
-def _column_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
+def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
     time = {"timestamp": pa.int64()}
     as_it_is = {"value": pa.binary(), "headers": _HEADERS}
-    if leg.by is not None:
+    if stage.by is not None:
         return time | as_it_is | {"record_key": pa.binary()}
-    types = _update_types(read_model, leg)
-    if read_model.outputs or not read_model.folds:
+    types = _update_types(read_model, stage)
+    if read_model.outputs or not read_model.standard_folds:
         types |= time
     return types if read_model.has_states() else types | as_it_is
 
 
-def _update_types(read_model: ReadModel, leg: Leg) -> dict[str, pa.DataType]:
-    events = {schema["name"]: schema for schema in leg.wanted_schemas.values()}
+def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
+    events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
     types: dict[str, pa.DataType] = {}
-    for name, fold in read_model.folds.items():
+    for name, fold in read_model.standard_folds.items():
         kept, _ = without_null(fields_of(read_model.state_schema)[name])
         is_of_event = fold.field and not isinstance(fold, Top)
         types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)

@@ -6,53 +6,44 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
+from balance_service.errors import FatalError
 from balance_service.events.combine import PartitionRows
 from balance_service.events.redrive import redriven
+from balance_service.hosting.works import Surroundings, work_of
+from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
+from balance_service.kafka.topics import Topic
 from balance_service.state.commit import Committed, commit, decide, write_position
-from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
-from balance_service.state.letters.letters import Letters
-from balance_service.state.outputs import Target
-from balance_service.state.passing import Emitting, Rekeying
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
 from balance_service.state.store.store import StateStore
 from balance_service.testing.fakes import FakeWriter
-from balance_service.testing.rows import letter_of, rows_of
+from balance_service.testing.rows import letter_of, rows_of, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.model.flow import Leg
-    from balance_service.model.outputs import Emit
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
     from balance_service.state.letters.letter import Letter, Status
     from balance_service.state.records import KeyedUpdate, Output
-    from balance_service.state.work import Work
     from balance_service.testing.fakes import FakeRegistry
     from balance_service.testing.rows import Given
 
 _EVERY_KEY = 1_000_000
 _EVERY_MS = 300_000
 _LARGEST_BYTES = 1 << 20
+_CONFIG = {MAX_MESSAGE_BYTES: str(_LARGEST_BYTES), "cleanup.policy": "delete"}
 
 
-def target_of(topic: str, leg: Leg) -> Target:
-    """A topic of one partition."""
-    return Target(topic, 1, _LARGEST_BYTES, is_compacted=False, sender=leg.name)
-
-
-class DrivenStage:
-    """Does the work of a leg; every event that came, by its offset, is in `events`."""
+class DrivenTask:
+    """The task of a stage on its one partition; every event that came, by its offset, is in `events`."""
 
     def __init__(
         self,
         read_model: ReadModel,
-        leg: Leg,
+        stage: Stage,
         registry: FakeRegistry,
         folder: str,
         *,
@@ -61,16 +52,29 @@ class DrivenStage:
         idempotency_window_ms: int,
     ) -> None:
         self._read_model = read_model
-        self._leg = leg
-        self._registry = registry
+        self._stage = stage
+        self.name = stage.name
         self._folder = folder
         self._few_rows = few_rows
-        self._has_states = leg.by is None and read_model.has_states()
+        self._has_states = not stage.passes_on and read_model.has_states()
         self.now_ms = 0
-        self._work = self._work_of(leg, is_accelerated=is_accelerated, window_ms=idempotency_window_ms)
+        around = Surroundings(
+            registry=registry,
+            topic=lambda name: Topic(name, "source", 1),
+            config=lambda _name: _CONFIG,
+            joined=_joins_nothing,
+            largest_bytes=_LARGEST_BYTES,
+            retry_every_ms=_EVERY_MS,
+            idempotency_window_ms=idempotency_window_ms,
+            now_ms=lambda: self.now_ms,
+        )
+        work = work_of(stage, read_model, around)
+        if isinstance(work, Folding) and not is_accelerated:
+            work = replace(work, acceleration=None)
+        self._work = work
         self.writer = FakeWriter()
         self.store = self._new_store()
-        stands_at = Position(0, 1, "source", source=f"{leg.topic}:0")
+        stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
         write_position(stands_at, self._work.position_codec, self.store, self.writer)
         self.events: list[Given] = []
         self.last: TaskBatch | None = None
@@ -78,6 +82,7 @@ class DrivenStage:
     def commit(self, events: Sequence[Given]) -> Committed:
         """Do it to some events in one batch; returns what that did."""
         start, end = len(self.events), len(self.events) + len(events)
+        events = [written(given, self._stage) for given in events]
         self.events += events
         batch = self._batch(start, end, dict(enumerate(events, start)))
         self.last = batch if events else self.last
@@ -86,7 +91,7 @@ class DrivenStage:
     def _batch(self, start: int, end: int, events: Mapping[int, Given]) -> TaskBatch:
         if not events:
             return TaskBatch(start, end)
-        rows = PartitionRows(rows_of(self._read_model, self._leg, events))
+        rows = PartitionRows(rows_of(self._read_model, self._stage, events))
         part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.as_they_came()
         return TaskBatch(
             start=start,
@@ -105,8 +110,8 @@ class DrivenStage:
         if not due.again and not due.forgotten:
             return None
         events = {letter.offset: self.events[letter.offset] for letter in due.again}
-        rows = PartitionRows(rows_of(self._read_model, self._leg, events)) if events else None
-        letters = {at: letter_of(self._read_model, self._leg, given, at) for at, given in events.items()}
+        rows = PartitionRows(rows_of(self._read_model, self._stage, events)) if events else None
+        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in events.items()}
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
@@ -162,68 +167,21 @@ class DrivenStage:
         self.store.close()
         self.store = self._new_store()
         offset = 0
-        for records, _, written in self.writer.commits:
+        for records, _, position_frame in self.writer.commits:
             offset += len(records) + 1
-            self.store.write([*records, (POSITION_KEY, written)], offset)
+            self.store.write([*records, (POSITION_KEY, position_frame)], offset)
             offset += 1
         if (self.states(), self.store.position) != (before, position):
             raise AssertionError("the changelog does not have what the store had")
 
     def _singles(self, rows: PartitionRows, keys: Sequence[bytes]) -> list[KeyedUpdate]:
-        letters = {at: letter_of(self._read_model, self._leg, given, at) for at, given in enumerate(self.events)}
+        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in enumerate(self.events)}
         return rows.singly(rows.updates_of(keys), letters)
 
     def _new_store(self) -> StateStore:
         return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._work.position_codec)
 
-    def _work_of(self, leg: Leg, *, is_accelerated: bool, window_ms: int) -> Work:
-        read_model, position_codec = self._read_model, self._codec("positions", load_schema("Position"))
-        letters = Letters(
-            codec=self._codec("letters", load_schema("Letter")),
-            every_ms=_EVERY_MS,
-            keeps_order=leg.by is None and read_model.keeps_order,
-            now_ms=lambda: self.now_ms,
-        )
-        if leg.by is not None:
-            target = target_of(leg.name, leg)
-            return Rekeying(source=leg.topic, target=target, position_codec=position_codec, letters=letters)
-        if not read_model.has_states():
-            outputs = [(emit, target_of(emit.topic, leg), self._made(emit)) for emit in read_model.outputs]
-            return Emitting(
-                read_model=read_model.name,
-                source=leg.topic,
-                records=leg.records,
-                outputs=outputs,
-                position_codec=position_codec,
-                letters=letters,
-            )
-        state_codec = self._codec("states", read_model.state_schema)
-        emissions = [
-            Emission(
-                read_model=read_model,
-                emit=emit,
-                target=target_of(emit.topic, leg),
-                codec=self._made(emit) or state_codec,
-                source=leg.topic,
-            )
-            for emit in read_model.outputs
-        ]
-        return Folding(
-            read_model=read_model,
-            acceleration=read_model.acceleration(state_codec) if is_accelerated else None,
-            state_codec=state_codec,
-            largest_bytes=_LARGEST_BYTES,
-            position_codec=position_codec,
-            letters=letters,
-            marker_codec=self._codec("markers", load_schema("IdempotencyMarker")),
-            partitions_of=partial(partitions_of, partitions=1),
-            partitions_of_keys=partial(partitions_of_keys, partitions=1),
-            idempotency_window_ms=window_ms,
-            emission=next(iter(emissions), None),
-        )
 
-    def _made(self, emit: Emit) -> AvroCodec | None:
-        return None if emit.record is None else self._codec(emit.topic, load_schema(emit.record))
-
-    def _codec(self, subject: str, schema: Any) -> AvroCodec:
-        return AvroCodec(self._registry, subject, schema)
+def _joins_nothing(stage: Stage) -> NoReturn:
+    """Stages that join are not driven: the driver is given the records that they make."""
+    raise FatalError(f"stage {stage.name} joins, and is driven")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from balance_service.avro.types import fields_of, simple_name, without_null
-from balance_service.testing.rows import Given, driven_legs, tombstone
+from balance_service.testing.rows import Given, driven_stages, tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _INT, _LONG = 2**31, 2**63
 def batches(read_model: ReadModel) -> SearchStrategy[list[list[Given]]]:
     """Some batches of events, some of them refused, few keys among them."""
     # The others have the zero of their type.
-    schemas = read_model.legs[-1].wanted_schemas.values()
+    schemas = read_model.stages[-1].wanted_schemas.values()
     tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if read_model.source.tombstones else []
     events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
     return st.lists(st.lists(events, max_size=8), max_size=4)
@@ -40,7 +40,7 @@ def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[Given]:
     fields = {name: _sent(kind) for name, kind in fields_of(schema).items()}
     if read_model.has_states() and not read_model.key_type.is_number:
         fields[read_model.key] = keys
-    conditions = [condition for leg in driven_legs(read_model) for condition in leg.conditions]
+    conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
     for condition in (*conditions, *(output.where for output in read_model.outputs if output.where)):
         fields[condition.column] |= st.just(condition.value)
     record_keys = st.sampled_from([*[None] * 19, b"another key"])

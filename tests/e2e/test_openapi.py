@@ -14,8 +14,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from balance_service import __version__
 from balance_service.http.api.openapi import document
-from balance_service.http.api.routes import ROUTES
 from balance_service.model.keys import MAX_KEY_BYTES
+from tests.support.shipped import ROUTES
 
 _EXAMPLES = 40
 # On a machine that stalls, the group may give the partitions anew.

@@ -11,7 +11,7 @@ from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.events.spark.jvm import launch_jvm
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
-from balance_service.model.catalogue import hosted_stages, read_model, stages_of
+from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.records import Role, TaskId
@@ -19,6 +19,8 @@ from balance_service.state.store.directory import StateDirectory
 from balance_service.state.task import Task
 from balance_service.state.task_state import TaskState
 from tests.support.scratch import jvm_scratch
+from tests.support.shipped import KNOWN, stages_in
+from tests.support.shipped import hosted as hosted_models
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.settings import Stage
+    from balance_service.model.stage import Stage
     from balance_service.state.store.store import StoreView
 
 SESSION_TIMEOUT_MS = 6_000
@@ -50,7 +52,9 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 @contextmanager
 def running_engine(settings: Settings) -> Iterator[Engine]:
     """An engine that has joined its group."""
-    engine = Engine(settings, state_directory(settings), hosted_stages(settings), Metrics(), patience())
+    engine = Engine(
+        settings, state_directory(settings), stages_in(settings), hosted_models(settings), Metrics(), patience()
+    )
     engine.start()
     try:
         yield engine
@@ -67,7 +71,7 @@ def state_directory(settings: Settings) -> StateDirectory:
 def make_anew(engine: Engine, settings: Settings) -> None:
     """The changelog is deleted, and another takes its name, while its owner is at work."""
     engine.topics.delete(balance_stage(settings).changelog)
-    prepare_changelog(engine.topics, hosted(engine).of.names, hosted(engine).source)
+    prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
 
 
 @contextmanager
@@ -146,8 +150,8 @@ def hosted(engine: Engine) -> HostedStage:
 
 def balance_stage(settings: Settings) -> Stage:
     """The names of the balance model's work."""
-    (stage,) = stages_of(read_model("balance"), settings)
-    return stage.names
+    (stage,) = stages_of(KNOWN["balance"], settings)
+    return stage
 
 
 def prepare(topics: Topics, settings: Settings) -> Topic:

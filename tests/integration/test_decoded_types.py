@@ -22,7 +22,7 @@ from balance_service.events.combine import PartitionRows
 from balance_service.events.decode import Decoder
 from balance_service.events.spark.session import start_spark
 from balance_service.model.conditions import same
-from balance_service.model.flow import Stream, legs_of
+from balance_service.model.flow import Stream
 from balance_service.model.outputs import Emit
 from balance_service.model.read_model import ReadModel
 from balance_service.read_models.activity import Activity
@@ -31,10 +31,12 @@ from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
-from balance_service.testing import Given, event, tombstone
+from balance_service.testing import event, tombstone
 from balance_service.testing.rows import key_of, rows_of
+from balance_service.testing.rows import written as written_on
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
 from tests.support.scratch import jvm_scratch
+from tests.support.shipped import declared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.flow import Leg
+    from balance_service.model.stage import Stage
 
 _AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
 SCORED = {
@@ -93,10 +95,10 @@ def decoded(
     read_model: ReadModel,
     schemas: Sequence[Schema],
     records: Sequence[tuple[bytes | None, int, bytes | None]],
-    leg: Leg | None = None,
+    stage: Stage | None = None,
 ) -> PartitionRows:
     """The rows of records: each its key, its schema's number, and its body; None for a record without a value."""
-    decoder = Decoder(spark, read_model, leg or read_model.legs[-1], Writers(*schemas))  # type: ignore[arg-type]
+    decoder = Decoder(spark, read_model, stage or read_model.stages[-1], Writers(*schemas))  # type: ignore[arg-type]
     decoder.resolve(range(1, len(schemas) + 1))
     # In SQL: a DataFrame of Python's objects would need a Python worker.
     literals = [
@@ -134,25 +136,27 @@ def causes(rows: PartitionRows) -> list[str]:
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
 def test_spark_makes_the_rows_that_the_driver_makes(spark: SparkSession, read_model: ReadModel) -> None:
     records = read_model.source.records
-    events: list[Given] = [given for given in [*EVENTS, *ENDED] if given.record in records]
-    leg = read_model.legs[-1]
-    framed = [(key_of(read_model, leg, given), records.index(given.record) + 1, given.body) for given in events]
+    stage = read_model.stages[-1]
+    events = [written_on(given, stage) for given in [*EVENTS, *ENDED] if given.record in records]
+    framed = [(key_of(read_model, stage, given), records.index(given.record) + 1, given.body) for given in events]
 
     rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
 
-    expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
     found = [(single.key, single.update) for single in rows.singly(rows.updates)]
     assert repr(found) == repr([(single.key, single.update) for single in expected.singly(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
 
 
 def test_a_tombstone_is_an_update_where_it_is_declared(spark: SparkSession) -> None:
-    events = [event("Symbol", {"symbol": "TCS", "name": "Tata"}), tombstone("TCS"), tombstone("INFY")]
-    framed = [(key_of(Symbols(), Symbols.legs[-1], given), 1, given.body) for given in events]
+    (stage,) = Symbols().stages
+    sent = [event("Symbol", {"symbol": "TCS", "name": "Tata"}), tombstone("TCS"), tombstone("INFY")]
+    events = [written_on(given, stage) for given in sent]
+    framed = [(key_of(Symbols(), stage, given), 1, given.body) for given in events]
 
     rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
 
-    expected = PartitionRows(rows_of(Symbols(), Symbols.legs[-1], dict(enumerate(events))))
+    expected = PartitionRows(rows_of(Symbols(), stage, dict(enumerate(events))))
     assert repr(rows.singly(rows.updates)) == repr(expected.singly(expected.updates))
     assert causes(rows) == []
     schema = load_schema("FundsAdded")
@@ -187,15 +191,15 @@ IN_TURN = [
 
 @pytest.mark.parametrize("source", IN_TURN, ids=["one condition", "case ignored", "two conditions"])
 def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, source: Stream) -> None:
-    leg, schema, read_model = legs_of("rewards", source)[0], load_schema("PosInvoice"), Rewards()
+    stage, schema, read_model = declared("rewards", source)[0], load_schema("PosInvoice"), Rewards()
 
     @settings(max_examples=4, deadline=None)
     @given(st.lists(INVOICES, min_size=1, max_size=60))
     def check(sold: list[dict[str, Any]]) -> None:
-        events = [event("PosInvoice", fields, record_key=None) for fields in sold]
-        rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], leg)
+        events = [written_on(event("PosInvoice", fields, record_key=None), stage) for fields in sold]
+        rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], stage)
 
-        expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
+        expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
         assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
         assert rows.updates["offset"].to_pylist() == expected.updates["offset"].to_pylist()
         assert causes(rows) == causes(expected)
@@ -211,9 +215,10 @@ def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: Spa
     changed = {"totalAmount": "Money", "lines": {"type": "array", "items": {"type": "map", "values": "long"}}}
     fields = [{**field, "type": changed.get(field["name"], field["type"])} for field in invoice["fields"]]
     later = {**invoice, "fields": [{"name": "fee", "type": money}, *fields]}
-    sold = event("PosInvoice", {"customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")})
-    other = {**sold.fields, "fee": Decimal("0.01"), "lines": [{"a": 1}]}
-    records = [(b"1", 1, written(invoice, dict(sold.fields))), (b"1", 2, written(later, other))]
+    invoiced = {"customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")}
+    sold = written_on(event("PosInvoice", invoiced), Purchases().stages[0])
+    other = {**sold.values, "fee": Decimal("0.01"), "lines": [{"a": 1}]}
+    records = [(b"1", 1, written(invoice, dict(sold.values))), (b"1", 2, written(later, other))]
 
     rows = decoded(spark, Rewards(), [invoice, later], records)
 
@@ -256,7 +261,8 @@ class Named(ReadModel):
 
 def test_an_event_without_a_value_in_what_is_selected_is_decoded(spark: SparkSession) -> None:
     invoice = load_schema("PosInvoice")
-    events = [event("PosInvoice", {"customerName": name}) for name in (None, "Ann")]
+    sold = [event("PosInvoice", {"customerName": name}) for name in (None, "Ann")]
+    events = [written_on(given, Named().stages[0]) for given in sold]
     records = [(b"1", 1, given.body) for given in events]
 
     rows = decoded(spark, Named(), [invoice], [*records, (b"1", 1, b"\x04"), (b"1", 1, b"")])
@@ -264,22 +270,22 @@ def test_an_event_without_a_value_in_what_is_selected_is_decoded(spark: SparkSes
     found = [single.update["PosInvoice"] for single in rows.singly(rows.updates)]
     assert found == [{"customerName": None}, {"customerName": "Ann"}]
     assert causes(rows) == ["body-undecodable"] * 2
-    by_name = legs_of("m", Stream("pos", "PosInvoice").by("customerName").select())[0]
+    by_name = declared("m", Stream("pos", "PosInvoice").by("customerName").select())[0]
     assert causes(decoded(spark, Rewards(), [invoice], records, by_name)) == ["field-null"]
 
 
 def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: SparkSession) -> None:
-    leg, schema, read_model = (
-        legs_of("m", Stream("s", "ScoreEvent").by("player_id"))[0],
+    stage, schema, read_model = (
+        declared("m", Stream("s", "ScoreEvent").by("player_id"))[0],
         load_schema("ScoreEvent"),
         Rewards(),
     )
     numbers = [0, 1, -1, 300, 2**40, -(2**63), 2**56, 0x7F << 56, 2**63 - 1]
-    events = [event("ScoreEvent", {"player_id": number}) for number in numbers]
+    events = [written_on(event("ScoreEvent", {"player_id": number}), stage) for number in numbers]
 
-    rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], leg)
+    rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], stage)
 
-    expected = PartitionRows(rows_of(read_model, leg, dict(enumerate(events))))
+    expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
     # The greatest would begin with the byte of what is no state.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.hosting.engine import Engine
-from balance_service.model.catalogue import stages_of
 from balance_service.model.flow import Stream
+from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.observability.metrics import Metrics
 from balance_service.state.task_state import TaskState
@@ -50,7 +50,14 @@ def test_a_fold_that_fails_halts_its_partition_with_the_reason_and_no_other(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
-    engine = Engine(settings, state_directory(settings), stages_of(Superstitious(), settings), Metrics(), patience())
+    engine = Engine(
+        settings,
+        state_directory(settings),
+        stages_of(Superstitious(), settings),
+        [Superstitious()],
+        Metrics(),
+        patience(),
+    )
     engine.start()
     try:
         with Writer(stack, settings.topic) as writer:

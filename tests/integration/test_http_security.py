@@ -26,6 +26,7 @@ from balance_service.settings import load_settings
 from tests.support.certificates import Authority
 from tests.support.fakes import Nobody
 from tests.support.querying import CUSTOMER, Instance
+from tests.support.shipped import MODELS
 from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[Front]:
     status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
     handlers = Handlers(Operations(Nobody(status)))
-    front = Front(load_settings(**settings), handlers, LOOK_SECONDS)
+    front = Front(load_settings(**settings), handlers, MODELS, LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
     handlers.models = instance.models(proxy)
@@ -332,13 +333,13 @@ def test_a_port_for_probes_that_is_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
-            Front(settings, Handlers(Operations(Nobody())))
+            Front(settings, Handlers(Operations(Nobody())), MODELS)
 
 
 def test_listening_beyond_this_machine_unsecured_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
-        front = Front(settings, Handlers(Operations(Nobody())))
+        front = Front(settings, Handlers(Operations(Nobody())), MODELS)
         await front.open()
         await front.close()
         captured = capsys.readouterr()

@@ -46,7 +46,7 @@ def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
         eventually(lambda: len(letters_of(engine)) == 1, lambda: f"a letter: {letters_of(engine)}", SECONDS)
         (offset,) = letters_of(engine)
         assert hosted(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
-        stage, source = hosted(engine).of.names, hosted(engine).source
+        stage, source = hosted(engine).stage, hosted(engine).source
     # As a week later.
     producer = BulkProducer(producer_config(settings), stage.changelog)
     producer.send(layout._AT + layout._number(offset), None, 0)

@@ -141,13 +141,13 @@ def records(engine: Engine, name: str) -> list[Message]:
 
 def joined_of(engine: Engine, product: int) -> int:
     """How many scores of a game were passed on, joined."""
-    passed_on = records(engine, engine.stages["leaderboard-by-product_id"].of.names.rekeyed)
+    passed_on = records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
     return sum(message.key() == KEY.encode(product) for message in passed_on)
 
 
 def letters(engine: Engine, player: int) -> list[str]:
     """The causes of the dead letters of a player's scores."""
-    source = engine.stages["leaderboard-by-product_id"].of.names.dead_letters
+    source = engine.stages["leaderboard-by-product_id"].stage.dead_letters
     causes = []
     for message in records(engine, source):
         if message.key() == str(player).encode():
@@ -172,7 +172,7 @@ def test_scores_are_joined_ranked_sent_and_audited(settings: Settings, games: Ga
         )
         joined = [
             dict(message.headers() or [])
-            for message in records(engine, engine.stages["leaderboard-by-product_id"].of.names.rekeyed)
+            for message in records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
             if message.key() == KEY.encode(game)
         ]
         assert len(joined) == 5

@@ -13,7 +13,7 @@ from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
-from balance_service.model.catalogue import stages_of
+from balance_service.model.placing import stages_of
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.purchases import (
     Named,
@@ -140,7 +140,7 @@ def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_no
             till.sell(*sales(40))
             wait_until_caught_up(engine)
             before = states(engine, models.rewards.name)
-            changelog = engine.stages[models.rewards.name].of.names.changelog
+            changelog = engine.stages[models.rewards.name].stage.changelog
         topics = Topics(settings)
         sent = topics.offsets(models.notifications, range(2))
         topics.delete(changelog)
@@ -162,7 +162,7 @@ def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
         with running_engine(settings) as engine:
             till.sell(*sales(40))
             wait_until_caught_up(engine)
-            changelogs = [hosted.of.names.changelog for hosted in engine.stages.values()]
+            changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
             for changelog in changelogs:
                 engine.topics.delete(changelog)
         with running_engine(settings) as engine:
@@ -186,7 +186,7 @@ def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_mask
         wait_until_caught_up(engine)
 
         assert assert_shipped_once(stack, till, models) == 16
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].of.names.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
         assert letter.value() == b"no frame"
         (noted,) = [m for m in read_topic(stack, models.shipments) if m.key() is None]
         assert ("note", b"n") in (noted.headers() or [])
@@ -205,7 +205,7 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
         till.sell(invoice(2, "card", "1.00", delivery="home-delivery"))
         wait_until_caught_up(engine)
 
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].of.names.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
         assert ("dead-letter-cause", b"output-does-not-fit") in (letter.headers() or [])
         (shipped,) = read_topic(stack, models.shipments)
         assert shipped.key() == b"store-2"
@@ -234,10 +234,10 @@ def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_name
     settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
     topics = Topics(settings)
     *_, last = stages_of(models.rewards(), settings)
-    topics.create(last.names.source, 5, topic_policies.FOR_EVER)
+    topics.create(last.source, 5, topic_policies.FOR_EVER)
 
-    with pytest.raises(ConfigurationError, match=f"'{last.names.source}' has 5 partitions and '{models.pos}'.* 2"):
-        prepare_topics(topics, settings, [stage.names for stage in stages_of(models.rewards(), settings)])
+    with pytest.raises(ConfigurationError, match=f"'{last.source}' has 5 partitions and '{models.pos}'.* 2"):
+        prepare_topics(topics, settings, stages_of(models.rewards(), settings))
 
 
 def test_a_model_without_states_is_not_rebuilt(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:

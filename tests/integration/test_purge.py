@@ -114,7 +114,7 @@ def test_a_changelog_that_is_lost_after_a_purge_halts_its_stage_and_sends_nothin
         topic, name = rekeyed(engine, models), models.rewards.name
         wait_until_purged(engine, topic)
         passing = next(stage for stage in engine.stages if stage != name)
-        changelogs = [hosted.of.names.changelog for hosted in engine.stages.values()]
+        changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
     for changelog in changelogs:
         Topics(settings).delete(changelog)
     shutil.rmtree(settings.state_dir)

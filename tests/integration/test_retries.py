@@ -14,8 +14,8 @@ from balance_service.events.combine import PartitionRows
 from balance_service.events.decode import Decoder
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topics import Topics
-from balance_service.model.catalogue import hosted_stages
 from tests.integration.engines import running_engine, settings_for
+from tests.support.shipped import stages_in
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
@@ -90,7 +90,7 @@ def values(messages: Sequence[Message]) -> list[bytes | None]:
 
 def letters(engine: Engine) -> list[tuple[int, str, str]]:
     """Offset, cause and status of each letter of the retries."""
-    (stage,) = (hosted for hosted in engine.stages.values() if hosted.of.names.retries)
+    (stage,) = (hosted for hosted in engine.stages.values() if hosted.stage.retries)
     views = [task.view for task in stage.tasks.all()]
     found = [letter for view in views if view for letter in stage.work.letters.page(view, 0, 1_000)]
     return [(letter.offset, letter.cause, letter.status.value) for letter in found]
@@ -154,8 +154,8 @@ def test_the_commit_of_a_traced_record_is_part_of_its_trace(stack: LocalStack, s
         }
     )
     with Orders(stack, settings), running_engine(settings) as engine:
-        stage = next(stage for stage in hosted_stages(settings) if stage.read_model is None)
-        decoder = Decoder(engine.spark, None, stage.leg, engine.registry, with_traces=True)
+        stage = next(stage for stage in stages_in(settings) if stage.retries)
+        decoder = Decoder(engine.spark, None, stage, engine.registry, with_traces=True)
         rows = PartitionRows(decoder.updates(engine.spark.createDataFrame(records)).toArrow())
 
     assert rows.traceparents() == [traced]
@@ -208,7 +208,7 @@ def test_a_stage_whose_changelog_is_lost_sends_what_it_has_not_sent_yet_and_noth
             orders.fail(b"k", b"parked", ("retry-attempt", b"10"))
             orders.fail(b"k", b"soon")
             assert values(orders.wait_until_received(engine, 1)) == [b"soon"]
-            stage = engine.stages[f"retries-{orders.topic}"].of.names
+            stage = engine.stages[f"retries-{orders.topic}"].stage
         Topics(settings).delete(stage.changelog)
         with running_engine(settings) as engine:
             orders.fail(b"k", b"last", ("retry-attempt", b"4"))

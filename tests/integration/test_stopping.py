@@ -12,7 +12,7 @@ import httpx
 from structlog.testing import capture_logs
 
 from balance_service.hosting.engine import Engine
-from balance_service.model.catalogue import stages_of
+from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.integration.engines import counted, patience, running_engine, settings_for, state_directory
@@ -37,7 +37,9 @@ def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     at_work: list[list[str]] = []
-    engine = Engine(settings, state_directory(settings), stages_of(Balance(), settings), Metrics(), patience())
+    engine = Engine(
+        settings, state_directory(settings), stages_of(Balance(), settings), [Balance()], Metrics(), patience()
+    )
     stop_spark = engine.spark.stop
 
     def noted() -> None:

@@ -32,6 +32,7 @@ from balance_service.read_models.balance import Balance
 from balance_service.state.records import POSITION_KEY, Position, Role
 from balance_service.state.store.store import StateStore, StoreView
 from tests.support.fakes import Clock, balance_codec, position_codec
+from tests.support.shipped import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from balance_service.http.routing import Readable
     from balance_service.http.scan import Steps
 
-BALANCE = Balance.description()
+BALANCE = Balance().description()
 STATES = balance_codec()
 POSITIONS = position_codec()
 PARTITIONS = 2
@@ -171,7 +172,7 @@ class Instance:
     def models(self, proxy: Proxy, metrics: Metrics | None = None) -> ModelQueries:
         """What answers for `balance`, all of it on one partition."""
         answers = ModelAnswers(self.queries(proxy, metrics), self.scatter(f"{MODELS_PATH}/balance"), BALANCE)
-        return ModelQueries({"balance": answers}, dict, lambda _name, _partitions: answers)
+        return ModelQueries(KNOWN, {"balance": answers}, dict, lambda _name, _partitions: answers)
 
     def scatter(self, path: str) -> Scatter:
         """Its proxy is to be closed."""

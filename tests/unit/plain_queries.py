@@ -20,6 +20,7 @@ from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, Instance
+from tests.support.shipped import MODELS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -61,7 +62,7 @@ class Plain(PlainQueries):
     """Keeps what was not left to aiohttp."""
 
     def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay, access: Access) -> None:
-        super().__init__(handlers, trust, under_way, access)
+        super().__init__(handlers, trust, under_way, access, MODELS)
         self.answered_at_once: list[RawRequestMessage] = []
         self.answered_later: list[RawRequestMessage] = []
 
@@ -122,7 +123,7 @@ async def serving(
     listener = bind("127.0.0.1", 0)
     plain = Plain(handlers, trust, under_way, access)
     server = Server(listener.getsockname()[1], plain)
-    app = make_app(handlers, limits, trust, access, under_way=under_way)
+    app = make_app(handlers, ROUTES, limits, trust, access, under_way=under_way)
     http = await serve(app, listener, limits, None, plain if is_plain else None)
     try:
         yield server

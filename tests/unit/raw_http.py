@@ -18,6 +18,7 @@ from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     import ssl
@@ -135,7 +136,7 @@ async def serving(
 ) -> AsyncIterator[Server]:
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = await serve(make_app(Answering(answer), limits, trust), listener, limits, tls)
+    server = await serve(make_app(Answering(answer), ROUTES, limits, trust), listener, limits, tls)
     try:
         yield Server(port, server)
     finally:

@@ -36,7 +36,7 @@ names = st.one_of(st.text(min_size=1, max_size=12), st.integers(1, 256).map("c".
 
 
 def adder() -> Addition:
-    addition = Balance.acceleration(CODEC)
+    addition = Balance().acceleration(CODEC)
     assert addition is not None
     return addition
 
@@ -157,4 +157,4 @@ def test_old_and_new_keys_are_added_together() -> None:
 
 
 def test_a_read_model_that_does_not_only_add_is_left_to_its_folds() -> None:
-    assert Activity.acceleration(CODEC) is None
+    assert Activity().acceleration(CODEC) is None

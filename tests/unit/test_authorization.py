@@ -20,7 +20,6 @@ from balance_service.http.access.jwts import load_jwts
 from balance_service.http.access.rate_limit import RateLimit
 from balance_service.http.access.tokens import load_tokens
 from balance_service.http.api.openapi import document
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import FORWARDED_HEADER
@@ -28,6 +27,7 @@ from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.fakes import Nobody
+from tests.support.shipped import ROUTES
 from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
     async def run() -> list[int]:
         file = write_tokens(tmp_path / "tokens.json")
         access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
-        app = make_app(Answering(Operations(Nobody())), access=access)
+        app = make_app(Answering(Operations(Nobody())), ROUTES, access=access)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             for headers in ({}, bearer(""), bearer(READER)):
@@ -121,7 +121,7 @@ async def serving(
         Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
     )
     access = Access(authenticator if authorises else None, rate_limit)
-    app = make_app(Answering(Operations(Nobody())), trust=TRUST, access=access)
+    app = make_app(Answering(Operations(Nobody())), ROUTES, trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
         yield client
 
@@ -218,7 +218,7 @@ def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
-        app = make_app(Answering(Operations(Nobody())), trust=PeerTrust(), access=access)
+        app = make_app(Answering(Operations(Nobody())), ROUTES, trust=PeerTrust(), access=access)
         async with (
             TestServer(app) as server,
             aiohttp.ClientSession(server.make_url("/")) as client,
@@ -285,7 +285,7 @@ def test_an_address_is_one_client_and_so_is_a_network_of_ipv6(one: str, other: s
         return await handler(request.clone(remote=request.headers["From"]))
 
     async def run() -> list[int]:
-        app = make_app(Answering(Operations(Nobody())), access=Access(None, RateLimit(0.1, burst=1)))
+        app = make_app(Answering(Operations(Nobody())), ROUTES, access=Access(None, RateLimit(0.1, burst=1)))
         app.middlewares.insert(0, seem_to_come_from)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:

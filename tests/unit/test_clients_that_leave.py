@@ -21,6 +21,7 @@ from balance_service.http.server.listening import bind
 from balance_service.http.turns import Asker, asker_of
 from tests.support.fakes import Nobody
 from tests.support.querying import Instance
+from tests.support.shipped import ROUTES
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def test_a_top_of_a_client_that_has_gone_is_not_read_to_its_end(
         instance, proxy = Instance(tmp_path / "store", timeout_seconds=60), Proxy()
         handlers = Handlers(Operations(Nobody({})))
         handlers.models = instance.models(proxy)
-        async with serving(make_app(handlers)) as port:
+        async with serving(make_app(handlers, ROUTES)) as port:
             client = await ask(port, TOP)
             await until(began.is_set, "it is read")
             assert not closed.is_set()

@@ -16,9 +16,9 @@ from balance_service.events.spark.sampler import SparkSample
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.kafka.topics import Topic
-from balance_service.model.catalogue import StageOf
+from balance_service.model.stage import Stage
 from balance_service.observability.metrics import Metrics
-from balance_service.settings import Stage, load_settings
+from balance_service.settings import load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import Role, StoreSizes, TaskId, TaskSnapshot
 from tests.support.fakes import Clock
@@ -83,7 +83,8 @@ class Engine:
         own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
         tasks: Any = SimpleNamespace(snapshots=lambda: own)
         return HostedStage(
-            of=StageOf(model, nobody, Stage(name, "app", source), source),
+            stage=Stage(name=name, owner=name, source=source, application_id="app"),
+            read_model=model,
             work=nobody,
             source=Topic(source, "id", partitions),
             watermarks=self.watermarks[source],

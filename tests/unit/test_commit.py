@@ -47,7 +47,7 @@ PARTITIONS = 2
 PARTITION = 0
 FOLDING = Folding(
     read_model=Balance(),
-    acceleration=Balance.acceleration(STATES),
+    acceleration=Balance().acceleration(STATES),
     state_codec=STATES,
     largest_bytes=1 << 20,
     position_codec=POSITIONS,
@@ -77,7 +77,7 @@ class Source:
         end = len(self.events) if end is None else end
         taken = self.events[start:end]
         rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
-        part = combined(rows, Balance.combine, pa.decimal128(38, 2))
+        part = combined(rows, Balance().combine, pa.decimal128(38, 2))
         return TaskBatch(
             start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
         )

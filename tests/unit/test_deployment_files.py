@@ -11,9 +11,9 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.trust import PeerTrust
 from balance_service.settings import Settings, load_settings
+from tests.support.shipped import ROUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"

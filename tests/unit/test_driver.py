@@ -65,8 +65,8 @@ def test_a_malformed_uuid_is_kept_and_does_not_stop_its_key() -> None:
 
 
 def test_fields_that_the_schema_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="is no FundsAdded"):
-        event("FundsAdded", {"customer": "alice"})
+    with Driver(Balance()) as driver, pytest.raises(ValueError, match="is no FundsAdded"):
+        driver.given(event("FundsAdded", {"customer": "alice"}))
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,14 @@ def test_fields_that_the_schema_does_not_have_are_refused() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_its_field_is_refused_with_what_is_wanted(amount: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(why)):
-        event("FundsAdded", {"customerId": "alice", "amount": amount})
+    with Driver(Balance()) as driver, pytest.raises(ValueError, match=re.escape(why)):
+        driver.given(event("FundsAdded", {"customerId": "alice", "amount": amount}))
 
 
 def test_a_value_that_does_not_fit_a_nullable_field_is_refused_with_what_is_wanted() -> None:
-    with pytest.raises(ValueError, match="level is 'high' of type str, and int is wanted"):
-        scored(level="high")
+    refused = "level is 'high' of type str, and int is wanted"
+    with Driver(Summary()) as driver, pytest.raises(ValueError, match=refused):
+        driver.given(scored(level="high"))
 
 
 def test_without_an_event_there_is_no_key_to_ask_for(balance: Driver) -> None:

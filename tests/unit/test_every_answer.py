@@ -17,6 +17,7 @@ from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
 from tests.support.querying import Instance
+from tests.support.shipped import ROUTES
 from tests.unit.plain_queries import CUSTOMER, TARGET, question, serving
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def test_nor_that_to_a_head_or_a_body_that_is_too_slow(instance: Instance) -> No
 def test_nor_that_of_the_port_for_probes(path: str) -> None:
     async def run() -> bytes:
         listener = bind("127.0.0.1", 0)
-        server = await serve(make_health_app(Handlers(Operations(Nobody()))), listener)
+        server = await serve(make_health_app(Handlers(Operations(Nobody())), ROUTES), listener)
         try:
             return await heads(listener.getsockname()[1], asked(path))
         finally:

@@ -44,7 +44,7 @@ def feed(session: Any = None, topics: Any = None, rehearsal: Any = None) -> Feed
         settings=parts,
         source="balance",
         read_model=Balance(),
-        leg=Balance.legs[-1],
+        stage=Balance().stages[-1],
         decoder=parts,
         topics=topics,
         known_end=lambda _: None,

@@ -1,4 +1,4 @@
-"""A read model's source, cut into the legs that its stages do, and what cannot be one."""
+"""A read model's source, cut into stages, and what cannot be one."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ import pytest
 
 from balance_service.avro.types import fields_of
 from balance_service.errors import ConfigurationError
-from balance_service.model.catalogue import hosted_stages, stages_of
 from balance_service.model.conditions import same
 from balance_service.model.drawing import flowchart
-from balance_service.model.flow import Leg, Stream, legs_of
+from balance_service.model.flow import Stream
 from balance_service.model.outputs import LAST, Emit
+from balance_service.model.placing import hosted_stages, stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
+from tests.support.shipped import declared
 
 PRIME = same("customerType", "PRIME")
 POS = Stream("pos", "PosInvoice")
 
 
-def test_a_source_without_a_re_key_is_one_leg_of_the_models_name() -> None:
-    assert legs_of("balance", Balance.source) == (
-        Leg(name="balance", topic="balance", is_first=True, records=("FundsAdded",)),
-    )
+def test_a_source_without_a_re_key_is_one_stage_of_the_models_name() -> None:
+    (only,) = declared("balance", Balance.source)
+
+    assert (only.name, only.source, only.records, only.by) == ("balance", "balance", ("FundsAdded",), None)
+    assert not only.reads_rekeyed
 
 
-def test_each_re_key_ends_a_leg_that_the_next_one_reads() -> None:
+def test_each_re_key_ends_a_stage_that_the_next_one_reads() -> None:
     twice = POS.where(PRIME).by("storeId").where(same("deliveryType", "X")).by("customerCardNo")
 
-    first, second, last = legs_of("m", twice)
+    first, second, last = declared("m", twice)
 
-    assert (first.name, first.topic, first.by, first.key) == ("m-by-storeId", "pos", "storeId", None)
-    assert (second.name, second.topic, second.by, second.key) == (
+    assert (first.name, first.source, first.by, first.key) == ("m-by-storeId", "pos", "storeId", None)
+    assert (second.name, second.source, second.by, second.key) == (
         "m-by-customerCardNo",
         "m-by-storeId",
         "customerCardNo",
         "storeId",
     )
-    assert (last.name, last.topic, last.by, last.key) == ("m", "m-by-customerCardNo", None, "customerCardNo")
-    assert [[c.column for c in leg.conditions] for leg in (first, second, last)] == [
+    assert (last.name, last.source, last.by, last.key) == ("m", "m-by-customerCardNo", None, "customerCardNo")
+    assert [[c.column for c in stage.conditions] for stage in (first, second, last)] == [
         ["customerType"],
         ["deliveryType"],
         [],
@@ -52,11 +54,11 @@ def test_each_re_key_ends_a_leg_that_the_next_one_reads() -> None:
 def test_what_is_selected_is_read_with_what_the_stream_needs_of_an_event_itself() -> None:
     source = POS.where(PRIME).by("customerCardNo").select("totalAmount")
 
-    for leg in legs_of("m", source):
-        (wanted,) = leg.wanted_schemas.values()
+    for stage in declared("m", source):
+        (wanted,) = stage.wanted_schemas.values()
         assert [*fields_of(wanted)] == ["customerCardNo", "customerType", "totalAmount"]
-        assert len(fields_of(leg.event_schemas["parts.code.balance.events.PosInvoice"])) == 9
-    (alone,) = legs_of("m", POS.select("totalAmount"), ["storeId"])
+        assert len(fields_of(stage.event_schemas["parts.code.balance.events.PosInvoice"])) == 9
+    (alone,) = declared("m", POS.select("totalAmount"), ["storeId"])
     assert alone.columns == frozenset({"storeId", "totalAmount"})
 
 
@@ -69,17 +71,17 @@ def test_a_stream_that_goes_on_leaves_the_one_before_as_it_was() -> None:
 def test_stages_are_named_after_what_they_write() -> None:
     first, last = stages_of(Rewards(), load_settings(application_id="app"))
 
-    assert first.names.name == "rewards-by-customerCardNo"
-    assert first.names.rekeyed == last.names.source == "app-rewards-by-customerCardNo"
-    assert first.names.changelog == "app-rewards-by-customerCardNo-changelog"
-    assert first.names.transactional_id(1) == "app-rewards-by-customerCardNo-1"
-    assert (first.names.targets, last.names.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
+    assert first.name == "rewards-by-customerCardNo"
+    assert first.rekeyed == last.source == "app-rewards-by-customerCardNo"
+    assert first.changelog == "app-rewards-by-customerCardNo-changelog"
+    assert first.transactional_id(1) == "app-rewards-by-customerCardNo-1"
+    assert (first.targets, last.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
     (only,) = stages_of(Purchases(), load_settings(application_id="app"))
-    assert only.names.targets == ("shipments", "hadoop")
+    assert only.targets == ("shipments", "hadoop")
 
 
 def test_the_key_of_a_re_keyed_model_is_the_column_that_it_goes_on_by() -> None:
-    assert Rewards.key == "customerCardNo"
+    assert Rewards().key == "customerCardNo"
 
 
 def test_the_flow_is_drawn_from_the_declaration() -> None:
@@ -131,7 +133,7 @@ def define(**changed: Any) -> type[ReadModel]:
         ({"emits": None}, "has an `emit`, and does not say by `emits` where to"),
         ({"emit": None}, "a record type needs an `emit`, and an `emit` a record type"),
         ({"emits": Emit("sent")}, "a record type needs an `emit`, and an `emit` a record type"),
-        ({"emits": Emit("sent", "Unheard")}, "there is no schemas/Unheard.avsc"),
+        ({"emits": Emit("sent", "Unheard")}, "there is no Unheard.avsc in "),
         ({"emits": (Emit("a", "Notification"), Emit("b", "Notification"))}, "has states and more than one output"),
         ({"emits": Emit("sent", "Notification", where=PRIME)}, "by `make` or `where`, which are for models without"),
         ({"state": None}, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked"),
@@ -153,7 +155,7 @@ def define(**changed: Any) -> type[ReadModel]:
 )
 def test_what_cannot_be_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        define(**changed)
+        define(**changed)()
 
 
 def test_two_stages_of_one_name_are_refused() -> None:
@@ -181,4 +183,4 @@ def test_two_stages_of_one_name_are_refused() -> None:
             return state
 
     with pytest.raises(ConfigurationError, match="both have a stage 'test-taken-by-id'; rename one"):
-        hosted_stages(load_settings(models=(Taken.name, Takes.name)))
+        hosted_stages([Taken(), Takes()], load_settings())

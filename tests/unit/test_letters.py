@@ -20,7 +20,8 @@ from balance_service.state.letters.letter import GONE, KEPT_CLOSED_MS, Letter, S
 from balance_service.state.records import POSITION_KEY, Position
 from balance_service.state.store.store import StateStore
 from balance_service.testing import Driver, event
-from balance_service.testing.stage import DrivenStage
+from balance_service.testing.rows import driven_stages
+from balance_service.testing.stage import DrivenTask
 from tests.support.fakes import FakeRegistry, letters, position_codec
 from tests.support.models import MONEY, ship
 
@@ -168,7 +169,7 @@ def test_a_letter_that_is_closed_while_its_record_is_read_again_is_left_alone() 
     registry, model = FakeRegistry(), Balance()
     options: Any = {"few_rows": {}, "is_accelerated": True, "idempotency_window_ms": 1_000}
     with tempfile.TemporaryDirectory() as folder:
-        stage = DrivenStage(model, model.legs[-1], registry, folder, **options)
+        stage = DrivenTask(model, driven_stages(model)[-1], registry, folder, **options)
         stage.commit([funds("2.00", unreadable=UNKNOWN)])
         stage.mend(UNKNOWN)
         stage.now_ms = EVERY_MS
@@ -308,20 +309,21 @@ def test_once_order_matters_later_events_wait_for_what_was_open_before(tmp_path:
 
 
 def test_what_a_fold_depends_on_tells_whether_order_matters() -> None:
-    assert (Balance.keeps_order, Named.keeps_order) == (False, True)
+    assert (Balance().keeps_order, Named().keeps_order) == (False, True)
 
 
 def test_order_across_a_re_key_is_refused() -> None:
+    class Rekeyed(ReadModel):
+        name = "test-rekeyed-order"
+        source = Stream("test-named", "NameTold").by("name")
+        state = "NameKept"
+        order = PER_KEY
+
+        def fold(self, state: State | None, told: Event) -> State | None:
+            return state
+
     with pytest.raises(ConfigurationError, match="goes on by another key"):
-
-        class Rekeyed(ReadModel):
-            name = "test-rekeyed-order"
-            source = Stream("test-named", "NameTold").by("name")
-            state = "NameKept"
-            order = PER_KEY
-
-            def fold(self, state: State | None, told: Event) -> State | None:
-                return state
+        Rekeyed()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 
 
 def front(**given: Any) -> Front:
-    return Front(load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}), Handlers(Operations(Nobody())))
+    return Front(load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}), Handlers(Operations(Nobody())), ())
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from yarl import URL
 from balance_service.cluster.partitioner import partition_of
 from balance_service.http.api.key_routes import _key_route
 from balance_service.http.api.route import Routes
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
@@ -25,6 +24,7 @@ from balance_service.model.routes import Routes as KeyRoutes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
+from tests.support.shipped import KNOWN, ROUTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,10 +43,10 @@ def asked(instance: Instance, model: str, *targets: str, routes: Routes = ROUTES
     async def run() -> list[tuple[int, str]]:
         proxy = Proxy()
         handlers = Handlers(Operations(Nobody()))
-        answers = ModelAnswers(instance.queries(proxy), instance.scatter(""), description_of(model))
-        handlers.models = ModelQueries({model: answers}, dict, lambda _name, _partitions: answers)
+        answers = ModelAnswers(instance.queries(proxy), instance.scatter(""), description_of(model, KNOWN))
+        handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda _name, _partitions: answers)
         found = []
-        async with TestServer(make_app(handlers, routes=routes)) as server, ClientSession() as client:
+        async with TestServer(make_app(handlers, routes)) as server, ClientSession() as client:
             for target in targets:
                 async with client.get(URL(f"http://{server.host}:{server.port}{target}", encoded=True)) as answer:
                     found.append((answer.status, await answer.text()))
@@ -75,7 +75,7 @@ def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) 
 
 
 def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(tmp_path: Path) -> None:
-    key_type = Leaderboard.key_type
+    key_type = Leaderboard().key_type
     number = next(n for n in range(-99, 0) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
     instance = Instance(tmp_path / "store")
     put(instance, key_type.encode(number))
@@ -98,7 +98,7 @@ def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(
 
 
 def test_what_a_peer_answers_in_another_form_is_refused(tmp_path: Path) -> None:
-    key_type = Leaderboard.key_type
+    key_type = Leaderboard().key_type
     number = next(n for n in range(99) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
     instance = Instance(tmp_path / "store", owns=False)
 

@@ -23,13 +23,13 @@ from balance_service.http.api.answers import ok
 from balance_service.http.api.declarations import Component, Parameter
 from balance_service.http.api.openapi import document
 from balance_service.http.api.route import Route, Routes, Tag
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.given import Given
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.parameters import CUSTOMER_ID, IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION
 from balance_service.http.server.app import make_app, make_health_app
 from tests.support.fakes import Nobody
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,8 +156,8 @@ def test_the_application_answers_the_routes_of_the_document_and_no_others() -> N
 
     documented = {(m.upper(), path) for path, methods in _DOCUMENTS[0]["paths"].items() for m in methods}
     documented |= {("HEAD", path) for method, path in documented if method == "GET"}
-    assert served(make_app(handlers)) == documented
-    assert served(make_health_app(handlers)) == {
+    assert served(make_app(handlers, ROUTES)) == documented
+    assert served(make_health_app(handlers, ROUTES)) == {
         (method, f"/health/{probe}") for method in ("GET", "HEAD") for probe in ("live", "ready")
     }
 
@@ -187,7 +187,7 @@ def test_a_route_is_answered_and_documented_once_it_is_declared() -> None:
     routes = Routes((*ROUTES, route))
 
     async def run() -> tuple[Any, Any, int]:
-        app = make_app(Handlers(Operations(Nobody())), routes=routes)
+        app = make_app(Handlers(Operations(Nobody())), routes)
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             async with client.get("/api/things/a%20b/parts") as answer:
                 found = await answer.json()

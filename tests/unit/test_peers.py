@@ -25,6 +25,7 @@ from balance_service.http.queries import PATH
 from balance_service.http.server.app import make_app
 from balance_service.http.server.problems import Problem
 from tests.support.fakes import Clock, Nobody
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -265,7 +266,7 @@ def get(
 
 def peer(accepts: PeerTrust) -> web.Application:
     """The real application of an instance that is starting: 503 to whom it trusts."""
-    return make_app(Handlers(Operations(Nobody())), trust=accepts)
+    return make_app(Handlers(Operations(Nobody())), ROUTES, trust=accepts)
 
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)

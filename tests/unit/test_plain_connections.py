@@ -15,6 +15,7 @@ from balance_service.http.wiring import Front
 from balance_service.settings import Settings
 from tests.support.fakes import Nobody
 from tests.support.querying import Instance
+from tests.support.shipped import MODELS
 from tests.support.waiting import until
 from tests.unit.plain_queries import (
     CUSTOMER,
@@ -87,7 +88,7 @@ def test_clients_that_are_counted_are_counted_for_plain_queries_too(
 ) -> None:
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers)
+        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
         handlers.models = instance.models(await front.open())
         try:
             answers = await Server(front.port).exchange(question(), question(), answers=2)

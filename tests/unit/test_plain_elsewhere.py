@@ -21,6 +21,7 @@ from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, Instance, Peer, answering, proving
+from tests.support.shipped import MODELS
 from tests.unit.passed_on import ACTIVE, both_ways, exchange
 from tests.unit.plain_queries import CUSTOMER, LIVE, SECRET, TARGET, Server, question
 
@@ -132,7 +133,7 @@ def test_a_query_passed_on_is_counted_once_whichever_way_it_takes(instance: Inst
     async def run() -> bytes:
         metrics = Metrics()
         handlers = Handlers(Operations(Nobody()))
-        front = Front(load_settings(http_port=0, allowed_hosts=("x",)), handlers)
+        front = Front(load_settings(http_port=0, allowed_hosts=("x",)), handlers, MODELS)
         handlers.models = instance.models(await front.open(), metrics)
         async with TestServer(Peer(answering(headers=ACTIVE)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
@@ -163,7 +164,7 @@ def test_clients_that_are_counted_are_counted_for_queries_passed_on_too(
 ) -> None:
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers)
+        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
         handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(answering(headers=ACTIVE), SECRET)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")

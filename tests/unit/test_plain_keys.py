@@ -65,7 +65,8 @@ class Host(Instance):
         queries: Queries = self.queries(proxy, metrics)
         queries.view = lambda frame: self.read_model.view(self.codec.decode(frame))
         answers = ModelAnswers(queries, self.scatter("/"), self.read_model.description())
-        return ModelQueries({self.read_model.name: answers}, dict, lambda _name, _partitions: answers)
+        name = self.read_model.name
+        return ModelQueries({name: self.read_model}, {name: answers}, dict, lambda _name, _partitions: answers)
 
 
 @pytest.fixture(params=[Balance(), Rewards(), Leaderboard()], ids=lambda read_model: read_model.name)

@@ -14,6 +14,7 @@ from balance_service.errors import ConfigurationError, InvalidInputError
 from balance_service.model.taken import taken_by
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry
+from tests.support.shipped import MODELS
 
 STATE = '{"customerId": "c", "amount": 0.10}'
 
@@ -72,13 +73,13 @@ def test_null_after_a_key_is_a_tombstone_where_the_topic_takes_one() -> None:
     assert players.record(b"1|null\n") == (b"1", None)
     with pytest.raises(InvalidInputError, match="Player must be a JSON object, not null"):
         unkeyed.record(b"null")
-    assert taken_by("symbols", load_settings()).tombstones
-    assert not taken_by("balance", load_settings()).tombstones
+    assert taken_by("symbols", MODELS, load_settings()).tombstones
+    assert not taken_by("balance", MODELS, load_settings()).tombstones
 
 
 def test_a_topic_takes_the_records_that_read_models_read_there_under_the_name_that_settings_give_it() -> None:
     settings = load_settings(topic="funds", models=("activity",))
 
-    assert taken_by("funds", settings).records["FundsAdded"] == load_schema("FundsAdded")
+    assert taken_by("funds", MODELS, settings).records["FundsAdded"] == load_schema("FundsAdded")
     with pytest.raises(ConfigurationError, match=r"no read model reads topic 'balance'; name one of .*funds"):
-        taken_by("balance", settings)
+        taken_by("balance", MODELS, settings)

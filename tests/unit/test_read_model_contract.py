@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from balance_service.events import combine
-from balance_service.model import catalogue
 from balance_service.model.addition import Addition
 from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum
@@ -22,6 +21,7 @@ from balance_service.testing.contract import (
 )
 from balance_service.testing.strategies import batches
 from tests.support.models import MODELS
+from tests.support.shipped import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from balance_service.testing import Given
     from balance_service.testing.contract import Check
 
-SHIPPED = [
-    name
-    for name in catalogue.names()
-    if type(model := catalogue.read_model(name)).__module__.startswith("balance_service.") and model.has_states()
-]
+SHIPPED = [name for name, model in KNOWN.items() if model.has_states()]
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
@@ -42,7 +38,7 @@ SHIPPED = [
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_read_model_keeps_the_contract(name: str, check: Check, data: st.DataObject) -> None:
-    read_model = catalogue.read_model(name)
+    read_model = KNOWN[name]
 
     check(read_model, data.draw(batches(read_model)))
 
@@ -75,8 +71,7 @@ class NotASum(ReadModel):
 
     amount = Alternating("FundsAdded.amount")
 
-    @classmethod
-    def acceleration(cls, codec: AvroCodec) -> None:
+    def acceleration(self, codec: AvroCodec) -> None:
         return None
 
 
@@ -98,8 +93,7 @@ class WronglyAccelerated(ReadModel):
 
     amount = RunningSum("FundsAdded.amount")
 
-    @classmethod
-    def acceleration(cls, codec: AvroCodec) -> Addition:
+    def acceleration(self, codec: AvroCodec) -> Addition:
         return OffByOne("amount", 2, codec.schema_id)
 
 
@@ -132,4 +126,4 @@ def test_a_combiner_that_drops_a_key_is_caught(monkeypatch: pytest.MonkeyPatch) 
     aggregated = combine._aggregated
     monkeypatch.setattr(combine, "_aggregated", lambda *args: aggregated(*args).slice(1))
 
-    assert is_caught(catalogue.read_model("balance"), cuts_do_not_matter)
+    assert is_caught(KNOWN["balance"], cuts_do_not_matter)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from balance_service.cli.main import cli
-from balance_service.http.api.routes import ROUTES
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
-from balance_service.model.catalogue import stages_of_retries
+from balance_service.model.placing import stages_of_retries
 from balance_service.settings import load_settings
 from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.letters.decisions import Decision, Verdict
@@ -300,13 +300,13 @@ class Broker:
 
 def context(stage: Stage, broker: Broker, decided: Mapping[int, Letter] | None = None) -> TaskContext:
     settings = load_settings(application_id="app", retry_topics=(SOURCE,))
-    (of,) = stages_of_retries(settings)
+    (of,) = stages_of_retries((), settings)
     topics: Any = broker
     decisions: Any = SimpleNamespace(letters_before=lambda *_: {1: decided or {}})
     nobody: Any = None
     return TaskContext(
         settings=settings,
-        stage=of.names,
+        stage=of,
         topics=topics,
         source=Topic(SOURCE, "id", 2),
         work=stage.work,

@@ -13,7 +13,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.http.answer import compact_json
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.limits import Limits, UnderWay, limited
@@ -22,6 +21,7 @@ from balance_service.model.keys import TEXT
 from balance_service.state.records import POSITION_KEY, Position, Role
 from tests.support.fakes import letters
 from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
+from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

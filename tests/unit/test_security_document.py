@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from balance_service.devtools.local.samples import SAMPLES
-from balance_service.model.catalogue import names, read_model, stages_of
+from balance_service.model.placing import stages_of
 from balance_service.settings import load_settings
+from tests.support.shipped import KNOWN
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|(.*)\|$", re.MULTILINE)
@@ -20,8 +21,8 @@ def told(name: str) -> str:
 
 def test_every_stage_is_there_with_the_topics_that_it_reads_and_sends_to() -> None:
     settings = load_settings(application_id="the-application", topic="the-source")
-    shipped = sorted(SAMPLES.keys() & {*names()})
-    stages = [(model, stage.names) for model in shipped for stage in stages_of(read_model(model), settings)]
+    shipped = sorted(SAMPLES.keys() & KNOWN.keys())
+    stages = [(model, stage) for model in shipped for stage in stages_of(KNOWN[model], settings)]
 
     rows = [
         (model, stage, topic, re.findall("`([^`]+)`", sends)) for model, stage, topic, sends in _ROW.findall(DOCUMENT)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from balance_service.settings import Settings, Stage, load_settings
+from balance_service.model.stage import Stage
+from balance_service.settings import Settings, load_settings
 from balance_service.settings.kafka_properties import printable
 from tests.support.environment import refusal
 
@@ -39,7 +40,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 def test_the_internal_topics_are_named_after_the_application() -> None:
     settings = load_settings(application_id="app", topic="funds")
-    stage = Stage("balance", "app", "funds")
+    stage = Stage(name="balance", owner="balance", application_id="app", source="funds")
 
     assert settings.topic_of("balance") == "funds"
     assert stage.changelog == "app-balance-changelog"
@@ -50,7 +51,7 @@ def test_the_internal_topics_are_named_after_the_application() -> None:
 
 def test_a_read_model_of_another_topic_has_topics_of_its_own() -> None:
     settings = load_settings(application_id="app", topic="funds")
-    stage = Stage("orders", "app", settings.topic_of("shop"))
+    stage = Stage(name="orders", owner="orders", application_id="app", source=settings.topic_of("shop"))
 
     assert (stage.source, stage.changelog, stage.dead_letters) == ("shop", "app-orders-changelog", "shop-dead-letters")
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.hosting.works import Works
+from balance_service.hosting.works import work_of
 from balance_service.kafka.topic_setup import prepare_topics
-from balance_service.model.catalogue import hosted_stages
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Latest
 from balance_service.model.read_model import ReadModel
@@ -18,6 +17,7 @@ from balance_service.state.fold import Folding
 from balance_service.testing import Driver, event
 from balance_service.testing.fakes import FakeRegistry
 from tests.support.models import MONEY, WHEN, WIDE_MONEY, ship
+from tests.support.shipped import KNOWN, stages_in, surroundings
 from tests.unit.test_tables_topics import Topics
 
 if TYPE_CHECKING:
@@ -121,15 +121,13 @@ def test_a_state_that_grows_beyond_what_the_changelog_takes_keeps_what_it_has() 
 @pytest.mark.usefixtures("no_environment")
 @pytest.mark.parametrize(("takes", "largest"), [(3 << 20, 3 << 20), (64 << 20, 16 << 20)])
 def test_a_state_may_be_as_large_as_the_changelog_and_the_producer_take(takes: int, largest: int) -> None:
-    settings, topics, nobody = load_settings(application_id="app"), Topics(balance=2), None
-    stages = hosted_stages(settings)
+    settings, topics = load_settings(application_id="app"), Topics(balance=2)
+    stages = stages_in(settings)
     of_topics: Any = topics
-    prepared = prepare_topics(of_topics, settings, [stage.names for stage in stages])
-    topics.configs[stages[0].names.changelog]["max.message.bytes"] = str(takes)
-    tables: Any = nobody
-    works = Works(settings=settings, topics=of_topics, registry=FakeRegistry(), tables=tables, prepared=prepared)
+    prepared = prepare_topics(of_topics, settings, stages)
+    topics.configs[stages[0].changelog]["max.message.bytes"] = str(takes)
 
-    work = works.of(stages[0])
+    work = work_of(stages[0], KNOWN["balance"], surroundings(settings, of_topics, prepared, FakeRegistry()))
 
     assert isinstance(work, Folding)
     assert work.largest_bytes == largest

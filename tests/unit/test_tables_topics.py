@@ -10,7 +10,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topic
-from balance_service.model.catalogue import stages_of
+from balance_service.model.placing import stages_of
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.settings import load_settings
 
@@ -58,7 +58,7 @@ class Topics:
 
 def prepare(topics: Any, **settings: Any) -> dict[str, Topic]:
     loaded = load_settings(application_id="app", **settings)
-    return prepare_topics(topics, loaded, [stage.names for stage in stages_of(Leaderboard(), loaded)])
+    return prepare_topics(topics, loaded, stages_of(Leaderboard(), loaded))
 
 
 def test_a_missing_table_is_created_compacted_and_what_goes_by_its_keys_has_as_many_partitions() -> None:

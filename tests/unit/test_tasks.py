@@ -217,7 +217,7 @@ def test_damage_in_a_task_that_was_closed_since_leaves_its_successor_and_that_on
 ) -> None:
     nobody: Any = None
     others: dict[str, Any] = dict.fromkeys(("work", "source", "watermarks", "decoder", "feed", "source_check"))
-    stage = HostedStage(of=nobody, tasks=tasks, **others)
+    stage = HostedStage(stage=nobody, read_model=nobody, tasks=tasks, **others)
     tasks.assign([0])
     becomes(tasks, *RUNNING_OWNER)
     first = tasks.task(0)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.hosting.works import Works
+from balance_service.hosting.works import work_of
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
-from balance_service.model.catalogue import hosted_stages, stages_of_retries
+from balance_service.model.placing import stages_of_retries
 from balance_service.settings import load_settings
 from balance_service.state.retrying import Retrying
 from tests.support.environment import refusal
 from tests.support.fakes import FakeRegistry
+from tests.support.shipped import stages_in, surroundings
 from tests.unit.test_tables_topics import Topics
 
 if TYPE_CHECKING:
@@ -66,23 +67,23 @@ def test_a_topic_that_is_not_another_producers_is_refused_in_a_sentence(topic: s
     settings = load_settings(application_id="app", topic="funds", retry_topics=("orders-dead-letters", topic))
 
     with pytest.raises(ConfigurationError) as caught:
-        hosted_stages(settings)
+        stages_in(settings)
 
     assert str(caught.value).startswith("BALANCE_RETRY_TOPICS: ")
     assert said in str(caught.value)
 
 
 def test_each_topic_has_a_stage_without_a_read_model_after_those_of_the_models() -> None:
-    stages = hosted_stages(load_settings(application_id="app", retry_topics=(SOURCE, "b")))
+    stages = stages_in(load_settings(application_id="app", retry_topics=(SOURCE, "b")))
 
-    assert [(stage.names.name, stage.owner) for stage in stages] == [
+    assert [(stage.name, stage.owner) for stage in stages] == [
         ("balance", "balance"),
         (STAGE, STAGE),
         ("retries-b", "retries-b"),
     ]
-    assert [stage.read_model is None for stage in stages] == [False, True, True]
-    assert stages[1].names.changelog == f"app-{STAGE}-changelog"
-    assert stages[1].names.targets == ("app-retries",)
+    assert [stage.retries for stage in stages] == [False, True, True]
+    assert stages[1].changelog == f"app-{STAGE}-changelog"
+    assert stages[1].targets == ("app-retries",)
 
 
 # Topics
@@ -102,7 +103,7 @@ class Others(Topics):
 
 def prepare(topics: Any, *retry_topics: str) -> dict[str, Topic]:
     settings = load_settings(application_id="app", retry_topics=retry_topics, create_topics=True)
-    return prepare_topics(topics, settings, [stage.names for stage in hosted_stages(settings)])
+    return prepare_topics(topics, settings, stages_in(settings))
 
 
 def test_another_producers_topic_that_does_not_exist_is_refused_and_nothing_is_created() -> None:
@@ -139,13 +140,11 @@ def test_retries_have_a_topic_with_the_most_partitions_that_is_kept_for_ever_and
 def test_no_record_is_larger_than_the_producer_takes() -> None:
     topics: Any = Others(a=2)
     topics.configs["a"]["max.message.bytes"] = str(64 << 20)
-    prepared, nobody = prepare(topics, "a"), None
+    prepared = prepare(topics, "a")
     settings = load_settings(application_id="app", retry_topics=("a",))
     registry: Any = FakeRegistry()
-    tables: Any = nobody
-    works = Works(settings=settings, topics=topics, registry=registry, tables=tables, prepared=prepared)
 
-    work = works.of(stages_of_retries(settings)[0])
+    work = work_of(stages_of_retries((), settings)[0], None, surroundings(settings, topics, prepared, registry))
 
     assert isinstance(work, Retrying)
     assert (work.target.largest_bytes, work.target.partitions) == (16 << 20, 2)

@@ -17,7 +17,6 @@ from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.events.combine import PartitionRows
 from balance_service.events.commit_span import commit_traced
 from balance_service.http.answer import PROBLEM_JSON
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
 from balance_service.http.queries import PATH
@@ -35,6 +34,7 @@ from balance_service.settings import load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import TaskBatch, TaskId
 from tests.support.collector import Collector
+from tests.support.shipped import ROUTES
 from tests.unit.decoded import row, table
 
 if TYPE_CHECKING:

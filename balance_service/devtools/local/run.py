@@ -15,8 +15,10 @@ from balance_service.devtools.local.stack import LocalStack
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from balance_service.model.read_model import ReadModel
 
 _LOOK_EVERY_SECONDS = 1.0
 
@@ -28,9 +30,12 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
-    sample_events: bool,
+    sample_models: Sequence[ReadModel],
 ) -> None:
     """Run all of it in the foreground.
+
+    Args:
+        sample_models: the read models that are known, to add samples for those that are hosted; empty: add none.
 
     Raises:
         ConfigurationError: a port or the data directory is in use, or Java is missing.
@@ -47,12 +52,12 @@ def run_local(
         running = start_instances(cleanup, stack, instances, http_port)
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
-        if sample_events and running:
+        if sample_models and running:
             say("adding samples …")
             settings = load_settings(
                 bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
             )
-            tries = add_samples(running, settings)
+            tries = add_samples(running, settings, sample_models)
             say("try:")
             for command in tries:
                 say(f"  {command}")

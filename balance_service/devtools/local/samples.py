@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
 _LOOK_EVERY_SECONDS = 0.1
@@ -80,11 +81,12 @@ SAMPLES: Mapping[str, Samples] = {
 }
 
 
-def add_samples(instances: Sequence[LocalInstance], settings: Settings) -> list[str]:
+def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: Sequence[ReadModel]) -> list[str]:
     """Feed the read models that are hosted, and wait until every instance answers.
 
     Args:
         settings: with the addresses of the local stack.
+        models: that are known.
 
     Returns:
         Commands to try.
@@ -96,7 +98,7 @@ def add_samples(instances: Sequence[LocalInstance], settings: Settings) -> list[
     files = dict.fromkeys(file for samples in hosted.values() for file in samples.files)
     for file in files:
         lines = resource(file.path).read_bytes().splitlines()
-        produce(settings, file.topic, lines, key_separator=file.key_separator)
+        produce(settings, models, file.topic, lines, key_separator=file.key_separator)
     with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
         if "balance" in hosted:
             _add_funds(client, instances)

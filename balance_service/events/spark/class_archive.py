@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum
+from balance_service.model.read_model import ReadModel
+from balance_service.model.schemas import Schemas
 from balance_service.process.jars import cache_folder, locked
 from balance_service.process.scratch import temporary_scratch
 
@@ -51,6 +55,10 @@ _CONNECTOR = (
     "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin",
     "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer",
 )
+
+
+_MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+_TIME = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
 
 
 def archive_of(java: Path, jars: Sequence[str]) -> Path:
@@ -105,11 +113,11 @@ def _exercise(spark: SparkSession, scratch: Scratch) -> None:
     from balance_service.events.decode import Decoder
     from balance_service.events.spark.rehearsal import one_record
     from balance_service.events.spark.row_query import RowQuery
-    from balance_service.read_models.balance import Balance
 
-    read_model = Balance()
-    decoder = Decoder(spark, read_model, read_model.legs[-1], _Shipped(read_model.event_schemas))
-    decoder.resolve(range(1, len(read_model.event_schemas) + 1))
+    read_model = _Sums(_Own(()))
+    (stage,) = read_model.stages
+    decoder = Decoder(spark, read_model, stage, _Registered(stage.event_schemas))
+    decoder.resolve(range(1, len(stage.event_schemas) + 1))
     with RowQuery(spark, scratch, lambda: decoder.updates(one_record(spark)), 0) as query:
         query.pull(_ROW_SECONDS)
     jvm: Any = spark._jvm
@@ -131,8 +139,27 @@ def _end(spark: SparkSession) -> None:
     gateway.proc.wait(_END_SECONDS)
 
 
-class _Shipped(SchemaRegistry):
-    """Knows the shipped schemas by number; stands in for a registry, which a machine being set up has none of."""
+class _Sums(ReadModel):
+    """What an instance runs first, for some read model."""
+
+    name = "sums"
+    source = Stream("events", "Event")
+    key = "key"
+    state = "State"
+
+    amount = RunningSum("Event.amount")
+
+
+class _Own(Schemas):
+    """The schemas of that model."""
+
+    def find(self, name: str, topic: str | None = None) -> Schema:  # noqa: ARG002
+        fields = [{"name": "key", "type": "string"}, {"name": "amount", "type": _MONEY}]
+        return {"type": "record", "name": name, "fields": [*fields, *([_TIME] if name == "Event" else [])]}
+
+
+class _Registered(SchemaRegistry):
+    """Knows schemas by number; stands in for a registry, which a machine being set up has none of."""
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
         self._schemas = list(schemas.items())

@@ -12,11 +12,10 @@ from balance_service.http.api.route import Route
 from balance_service.http.api.schemas import NUMBER_KEY, count, exactly
 from balance_service.http.collection_queries import CollectionQueries
 from balance_service.http.parameters import LIMIT, MAX_LAG, MIN_POSITION, PARTIAL
-from balance_service.model import catalogue
 from balance_service.model.routes import Collection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from aiohttp import web
 
@@ -49,11 +48,18 @@ def _parameter(name: str, key_type: KeyType, description: str, *, is_required: b
     )
 
 
+def collection_routes(models: Iterable[ReadModel]) -> list[Route]:
+    """Those of some read models."""
+    collections = [(model, model.queries) for model in models if isinstance(model.queries, Collection)]
+    return [route for model, declared in collections for route in _routes(model, declared)]
+
+
 def _routes(model: ReadModel, declared: Collection) -> tuple[Route, ...]:
     noun, name = declared.noun, model.name
     queries = CollectionQueries(
         name=name,
         declared=declared,
+        key_type=model.key_type,
         key=_parameter(declared.key, model.key_type, f"The {noun}."),
         start=_parameter("from", model.key_type, f"The first {noun} to be listed."),
         end=_parameter("to", model.key_type, f"The last {noun} to be listed."),
@@ -139,9 +145,3 @@ def _routes(model: ReadModel, declared: Collection) -> tuple[Route, ...]:
             schema=_BY_KEY,
         ),
     )
-
-
-_MODELS = [catalogue.read_model(name) for name in catalogue.names()]
-COLLECTION_ROUTES = tuple(
-    route for model in _MODELS if isinstance(model.queries, Collection) for route in _routes(model, model.queries)
-)

@@ -13,17 +13,21 @@ from balance_service.http.api.route import Route
 from balance_service.http.api.schemas import CUSTOMER_ID, NUMBER_KEY, exactly
 from balance_service.http.model_queries import NUMBERS
 from balance_service.http.parameters import MAX_LAG, MIN_POSITION
-from balance_service.model import catalogue
 from balance_service.model.keys import checked_key
 from balance_service.model.routes import Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterable
 
     from aiohttp import web
 
     from balance_service.http.handlers import Handlers
     from balance_service.model.read_model import ReadModel
+
+
+def key_routes(models: Iterable[ReadModel]) -> list[Route]:
+    """Those of some read models."""
+    return [_key_route(model, model.queries) for model in models if isinstance(model.queries, Routes)]
 
 
 def _key_route(model: ReadModel, declared: Routes) -> Route:
@@ -51,7 +55,12 @@ def _key_route(model: ReadModel, declared: Routes) -> Route:
         description="Answered as `getBalance` is, by whichever instance owns the key's partition.",
         parameters=(key, MIN_POSITION, MAX_LAG),
         answers=(
-            ok("The state.", exactly({name: _schema(kind) for name, kind in model.fields.items()}), None, PROVENANCE),
+            ok(
+                "The state.",
+                exactly({name: _schema(kind) for name, kind in model.field_types.items()}),
+                None,
+                PROVENANCE,
+            ),
             problem(400, f"`{declared.key}`, `minPosition` or `maxLag` is missing, malformed or repeated."),
             problem(
                 404,
@@ -67,7 +76,3 @@ def _key_route(model: ReadModel, declared: Routes) -> Route:
 
 def _schema(kind: str) -> dict[str, Any]:
     return {"type": "number"} if kind.startswith(NUMBERS) and not kind.endswith("?") else {}
-
-
-_MODELS = [catalogue.read_model(name) for name in catalogue.names()]
-KEY_ROUTES = tuple(_key_route(model, model.queries) for model in _MODELS if isinstance(model.queries, Routes))

@@ -12,7 +12,6 @@ from balance_service.errors import FatalError
 from balance_service.http.access.authorization import Access, guarded
 from balance_service.http.answer import ON_EVERY_ANSWER, Answer
 from balance_service.http.api.openapi import DOCUMENT, document
-from balance_service.http.api.routes import ROUTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.server.connections import Connection, reserved, watched
@@ -42,12 +41,12 @@ _SWEEP_SECONDS = 0.5
 
 def make_app(
     handlers: Handlers,
+    routes: Routes,
     limits: Limits | None = None,
     trust: PeerTrust | None = None,
     access: Access | None = None,
     tracer: Tracer = UNTRACED,
     under_way: UnderWay | None = None,
-    routes: Routes = ROUTES,
 ) -> web.Application:
     """The application that answers these routes, and describes them at `/openapi.json`.
 
@@ -77,9 +76,9 @@ def make_app(
     return app
 
 
-def make_health_app(handlers: Handlers, limits: Limits | None = None) -> web.Application:
+def make_health_app(handlers: Handlers, routes: Routes, limits: Limits | None = None) -> web.Application:
     """What probes ask, alone: for a port of its own, where probes cannot do what clients must."""
-    limits, probes = limits or Limits(), ROUTES.probes
+    limits, probes = limits or Limits(), routes.probes
     middlewares = [problems, limited(limits, UnderWay(limits), probes)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app.on_response_prepare.append(_complete)

@@ -27,7 +27,6 @@ from balance_service.http.queries import CUSTOMER
 from balance_service.http.queries import PATH as BALANCE_PATH
 from balance_service.http.server.limits import headers_fit
 from balance_service.http.server.problems import Problem, unexpected
-from balance_service.model import catalogue
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.model.routes import Collection, Routes
 
@@ -102,11 +101,20 @@ class OneKey:
 class PlainQueries:
     """Answers plain queries, as they go over the wire."""
 
-    def __init__(self, handlers: HasModels, trust: PeerTrust, under_way: UnderWay, access: Access) -> None:
+    def __init__(
+        self,
+        handlers: HasModels,
+        trust: PeerTrust,
+        under_way: UnderWay,
+        access: Access,
+        models: Iterable[ReadModel],
+    ) -> None:
         """Args:
         under_way: bounds the queries that wait for a peer.
         access: the checks that clients have to pass.
+        models: of which it answers, where they are hosted.
         """
+        self._asked = {asked.before_key: asked for asked in (_BALANCE, *asked_of(models))}
         self._handlers = handlers
         self._trust = trust
         self._access = access
@@ -121,7 +129,7 @@ class PlainQueries:
     ) -> bytes | Coroutine[Any, Any, bytes] | None:
         """The answer to a plain query, or what will have it with the help of peers; None if aiohttp is to answer."""
         before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
-        asked, models = _ASKED.get(before), self._handlers.models
+        asked, models = self._asked.get(before), self._handlers.models
         if asked is None or models is None or not _is_plain(request):
             return None
         key, answers = asked.key_of(text), models.hosted.get(asked.model)
@@ -213,6 +221,3 @@ def asked_of(models: Iterable[ReadModel]) -> Iterator[OneKey]:
 
 
 _BALANCE = OneKey(model="balance", noun=CUSTOMER, path=BALANCE_PATH, parameter=CUSTOMER_ID.name)
-_MODELS = [catalogue.read_model(name) for name in catalogue.names()]
-_ASKED = {asked.before_key: asked for asked in (_BALANCE, *asked_of(_MODELS))}
-"""By what stands before the key."""

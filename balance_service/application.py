@@ -1,4 +1,4 @@
-"""One instance: the composition root, and its life from start to stop.
+"""An instance of an application: the one place where it is put together, and its life from start to stop.
 
 The event loop's thread runs HTTP; the engine starts and stops on a helper thread and has threads of its own.
 """
@@ -10,7 +10,9 @@ import contextlib
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
@@ -23,19 +25,20 @@ from balance_service.http.commands import Commands
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.wiring import Front
-from balance_service.model.catalogue import hosted_stages
+from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
 from balance_service.process.thread_failures import noting_failures
 from balance_service.settings.address import address_of
+from balance_service.state.store.directory import StateDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.http.peers.proxy import Proxy
+    from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
-    from balance_service.state.store.directory import StateDirectory
 
 log = structlog.get_logger(__name__)
 
@@ -43,11 +46,26 @@ STOP_SECONDS = 9.0
 _STOP_TRACING_SECONDS = 1.0
 
 
-class Instance:
-    """One running process of the service."""
+class Application:
+    """One instance: `await Application(settings, models).serve()`, or `async with` in a program of one's own.
 
-    def __init__(self, settings: Settings, state_directory: StateDirectory) -> None:
-        """Take the port.
+    A process has one at a time, for Spark has one JVM in it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Sequence[ReadModel | type[ReadModel]],
+        *,
+        known: Sequence[ReadModel] = (),
+        state_directory: StateDirectory | None = None,
+    ) -> None:
+        """Take the port and the state directory.
+
+        Args:
+            models: that it hosts.
+            known: others that peers may host, so that it answers for them by asking there.
+            state_directory: closed in the end; by default the one that the settings name.
 
         Raises:
             ConfigurationError: the port is in use, nobody can reach the advertised address, or a file that HTTP's
@@ -55,8 +73,10 @@ class Instance:
         """
         _check_resolves(settings.application_server)
         self._settings = settings
-        self._state_directory = state_directory
-        self._stages = hosted_stages(settings)
+        hosted = [model() if isinstance(model, type) else model for model in models]
+        self._models = hosted
+        self._known = [*hosted, *(other for other in known if other.name not in {model.name for model in hosted})]
+        self._stages = [*hosted_stages(hosted, settings), *stages_of_retries(self._known, settings)]
         self._metrics = Metrics()
         self._metrics.registry.register(InstanceCollector(self, settings))
         self._tracer, self._stop_tracing = start_tracing(settings)
@@ -64,25 +84,57 @@ class Instance:
         self._gave_up = threading.Event()
         self._waits_for = ""
         self._handlers = Handlers(Operations(self))
-        self._front = Front(settings, self._handlers, tracer=self._tracer, on_refused=self._metrics.refused.inc)
+        self._front = Front(
+            settings, self._handlers, self._known, tracer=self._tracer, on_refused=self._metrics.refused.inc
+        )
+        self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
+        self._started = asyncio.Event()
         self._running: Running | None = None
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then stop within ten seconds.
+    @property
+    def port(self) -> int:
+        """Where HTTP is answered."""
+        return self._front.port
+
+    async def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT, then stop within ten seconds; the process ends then, whatever hangs.
 
         Raises:
             ConfigurationError: broker, registry or state directory are not usable as configured.
             FatalError: a thread failed, so that the instance could not go on.
         """
         loop = asyncio.get_running_loop()
-        with noting_failures(lambda: loop.call_soon_threadsafe(self._stopping.set)) as failures:
-            await self._run(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._live(partial(exit_at_the_latest_in, STOP_SECONDS))
+
+    def stop(self) -> None:
+        """Begin to stop; returns at once."""
+        self._stopping.set()
+
+    async def __aenter__(self) -> Self:
+        """Start, and wait until the instance folds and answers. Raises as `serve`."""
+        self._life = asyncio.create_task(self._live(lambda: None))
+        started = asyncio.create_task(self._started.wait())
+        await asyncio.wait({self._life, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self._life.done():
+            started.cancel()
+            await self._life
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop. Raises FatalError: a thread failed meanwhile."""
+        self.stop()
+        await self._life
+
+    async def _live(self, on_stopping: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        with closing(self._state_directory), noting_failures(lambda: loop.call_soon_threadsafe(self.stop)) as failures:
+            await self._run(loop, on_stopping)
         if failures:
             raise FatalError(f"the instance could not go on: {failures[0]}")
 
-    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+    async def _run(self, loop: asyncio.AbstractEventLoop, on_stopping: Callable[[], None]) -> None:
         proxy = await self._front.open()
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, loop))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -94,7 +146,7 @@ class Instance:
         finally:
             log.info("stopping")
             self._gave_up.set()
-            exit_at_the_latest_in(STOP_SECONDS)
+            on_stopping()
             await self._stop(starting)
             # What is still being answered may be waiting for a peer.
             await self._front.close()
@@ -147,6 +199,7 @@ class Instance:
             settings,
             self._state_directory,
             self._stages,
+            self._models,
             self._metrics,
             patience,
             on_change=self._task_changed,
@@ -163,10 +216,11 @@ class Instance:
     def _open_for_queries(self, running: Running, proxy: Proxy) -> None:
         self._running = running
         settings = self._settings
-        answering = Answering(running, proxy, self._metrics, settings)
+        answering = Answering(running, proxy, self._metrics, settings, self._known)
         self._handlers.models = answering.queries()
         self._handlers.dead_letters = answering.dead_letters()
         self._handlers.commands = Commands(running.publisher, self._metrics)
+        self._started.set()
         log.info("started", application_server=settings.application_server, models=list(running.engine.models))
 
     def _wait(self, reason: str) -> None:
