@@ -13,8 +13,7 @@ import pyarrow as pa
 from balance_service.avro.codec import parsed
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.events.decode import NOTE
-from balance_service.events.updates import IGNORED
+from balance_service.events.notes import IGNORED, NOTE
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType

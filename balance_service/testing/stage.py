@@ -12,7 +12,6 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.events.combine import PartitionRows
-from balance_service.events.redrive import redriven
 from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.emission import Emission
 from balance_service.state.fold import Folding
@@ -101,6 +100,9 @@ class DrivenStage:
 
     def due(self) -> TaskBatch | None:
         """The dead letters that are to be tried again now, or forgotten; None if there are none."""
+        # Brings Spark along, which most tests of a model do without.
+        from balance_service.events.redrive import redriven
+
         due = self._work.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None
