@@ -68,6 +68,29 @@ def file_of(model: type) -> Path | None:
     return None if found is None else Path(found)
 
 
+def raised_at(error: BaseException) -> str | None:
+    """`file:line` of the innermost of the user's code that an error came through; None if it came through none."""
+    frames = _frames(error)
+    return f"{(frame := _innermost(frames)).filename}:{frame.lineno}" if frames else None
+
+
+def files_beside(name: str) -> list[Path]:
+    """What a model of that name is made of, so far as it lies beside its module: Python files and schemas.
+
+    Nothing is imported. The list is empty for a shipped model, and for one that is not found.
+    """
+    if _PLAIN.fullmatch(name) and "." not in name:
+        return []
+    module = name.partition(":")[0].replace(".", "/")
+    for root in (Path.cwd(), *map(Path, sys.path)):
+        path = root / module
+        folder = path if path.is_dir() else path.parent
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            schemas = (file for at in (folder, folder.parent) for file in (at / "schemas").glob("*.avsc"))
+            return sorted({*folder.glob("*.py"), *schemas})
+    return []
+
+
 class _Loader:
     def __init__(self, shipped: Mapping[str, type[ReadModel]], setting: str) -> None:
         self._shipped = shipped
@@ -110,9 +133,10 @@ class _Loader:
             if models := [*_models_of(module)]:
                 return models
             raise self._error(
-                part, f"defines no read model ({_file(module)}): no class there is a subclass of ReadModel; add one, "
-                "or name the module that has it"
-            )  # fmt: skip
+                part,
+                f"defines no read model ({_file(module)}): no class there is a subclass of ReadModel; add one, or name "
+                "the module that has it",
+            )
         found = getattr(module, wanted, None)
         if found is None:
             there = ", ".join(model.__name__ for model in _models_of(module))
@@ -121,28 +145,28 @@ class _Loader:
         if not (isinstance(found, type) and issubclass(found, ReadModel)) or found is ReadModel:
             what = f"the class {wanted}" if isinstance(found, type) else f"{wanted}, of type {type(found).__name__},"
             raise self._error(
-                part, f"names {what} which is no read model ({_file(module)}); make it a subclass of ReadModel, or "
-                "name another"
-            )  # fmt: skip
+                part,
+                f"names {what} which is no read model ({_file(module)}); make it a subclass of ReadModel, or name "
+                "another",
+            )
         return [found]
 
     def _imported(self, part: str, name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not (frames := _frames(error)):
+            if not _frames(error):
                 raise self._error(part, _not_found(name)) from error
-            at = _position(_innermost(frames))
             raise self._error(
-                part, f"cannot be imported: {at} imports {error.name}, which is not installed here; install it, or "
-                "correct the import"
-            ) from error  # fmt: skip
+                part,
+                f"cannot be imported: {raised_at(error)} imports {error.name}, which is not installed here; install "
+                "it, or correct the import",
+            ) from error
         except SyntaxError as error:
             at = f"{error.filename}:{error.lineno}"
             raise self._error(part, f"cannot be imported: {at}: {error.msg}; correct the file") from error
         except (Exception, SystemExit) as error:
-            frames = _frames(error)
-            at = _position(_innermost(frames)) if frames else name
+            at = raised_at(error) or name
             if isinstance(error, ConfigurationError):
                 raise self._error(part, f"{at}: {error}") from error
             text = next(iter(str(error).splitlines()), "")
@@ -220,10 +244,6 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSumma
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     # The user's code may be installed too.
     return (own or [frame for frame in frames if frame.filename == frames[0].filename])[-1]
-
-
-def _position(frame: traceback.FrameSummary) -> str:
-    return f"{frame.filename}:{frame.lineno}"
 
 
 def _file(module: ModuleType) -> str:
