@@ -244,10 +244,9 @@ def _print_emitted(console: Console, tried: _Tried, limit: int) -> None:
     for output in tried.model.outputs:
         records = tried.driver.emitted(output.topic)
         console.print(f"emitted to {output.topic}: {_counted(len(records), 'record')}")
-        _print_table(
-            console,
-            [{name: _cell(value, exact_json) for name, value in (record or {}).items()} for record in records[:limit]],
-        )
+        # A record without a value deletes its key.
+        shown = [{"value": None} if record is None else record for record in records[:limit]]
+        _print_table(console, [{name: _cell(value, exact_json) for name, value in row.items()} for row in shown])
         _print_more(console, len(records), limit)
 
 
@@ -273,13 +272,12 @@ def _print_table(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
     from rich.table import Table
 
     columns = dict.fromkeys(name for row in rows for name in row)
-    if not columns:
-        console.print()
-        return
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(row.get(name, "") for name in columns))
-    console.print(table)
+    if columns:
+        table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for row in rows:
+            table.add_row(*(row.get(name, "") for name in columns))
+        console.print(table)
+    console.print()
 
 
 def _print_more(console: Console, count: int, limit: int) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from balance_service.cli import try_model
 from balance_service.cli.main import cli, main
+from balance_service.errors import InvalidInputError
 from balance_service.process.resources import resource
 
 if TYPE_CHECKING:
@@ -190,11 +191,29 @@ def test_a_model_of_the_users_own_that_fails_is_told_with_line_and_place(
     )
 
 
-def test_a_module_of_several_models_asks_for_one() -> None:
-    done = tried("balance_service.read_models.shipped", "--events", __file__)
+def test_a_module_of_several_models_asks_for_one(events: Path, tmp_path: Path) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    again = OWN.replace("Counting", "Again").replace('"counting"', '"again"')
+    (package / "counting.py").write_text(f"{OWN}\n\n{again}")
 
-    assert done.exit_code != 0
-    assert "defines no read model" in str(done.exception)
+    refused = in_child("shop.counting", "--events", events, cwd=tmp_path)
+
+    assert "shop.counting has 2 read models; name one: shop.counting:Counting, shop.counting:Again" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "reads several records; choose one by --record: Scored, Ended"),
+        (("--record", "Other"), "reads no record Other; it reads Scored, Ended"),
+    ],
+)
+def test_a_record_is_chosen_where_the_model_reads_several(events: Path, given: tuple[str, ...], why: str) -> None:
+    done = tried("tests.support.models:Summary", "--events", events, *given)
+
+    assert isinstance(done.exception, InvalidInputError)
+    assert why in str(done.exception)
 
 
 @pytest.fixture
