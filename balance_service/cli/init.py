@@ -14,7 +14,7 @@ from balance_service.errors import ConfigurationError
 
 TEMPLATES = Path(__file__).parents[1] / "devtools" / "project"
 _PACKAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
-# The folders of a project have these names, or would hide the library.
+# Names of the project's own folders, and modules that the package would hide.
 _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_names, *keyword.kwlist})
 
 FILES = {
@@ -30,7 +30,7 @@ FILES = {
     ".dockerignore": "dockerignore",
     ".gitignore": "gitignore",
 }
-"""The files of a project, each with the template that it is written from."""
+"""The files of a project and their templates."""
 
 
 @click.command()
@@ -38,7 +38,7 @@ FILES = {
 def init(folder: Path) -> None:
     """Write a project with a read model, its schema, sample events and a test into DIR.
 
-    The project's package has the name of the folder. A file that is there already is never written over.
+    The project's package has the name of the folder. Existing files are never overwritten.
     """
     for path in write_project(folder):
         click.echo(f"wrote {folder / path.relative_to(folder.resolve())}")
@@ -50,23 +50,23 @@ def init(folder: Path) -> None:
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write a project; its package has the name of the folder. Returns the files.
+    """Write a project whose package has the name of the folder; return its files.
 
     Raises:
-        ConfigurationError: the name is none of a package, or a file is there already; then nothing is written. Or the
-            folder cannot be written to.
+        ConfigurationError: the name is not a valid package name, or a file already exists; nothing is written then. Or
+            the folder is not writable.
     """
     folder = folder.resolve()
     package = folder.name
     if not _PACKAGE_NAME.fullmatch(package) or package in _TAKEN:
         raise ConfigurationError(
-            f"'{package}' cannot be the name of the project's package; name a folder of lower-case letters, digits and "
-            "underscores that begins with a letter, and is no module of Python or of the project itself"
+            f"'{package}' is not a valid name for the project's package; choose a folder name of lower-case letters, "
+            "digits and underscores that begins with a letter and is not a module of Python, `tests` or `samples`"
         )
     texts = {folder / _filled(file, package): _template(name, package) for file, name in FILES.items()}
     if there := sorted({found for path in texts if (found := _in_the_way(path, folder))}):
         names = ", ".join(str(path.relative_to(folder)) for path in there)
-        raise ConfigurationError(f"nothing is written, for {folder} has {names} already; name another folder")
+        raise ConfigurationError(f"{folder} already contains {names}, and nothing was written; choose another folder")
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +74,13 @@ def write_project(folder: Path) -> list[Path]:
                 file.write(text)
     except OSError as error:
         raise ConfigurationError(
-            f"{error.filename} cannot be written ({error.strerror}); remove what is written in {folder}, and try again"
+            f"cannot write {error.filename} ({error.strerror}); remove the files written to {folder}, and try again"
         ) from error
     return [*texts]
 
 
 def _in_the_way(path: Path, folder: Path) -> Path | None:
-    """What is where a file is to be, or a folder of it."""
+    """The file or folder that prevents writing a file; None if there is none."""
     if path.exists() or path.is_symlink():
         return path
     above = [parent for parent in path.parents if parent == folder or folder in parent.parents]

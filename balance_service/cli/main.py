@@ -42,11 +42,11 @@ _ELSEWHERE = {
     "topics": "topics:topics",
     "try": "try_model:try_model",
 }
-"""Commands in modules of their own, by name: `module:command`."""
+"""Commands by name, as `module:command` of this package."""
 
 
 class _Commands(click.Group):
-    """Imports a command's module when it is asked for: together they take longer than `try` does."""
+    """Imports a command's module on first use: importing all of them takes longer than `try` runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
@@ -60,7 +60,7 @@ class _Commands(click.Group):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings, imported only by commands that have any."""
+    """Load the settings; only commands that use settings import them."""
     from balance_service.settings import load_settings as load
 
     return load(**overrides)

@@ -1,4 +1,4 @@
-"""The command `balance-service try`: what a read model makes of a file of events, without broker and without JVM."""
+"""The command `balance-service try`: folds a file of events by a read model, without a broker and without a JVM."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _WIDE = 10_000
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A record a line, `[key S] JSON`, as `produce` takes them.",
+    help="One record per line, `[key S] JSON`, as for `produce`.",
 )
 @click.option(
     "--key-separator",
     metavar="S",
-    help=f"What ends a line's key; '{_USUAL_SEPARATOR}' unless given, on lines that do not begin with '{{'.",
+    help=f"Ends a line's key. Default: '{_USUAL_SEPARATOR}', on lines that do not begin with '{{'.",
 )
 @click.option("--record", metavar="NAME", help="The lines' record, where the model reads several.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many rows of each table.")
@@ -55,8 +55,8 @@ def try_model(
     """Fold a file of events by MODEL and print the states, what is emitted, and dead letters.
 
     MODEL is named as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Fold, commit and
-    store are the service's own; neither a broker nor a JVM is needed. Without a key on its line, a record has the key
-    that its event says. Exit codes: 1 if the model's own code fails, 2 if a line is no record.
+    store are the service's own; neither a broker nor a JVM is needed. A line without a key takes it
+    from the event. Exit codes: 1 if the model's own code fails, 2 if a line is not a record.
     """
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty; leave it out where lines have no key")
@@ -80,10 +80,10 @@ def _model(name: str) -> ReadModel:
 
 
 def _run(model: ReadModel, file: Path, separator: str | None, record: str | None, limit: int) -> bool:
-    """Fold and print; whether the model's own code did not fail."""
+    """Fold and print; return whether the model's own code succeeded."""
     from rich.console import Console
 
-    # A pipe has no width, and lines that are cut or wrapped are of no use to the program behind it.
+    # A pipe has no width; a program that reads it needs whole lines.
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, emoji=False, markup=False)
     lines = [*_lines(model, file, separator, record)]
     tried = _Tried.of(model, [line.event for line in lines])
@@ -95,7 +95,8 @@ def _run(model: ReadModel, file: Path, separator: str | None, record: str | None
         if tried.failure is not None:
             at = lines[tried.taken]
             click.echo(
-                f"error: {file}, line {at.number}: {tried.failure}; nothing from that line on is applied", err=True
+                f"error: {file}, line {at.number}: {tried.failure}; this line and those after it are not applied",
+                err=True,
             )
     finally:
         tried.driver.close()
@@ -112,7 +113,7 @@ def _lines(model: ReadModel, file: Path, separator: str | None, record: str | No
     """The events of a file.
 
     Raises:
-        InvalidInputError: a line is none; the message names the file and the line.
+        InvalidInputError: a line is not a record; the message names the file and the line.
     """
     from balance_service.testing.rows import driven_legs
 
@@ -157,12 +158,12 @@ def _event(model: ReadModel, schema: Schema, line: bytes, separator: str | None,
 
 @dataclass(slots=True)
 class _Tried:
-    """What became of the events of a file."""
+    """The result of folding a file's events."""
 
     driver: Driver
     model: ReadModel
     taken: int = 0
-    """How many events were taken: all, unless the model's own code has failed at the next."""
+    """How many events were committed: all, unless the model's own code failed at the next one."""
     applied: int = 0
     duplicates: int = 0
     failure: str | None = None
@@ -177,7 +178,7 @@ class _Tried:
         try:
             tried._take(events, _BATCH_EVENTS)
         except TaskHaltedError:
-            # Nothing of its batch is applied: one by one shows which event it is.
+            # The whole batch was rolled back; commits of one event each find the one that fails.
             tried.driver.close()
             whole = tried.taken
             tried = cls(Driver(model), model)
@@ -198,7 +199,7 @@ class _Tried:
 
     @property
     def summary(self) -> str:
-        """How many events there were, and what became of them."""
+        """Counts of events by outcome."""
         refused = len(self.driver.dead_letters())
         counts = {
             "applied": self.applied,
@@ -211,7 +212,7 @@ class _Tried:
 
 
 def _failure(error: Exception) -> str:
-    """What the model's own code has raised, and where."""
+    """The exception of the model's own code, and its place."""
     from balance_service.model.loading import raised_at
 
     cause = error.__cause__ or error
@@ -256,7 +257,7 @@ def _print_dead_letters(console: Console, tried: _Tried, lines: Sequence[_Line],
     letters = tried.driver.dead_letters()
     if not letters:
         return
-    # A stage passes an event on under another key, with the same fields.
+    # A re-keyed event is a new object with the same fields.
     numbers = {id(line.event.fields): line.number for line in lines}
     console.print(f"dead letters: {len(letters):,}")
     rows = [
@@ -286,7 +287,7 @@ def _print_more(console: Console, count: int, limit: int) -> None:
 
 
 def _cell(value: Any, as_json: Callable[[Any], str]) -> str:
-    """A value as JSON, but for the quotation marks of texts, times and such."""
+    """A value as JSON, without the quotation marks of strings and times."""
     return value if isinstance(value, str) else as_json(value).strip('"')
 
 
@@ -295,12 +296,12 @@ def _counted(count: int, what: str) -> str:
 
 
 def _watch(model: str, file: Path) -> None:
-    """Run this command again, each time in a new process that imports the model anew, until Ctrl-C."""
+    """Run this command at each save until Ctrl-C, in a new process each time, which imports the changed code."""
     command = [sys.executable, "-m", "balance_service", *(given for given in sys.argv[1:] if given != "--watch")]
     try:
         while True:
             seen = _saved(model, file)
-            # In a group of its own: Ctrl-C is for this process alone, which then ends that one.
+            # In its own process group, so that Ctrl-C reaches only this process, which ends the child.
             with subprocess.Popen(command, process_group=0) as child:
                 try:
                     child.wait()
@@ -315,7 +316,7 @@ def _watch(model: str, file: Path) -> None:
 
 
 def _saved(model: str, file: Path) -> dict[Path, tuple[int, int]]:
-    """When each file that a run depends on was saved, and how long it is."""
+    """Modification time and size of each file that a run depends on."""
     from balance_service.model.loading import files_beside
 
     found = {}

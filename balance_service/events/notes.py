@@ -1,15 +1,15 @@
-"""What the decoder notes of a record, for those who read its rows; apart, for they need no Spark.
+"""Names in the decoder's rows; in a module without Spark, because the test driver reads them too.
 
-A record's `cause` is null for an update to fold; anything but these two is why it is a dead letter.
+A record's `cause` is null if it is an update to fold. Any cause except these two makes it a dead letter.
 """
 
 from __future__ import annotations
 
 NOTE = "note"
-"""The column of a record's note."""
+"""The column with a record's note."""
 
 IGNORED = "ignored"
-"""The cause of a record of another type, or of one that a condition leaves out."""
+"""The cause of a record that has another type or does not meet a condition."""
 
 UNRESOLVED = "unresolved"
-"""The cause of a record whose schema is not known here yet."""
+"""The cause of a record whose schema is not known yet."""

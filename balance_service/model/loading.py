@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SETTING = "BALANCE_MODELS"
 ENTRY_POINTS = "balance_service.read_models"
-"""The group of entry points in which a package declares its read models."""
+"""The entry point group for read models of installed packages."""
 
 _PART = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*)?")
 _PLAIN = re.compile(r"[\w-]+")
@@ -40,7 +40,7 @@ def load_models(
 
     Args:
         shipped: the models that ship with the service, by name.
-        setting: what the user has written the names into, for messages.
+        setting: the setting or argument that holds the names, for messages.
 
     Raises:
         ConfigurationError: a name cannot be loaded, or two models have one name; the message says which, and the
@@ -75,7 +75,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def files_beside(name: str) -> list[Path]:
-    """What a model of that name is made of, so far as it lies beside its module: Python files and schemas.
+    """The Python files in the folder of a model's module, and the schemas there and one folder above.
 
     Nothing is imported. The list is empty for a shipped model, and for one that is not found.
     """
@@ -104,7 +104,7 @@ class _Loader:
         if _PLAIN.fullmatch(part):
             return self._installed(part)
         raise self._error(
-            part, "is no name of a read model; write `package.module:Class`, with dots and without the file's `.py`"
+            part, "is not the name of a read model; write `package.module:Class`, with dots and without `.py`"
         )
 
     def _installed(self, name: str) -> list[type[ReadModel]]:
@@ -115,15 +115,16 @@ class _Loader:
         values = sorted({point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name})
         if len(values) > 1:
             raise self._error(
-                name, f"is declared by two installed packages, as {' and as '.join(values)}; name one of these instead"
+                name,
+                f"is an entry point of two installed packages, for {' and for '.join(values)}; name one of these "
+                "instead",
             )
         if values:
             return self._defined(name, values[0].replace(" ", ""))
-        installed = f", installed packages declare {', '.join(sorted(found))}" if found else ""
-        hint = f"name a model of your own as `{_class_hint(name)}`"
-        raise self._error(
-            name, f"is not known; the shipped models are {', '.join(sorted(self._shipped))}{installed}; {hint}"
+        known = (
+            f"shipped models: {', '.join(sorted(self._shipped))}; entry points: {', '.join(sorted(found)) or 'none'}"
         )
+        raise self._error(name, f"is unknown ({known}); write the name of a model of your own as `{_class_hint(name)}`")
 
     def _defined(self, part: str, place: str) -> list[type[ReadModel]]:
         """Those at a place, `package.module` or `package.module:Class`."""
@@ -134,20 +135,19 @@ class _Loader:
                 return models
             raise self._error(
                 part,
-                f"defines no read model ({_file(module)}): no class there is a subclass of ReadModel; add one, or name "
-                "the module that has it",
+                f"defines no read model: {_file(module)} has no subclass of ReadModel; add one, or name the module "
+                "that has it",
             )
         found = getattr(module, wanted, None)
         if found is None:
             there = ", ".join(model.__name__ for model in _models_of(module))
-            remedy = f"the read models there are {there}" if there else "it defines no read model"
-            raise self._error(part, f"has no class {wanted} ({_file(module)}); {remedy}")
+            remedy = f"it defines {there}" if there else "it defines no read model"
+            raise self._error(part, f"is not found: {_file(module)} has no class {wanted}; {remedy}")
         if not (isinstance(found, type) and issubclass(found, ReadModel)) or found is ReadModel:
-            what = f"the class {wanted}" if isinstance(found, type) else f"{wanted}, of type {type(found).__name__},"
+            what = wanted if isinstance(found, type) else f"{wanted}, of type {type(found).__name__},"
             raise self._error(
                 part,
-                f"names {what} which is no read model ({_file(module)}); make it a subclass of ReadModel, or name "
-                "another",
+                f"is not a read model: {what} in {_file(module)} is not a subclass of ReadModel; name another class",
             )
         return [found]
 
@@ -159,8 +159,8 @@ class _Loader:
                 raise self._error(part, _not_found(name)) from error
             raise self._error(
                 part,
-                f"cannot be imported: {raised_at(error)} imports {error.name}, which is not installed here; install "
-                "it, or correct the import",
+                f"cannot be imported: {raised_at(error)} imports {error.name}, which is not installed; install it, "
+                "or correct the import",
             ) from error
         except SyntaxError as error:
             at = f"{error.filename}:{error.lineno}"
@@ -179,7 +179,10 @@ class _Loader:
 
 @contextmanager
 def _working_directory_first() -> Iterator[None]:
-    """As `python -m` has it, but only meanwhile: no file there shall hide a module that is imported later."""
+    """Puts the working directory at the front of `sys.path`, as `python -m` does; removes it afterwards.
+
+    A file there must not hide a module that the service imports later.
+    """
     here = str(Path.cwd())
     importlib.invalidate_caches()
     sys.path.insert(0, here)
@@ -200,7 +203,7 @@ def _models_of(module: ModuleType) -> Iterator[type[ReadModel]]:
 
 
 def _not_found(name: str) -> str:
-    """Why a module is not found, and which there are in the innermost package that is."""
+    """Why a module is not found; lists the modules of the innermost package that exists."""
     parent, _, _ = name.rpartition(".")
     while parent:
         known: Any = sys.modules.get(parent)
@@ -214,13 +217,13 @@ def _not_found(name: str) -> str:
         parent, _, _ = parent.rpartition(".")
     top = name.partition(".")[0]
     return (
-        f"is not found: there is no module {top} in {Path.cwd()} or on sys.path; start in the folder that has it, or "
-        "install its package"
+        f"is not found: there is no module {top} in {Path.cwd()} or on sys.path; change to the folder that "
+        "contains it, or install its package"
     )
 
 
 def _class_hint(name: str) -> str:
-    """How a class in a module of that name would be written, if there is such a module."""
+    """How to name a class: in the module of that name, if there is one."""
     try:
         is_module = name.isidentifier() and find_spec(name) is not None
     except ValueError:
@@ -229,7 +232,7 @@ def _class_hint(name: str) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where an error was raised, without our own way to there and Python's machinery of imports."""
+    """The frames of an error's traceback, except those of this file and of Python's import system."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if frame.filename != __file__ and not _is_machinery(frame.filename)]
 
@@ -239,7 +242,7 @@ def _is_machinery(file: str) -> bool:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """The innermost frame in the user's code: what is wrong is seldom in a library that it calls."""
+    """The innermost frame in the user's code; an error that surfaces in a library usually starts there."""
     libraries = (_PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     # The user's code may be installed too.

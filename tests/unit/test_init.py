@@ -1,4 +1,4 @@
-"""`balance-service init`: a project that works, and that never takes the place of somebody's files."""
+"""`balance-service init`: a project that works, and never over a file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
     else:
         path.write_text("mine")
 
-    with pytest.raises(ConfigurationError, match=re.escape(f"has {path.relative_to(folder)} already")):
+    with pytest.raises(ConfigurationError, match=re.escape(f"already contains {path.relative_to(folder)}")):
         write_project(folder)
 
     assert [found for found in folder.rglob("*") if not found.is_dir()] == [path]
@@ -78,7 +78,7 @@ def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
 
 @pytest.mark.parametrize("name", ["Shop", "web-shop", "2shop", "class", "json", "tests", "balance_service", "läden"])
 def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' cannot be the name of the project's package"):
+    with pytest.raises(ConfigurationError, match=f"'{name}' is not a valid name for the project's package"):
         write_project(tmp_path / name)
 
     assert not (tmp_path / name).exists()

@@ -1,4 +1,4 @@
-"""Loading what BALANCE_MODELS names: shipped models, those of installed packages, and a user's own modules."""
+"""Loads the models that BALANCE_MODELS names: shipped ones, entry points, and a user's own modules."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_an_entry_point_is_loaded_by_its_name(folder: Path, monkeypatch: pytest.
     assert loaded("all-of-it") == ["shop.orders:Orders", "shop.orders:Returns"]
 
 
-def test_an_entry_point_that_two_packages_declare_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_of_two_packages_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(folder, monkeypatch, "shop", "orders = shop.orders:Orders")
     declare(folder, monkeypatch, "store", "orders = store.orders:Orders")
 
     assert refused("orders") == (
-        "BALANCE_MODELS: 'orders' is declared by two installed packages, as shop.orders:Orders and as "
+        "BALANCE_MODELS: 'orders' is an entry point of two installed packages, for shop.orders:Orders and for "
         "store.orders:Orders; name one of these instead"
     )
 
@@ -157,37 +157,37 @@ def declare(folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, *points
     monkeypatch.syspath_prepend(folder / "site")
 
 
-def test_an_unknown_name_is_told_with_those_that_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_for_an_unknown_name_lists_the_known_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(folder, monkeypatch, "shop", "orders = shop.orders:Orders")
 
     assert refused("balances") == (
-        "BALANCE_MODELS: 'balances' is not known; the shipped models are activity, balance, installed packages declare "
-        "orders; name a model of your own as `package.module:Class`"
+        "BALANCE_MODELS: 'balances' is unknown (shipped models: activity, balance; entry points: orders); write the "
+        "name of a model of your own as `package.module:Class`"
     )
 
 
-def test_an_unknown_name_that_is_a_module_is_told_how_to_name_its_class(folder: Path) -> None:
+def test_the_message_for_the_name_of_a_module_says_how_to_name_its_class(folder: Path) -> None:
     write(folder, {"orders.py": model()})
 
-    assert refused("orders").endswith("name a model of your own as `orders:Class`")
+    assert refused("orders").endswith("write the name of a model of your own as `orders:Class`")
 
 
 @pytest.mark.parametrize("name", ["shop/orders.py", "shop.orders:", "shop..orders", "shop.orders:Orders()", ""])
-def test_a_name_of_another_form_is_told_the_right_one(name: str) -> None:
+def test_the_message_for_a_malformed_name_shows_the_right_form(name: str) -> None:
     assert refused(name) == (
-        f"BALANCE_MODELS: '{name}' is no name of a read model; write `package.module:Class`, with dots and without the "
-        "file's `.py`"
+        f"BALANCE_MODELS: '{name}' is not the name of a read model; write `package.module:Class`, with dots and "
+        "without `.py`"
     )
 
 
-def test_a_package_that_is_missing_is_told_with_where_it_was_looked_for(folder: Path) -> None:
+def test_the_message_for_a_missing_package_names_the_folder_searched(folder: Path) -> None:
     assert refused("shop.orders") == (
-        f"BALANCE_MODELS: 'shop.orders' is not found: there is no module shop in {folder} or on sys.path; start in the "
-        "folder that has it, or install its package"
+        f"BALANCE_MODELS: 'shop.orders' is not found: there is no module shop in {folder} or on sys.path; change to "
+        "the folder that contains it, or install its package"
     )
 
 
-def test_a_module_that_is_missing_in_its_package_is_told_with_those_that_there_are(folder: Path) -> None:
+def test_the_message_for_a_missing_module_lists_those_of_its_package(folder: Path) -> None:
     write(folder, {"shop/__init__.py": "", "shop/orders.py": model(), "shop/returns.py": ""})
 
     found = refused("shop.order:Orders")
@@ -198,7 +198,7 @@ def test_a_module_that_is_missing_in_its_package_is_told_with_those_that_there_a
     )
 
 
-def test_a_class_after_a_dot_is_told_its_colon(folder: Path) -> None:
+def test_the_message_for_a_class_after_a_dot_shows_the_colon(folder: Path) -> None:
     write(folder, {"orders.py": model()})
 
     assert refused("orders.Orders") == (
@@ -207,16 +207,16 @@ def test_a_class_after_a_dot_is_told_its_colon(folder: Path) -> None:
     )
 
 
-def test_an_import_that_is_missing_inside_is_told_apart_with_its_place(folder: Path) -> None:
+def test_the_message_for_a_missing_import_inside_a_module_names_its_line(folder: Path) -> None:
     write(folder, {"shop/orders.py": "\nimport shop.pricing\n"})
 
     assert refused("shop.orders") == (
         f"BALANCE_MODELS: 'shop.orders' cannot be imported: {folder / 'shop' / 'orders.py'}:2 imports shop.pricing, "
-        "which is not installed here; install it, or correct the import"
+        "which is not installed; install it, or correct the import"
     )
 
 
-def test_a_module_that_raises_is_told_with_the_innermost_line_of_the_users_code(folder: Path) -> None:
+def test_the_message_for_a_module_that_raises_names_the_innermost_line_of_the_users_code(folder: Path) -> None:
     write(folder, {"shop/orders.py": "import shop.rates\n", "shop/rates.py": "import json\n\njson.loads('{')\n"})
 
     assert refused("shop.orders") == (
@@ -225,13 +225,13 @@ def test_a_module_that_raises_is_told_with_the_innermost_line_of_the_users_code(
     )
 
 
-def test_a_module_that_exits_is_told_too(folder: Path) -> None:
+def test_a_module_that_exits_is_refused(folder: Path) -> None:
     write(folder, {"shop/orders.py": "import sys\nsys.exit()\n"})
 
     assert refused("shop.orders").endswith("orders.py:2 raises SystemExit; correct the file")
 
 
-def test_a_module_that_does_not_parse_is_told_with_its_line(folder: Path) -> None:
+def test_the_message_for_a_syntax_error_names_its_line(folder: Path) -> None:
     write(folder, {"shop/orders.py": "def broken(:\n"})
 
     found = refused("shop.orders")
@@ -239,7 +239,7 @@ def test_a_module_that_does_not_parse_is_told_with_its_line(folder: Path) -> Non
     assert f"cannot be imported: {folder / 'shop' / 'orders.py'}:1: " in found
 
 
-def test_a_declaration_that_cannot_be_is_told_with_the_line_of_its_class(folder: Path) -> None:
+def test_the_message_for_an_invalid_declaration_names_the_line_of_its_class(folder: Path) -> None:
     wrong = model().replace("FundsAdded.amount", "FundsAdded.id")
     write(folder, {"shop/orders.py": wrong})
 
@@ -252,34 +252,34 @@ def test_a_module_without_a_read_model_is_refused(folder: Path) -> None:
     write(folder, {"shop/orders.py": "from balance_service.read_models.balance import Balance\n"})
 
     assert refused("shop.orders") == (
-        f"BALANCE_MODELS: 'shop.orders' defines no read model ({folder / 'shop' / 'orders.py'}): no class there is a "
-        "subclass of ReadModel; add one, or name the module that has it"
+        f"BALANCE_MODELS: 'shop.orders' defines no read model: {folder / 'shop' / 'orders.py'} has no subclass of "
+        "ReadModel; add one, or name the module that has it"
     )
 
 
-def test_a_class_that_is_not_there_is_told_with_those_that_are(folder: Path) -> None:
+def test_the_message_for_a_missing_class_lists_the_models_of_the_module(folder: Path) -> None:
     write(folder, {"shop/orders.py": model("Orders") + model("Returns")})
 
     assert refused("shop.orders:Order") == (
-        f"BALANCE_MODELS: 'shop.orders:Order' has no class Order ({folder / 'shop' / 'orders.py'}); the read models "
-        "there are Orders, Returns"
+        f"BALANCE_MODELS: 'shop.orders:Order' is not found: {folder / 'shop' / 'orders.py'} has no class Order; it "
+        "defines Orders, Returns"
     )
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("Cart", "the class Cart"), ("LIMIT", "LIMIT, of type int,"), ("ReadModel", "the class ReadModel")],
+    [("Cart", "Cart"), ("LIMIT", "LIMIT, of type int,"), ("ReadModel", "ReadModel")],
 )
-def test_what_is_no_read_model_is_refused(folder: Path, name: str, what: str) -> None:
+def test_a_name_of_something_else_than_a_read_model_is_refused(folder: Path, name: str, what: str) -> None:
     write(folder, {"shop/orders.py": f"{model()}class Cart:\n    pass\n\nLIMIT = 3\n"})
 
     assert refused(f"shop.orders:{name}") == (
-        f"BALANCE_MODELS: 'shop.orders:{name}' names {what} which is no read model "
-        f"({folder / 'shop' / 'orders.py'}); make it a subclass of ReadModel, or name another"
+        f"BALANCE_MODELS: 'shop.orders:{name}' is not a read model: {what} in {folder / 'shop' / 'orders.py'} "
+        "is not a subclass of ReadModel; name another class"
     )
 
 
-def test_two_models_of_one_name_are_told_with_both_places(folder: Path) -> None:
+def test_the_message_for_two_models_of_one_name_names_both_places(folder: Path) -> None:
     write(folder, {"shop/orders.py": model("Balance")})
 
     assert refused("balance", "shop.orders") == (
@@ -288,6 +288,6 @@ def test_two_models_of_one_name_are_told_with_both_places(folder: Path) -> None:
     )
 
 
-def test_messages_name_what_the_user_has_written(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"^MODEL: 'nothing' is not known"):
+def test_messages_name_the_setting(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^MODEL: 'nothing' is unknown"):
         load_models(["nothing"], SHIPPED, setting="MODEL")

@@ -155,7 +155,7 @@ def test_tombstones_delete_where_the_topic_takes_them(tmp_path: Path) -> None:
         (funds("ada", "1.005"), "'amount' must be a number or a string of digits, at most 16 before the point"),
     ],
 )
-def test_a_bad_line_is_told_with_file_and_number(
+def test_the_message_for_a_bad_line_names_file_and_number(
     events: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, why: str
 ) -> None:
     with events.open("a") as file:
@@ -171,7 +171,7 @@ def test_a_bad_line_is_told_with_file_and_number(
     assert f"{events}, line 5: {why}" in printed.err
 
 
-def test_a_model_of_the_users_own_that_fails_is_told_with_line_and_place(
+def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(
     events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(try_model, "_BATCH_EVENTS", 2)
@@ -187,7 +187,7 @@ def test_a_model_of_the_users_own_that_fails_is_told_with_line_and_place(
     at = OWN.splitlines().index('            raise KeyError("rates")') + 1
     assert done.stderr == (
         f"error: events.jsonl, line 4: the read model's own code raises KeyError: 'rates' at "
-        f"{tmp_path / 'counting.py'}:{at}; nothing from that line on is applied\n"
+        f"{tmp_path / 'counting.py'}:{at}; this line and those after it are not applied\n"
     )
 
 
