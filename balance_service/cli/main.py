@@ -7,26 +7,21 @@ import json
 import os
 import sys
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from balance_service import __version__
-from balance_service.cli.client import ask, at_url
-from balance_service.cli.dead_letters import dead_letters
-from balance_service.cli.records import produce, tail
-from balance_service.cli.schemas import schemas
-from balance_service.cli.topics import topics
-from balance_service.devtools.progress import progress_bar
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
-from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
     from balance_service.hosting.rebuild import Rebuilt
+    from balance_service.settings import Settings
 
 _FAILED, _CONFIGURATION = 1, 2
 _MAX_PORT = 65_535
@@ -36,7 +31,42 @@ _PORT = click.IntRange(0, _MAX_PORT)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_ELSEWHERE = {
+    "dead-letters": "dead_letters:dead_letters",
+    "get-balance": "asking:get_balance",
+    "init": "init:init",
+    "produce": "records:produce",
+    "schemas": "schemas:schemas",
+    "status": "asking:status",
+    "tail": "records:tail",
+    "topics": "topics:topics",
+    "try": "try_model:try_model",
+}
+"""Commands by name, as `module:command` of this package."""
+
+
+class _Commands(click.Group):
+    """Imports a command's module on first use: importing all of them takes longer than `try` runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = _ELSEWHERE[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"balance_service.cli.{module}"), name)
+        return command
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Load the settings; only commands that use settings import them."""
+    from balance_service.settings import load_settings as load
+
+    return load(**overrides)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Balances folded from a Kafka topic, answered over HTTP by any instance.
@@ -124,13 +154,6 @@ def demo() -> None:
     play()
 
 
-cli.add_command(dead_letters)
-cli.add_command(schemas)
-cli.add_command(topics)
-cli.add_command(produce)
-cli.add_command(tail)
-
-
 @cli.command("add-funds")
 @click.argument("customer")
 @click.argument("amount")
@@ -162,50 +185,6 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
     click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
 
 
-@cli.command("get-balance")
-@click.argument("customer")
-@click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
-@click.option("--max-lag", type=click.IntRange(0), help="Take a standby's answer, at most so many records behind.")
-@at_url
-@as_json
-def get_balance(
-    customer: str, min_position: str | None, max_lag: int | None, url: str | None, *, as_json: bool
-) -> None:
-    """Ask the instance at BALANCE_APPLICATION_SERVER for a balance."""
-    parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
-    parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
-    answer = ask(load_settings(), url, "/api/customers.getBalance", parameters, names=["amount"])
-    if as_json:
-        click.echo(answer.text)
-    else:
-        where = answer.headers.get("Balance-Application-Server", "?")
-        click.echo(f"{json.loads(answer.text, parse_float=str)['amount']}  (from {where})")
-
-
-@cli.command()
-@at_url
-@as_json
-def status(url: str | None, *, as_json: bool) -> None:
-    """Show what the instance at BALANCE_APPLICATION_SERVER knows of all instances."""
-    names = ["applicationServer", "ready", "reasons", "applicationServers"]
-    answer = ask(load_settings(), url, "/api/status", {}, names=names)
-    if as_json:
-        click.echo(answer.text)
-        return
-    known = answer.json()
-    click.echo(f"{known['applicationServer']} is {'ready' if known['ready'] else 'not ready'}")
-    for reason in known["reasons"]:
-        click.echo(f"  {reason}")
-    for server in known["applicationServers"]:
-        marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
-        click.echo(f"  {server['applicationServer']}{marks}")
-        for task in server["tasks"]:
-            click.echo(
-                f"    {task['task']}  {task['role']} {task['state']}  "
-                f"epoch {task['epoch']}  position {task['position']}"
-            )
-
-
 @cli.command()
 @click.option("--events", required=True, type=click.IntRange(1), help="How many events.")
 @click.option("--customers", required=True, type=click.IntRange(1), help="Of how many customers.")
@@ -214,11 +193,12 @@ def load(events: int, customers: int, rate: float | None) -> None:
     """Append many random FundsAdded events."""
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.devtools.load import produce_load
+    from balance_service.devtools.progress import progress_bar
     from balance_service.kafka.clients import producer_config
     from balance_service.kafka.topic_setup import prepare_topics
     from balance_service.kafka.topics import Topics
     from balance_service.model.placing import stages_of
-    from balance_service.read_models import SHIPPED
+    from balance_service.read_models.shipped import SHIPPED
 
     settings = load_settings()
     quiet_logging()
@@ -258,6 +238,7 @@ def rebuild(models: tuple[str, ...]) -> None:
     Only while no instance runs.
     """
     from balance_service.cli.models import hosted_models
+    from balance_service.devtools.progress import progress_bar
     from balance_service.hosting.rebuild import rebuild as run_rebuild
 
     settings = load_settings(**({"models": models} if models else {}))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.errors import ConfigurationError
-from balance_service.read_models import SHIPPED
+from balance_service.hosting.binding import bound
+from balance_service.model.loading import load_models
+from balance_service.read_models.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def hosted_models(settings: Settings) -> list[ReadModel]:
-    """Those that BALANCE_MODELS names. Raises ConfigurationError: there is none of some name."""
-    for name in settings.models:
-        if name not in SHIPPED:
-            raise ConfigurationError(
-                f"BALANCE_MODELS: there is no read model '{name}'; known are {', '.join(sorted(SHIPPED))}"
-            )
-    return [SHIPPED[name]() for name in dict.fromkeys(settings.models)]
+    """Those that BALANCE_MODELS names.
+
+    Raises:
+        ConfigurationError: one cannot be loaded, or cannot be as it is declared.
+        RetriableError: the registry is asked for a schema, and does not answer.
+    """
+    return bound(load_models(settings.models, SHIPPED), settings)
 
 
 def known_models(settings: Settings) -> list[ReadModel]:

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
 from balance_service.events.best import best_of
-from balance_service.events.decode import NOTE, UNRESOLVED
-from balance_service.events.updates import IGNORED
+from balance_service.events.notes import IGNORED, NOTE, UNRESOLVED
 from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.state.records import CombinedUpdates, DeadLetter, KeyedUpdate

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.codec import MAGIC, frame_header
+from balance_service.events.notes import IGNORED, NOTE, UNRESOLVED
 from balance_service.events.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
-from balance_service.events.updates import IGNORED, judged_cause, key_column, update_columns
+from balance_service.events.updates import judged_cause, key_column, update_columns
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from balance_service.state.records import RESERVED_PREFIX
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
-
-UNRESOLVED = "unresolved"
-NOTE = "note"
 
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"

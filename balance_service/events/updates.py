@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.events.notes import IGNORED
 from balance_service.events.shape import all_of, any_of
 from balance_service.model.conditions import LOWER, UPPER
 from balance_service.model.folds import StandardFold, Top
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
-IGNORED = "ignored"
 _TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
 _TEXTS = ("string", "uuid")
 # Of Python's times.
@@ -165,7 +165,7 @@ def _columns_of(stage: Stage) -> dict[str, Any]:
 
 def _entries(read_model: ReadModel, name: str) -> list[str]:
     """The fields of a top's entries."""
-    kept, _ = without_null(fields_of(read_model.state_schema)[name])
+    kept, _ = without_null(read_model.state_fields[name])
     return [*fields_of(kept["items"])]
 
 

@@ -102,7 +102,7 @@ def _decisions(stage: Stage, settings: Settings, around: Surroundings) -> Decisi
     """What is kept of operators' decisions about a stage's dead letters."""
     topic = settings.dead_letter_decisions_topic
     codec = around.codec(topic, load_schema("DeadLetterDecision"))
-    return Decisions(topic=topic, codec=codec, stage=stage.name, source_topic_id=around.topic(stage.source).topic_id)
+    return Decisions(topic=topic, codec=codec, stage=stage.name, source_topic_id=around.topic_id(stage.source))
 
 
 class Engine:
@@ -157,7 +157,8 @@ class Engine:
         self.tables = Tables(until_up(contexts), self.state_directory)
         around = Surroundings(
             registry=self.registry,
-            topic=prepared.__getitem__,
+            partitions=lambda name: prepared[name].partitions,
+            topic_id=lambda name: prepared[name].topic_id,
             config=self.topics.config,
             joined=self._joined,
             largest_bytes=int(str(producer_config(settings)["message.max.bytes"])),

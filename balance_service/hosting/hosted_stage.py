@@ -101,7 +101,7 @@ class HostedStage:
 
     def view(self, frame: bytes) -> Any:
         """What a query answers of a framed state."""
-        return self._folding.read_model.view(self.state(frame))
+        return self._folding.read_model.told(self.state(frame))
 
     def number(self, name: str) -> Callable[[bytes], Any]:
         """Framed state → a field of what a query answers of it that is a number, or null."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
-    from balance_service.kafka.topics import Topic
     from balance_service.model.outputs import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -43,8 +42,10 @@ class Surroundings:
     """What work rests on besides its stage: topics as they are, the registry, the clock."""
 
     registry: SchemaRegistry
-    topic: Callable[[str], Topic]
-    """Each that the stages read and send to, by its name."""
+    partitions: Callable[[str], int]
+    """Of a topic that the stages read or send to."""
+    topic_id: Callable[[str], str]
+    """Of the same."""
     config: Callable[[str], Mapping[str, str]]
     """The configuration of a topic."""
     joined: Callable[[Stage], JoinedTables]
@@ -69,10 +70,10 @@ class Surroundings:
         config = self.config(name)
         return Target(
             topic=name,
-            partitions=self.topic(name).partitions,
+            partitions=self.partitions(name),
             largest_bytes=self.largest_in(config),
             is_compacted=is_compacted(config),
-            sender=sender_of(stage.full_name, self.topic(stage.source).topic_id),
+            sender=sender_of(stage.full_name, self.topic_id(stage.source)),
         )
 
 
@@ -144,7 +145,7 @@ def _folding(
     stage: Stage, read_model: ReadModel, around: Surroundings, position_codec: AvroCodec, letters: Letters
 ) -> Folding:
     state_codec = around.codec(stage.changelog, read_model.state_schema)
-    partitions = around.topic(stage.source).partitions
+    partitions = around.partitions(stage.source)
     return Folding(
         read_model=read_model,
         acceleration=read_model.acceleration(state_codec),

@@ -13,12 +13,14 @@ from balance_service.model.folds import Combination, Count, Earliest, Greatest, 
 from balance_service.model.keys import KeyType
 from balance_service.model.order import ANY, PER_KEY, Order
 from balance_service.model.outputs import EVENT, Emit
+from balance_service.model.states import as_they_are, converter_of, spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.stage import Stage
+    from balance_service.model.states import StateConverter
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Columns that rows have anyway.
@@ -37,7 +39,7 @@ class Declared:
     key: str = ""
     key_type: KeyType | None = None
     """Of its states; None if it has none."""
-    state: Schema | None = None
+    state: StateConverter | None = None
     """Of the same."""
     folds: Mapping[str, StandardFold] = field(default_factory=dict)
     """Its standard folds by field."""
@@ -106,7 +108,8 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     stages = checked_stages(model, outputs, filter(None, [getattr(model, "key", None), *folded]))
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
-    state_schema = _state(model)
+    form = _state(model)
+    state_schema = spelled_out(form.schema)
     state = fields_of(state_schema)
     if bool(folds) == own_fold:
         refuse(model, "has both standard folds and a `fold` of its own" if folds else "has nothing to fold by")
@@ -119,7 +122,7 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
         made=_made(model, outputs),
         key=key,
         key_type=key_type,
-        state=state_schema,
+        state=form,
         keeps_order=_keeps_order(model, stages, folds),
     )
     if not folds:
@@ -139,8 +142,11 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     return replace(declared, folds=folds, kinds=kinds, combine=exact if combines else None)
 
 
-def _state(model: Any) -> Schema:
-    return found_schema(model, model.state)
+def _state(model: Any) -> StateConverter:
+    """How states are written, by a schema or as instances of a dataclass."""
+    if isinstance(model.state, str):
+        return as_they_are(found_schema(model, model.state))
+    return converter_of(model.state, model.name)
 
 
 def _made(model: Any, outputs: Sequence[Emit]) -> dict[str, Schema]:

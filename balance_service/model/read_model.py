@@ -13,6 +13,7 @@ from balance_service.model.declared_source import refuse
 from balance_service.model.folds import OutOfRangeError, StandardFold
 from balance_service.model.outputs import EVENT
 from balance_service.model.schemas import Schemas
+from balance_service.model.states import spelled_out
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
@@ -71,8 +72,13 @@ class ReadModel:
 
     A string. Where the source goes on by a column (`Stream.by`), that is it, and need not be named.
     """
-    state: ClassVar[str]
-    """The simple name of the states' shipped schema. A model that only emits has none."""
+    state: ClassVar[str | type]
+    """The simple name of the states' schema, or a dataclass (`states`). A model that only emits has none.
+
+    A model's own code is given and returns instances of the dataclass.
+    """
+    version: ClassVar[int] = 1
+    """Of the declaration: another one has the newest schemas taken from the registry again."""
     emits: ClassVar[Emit | tuple[Emit, ...]]
     """What it sends; a model without states may send to several topics."""
     queries: ClassVar[Routes | Collection | None] = None
@@ -107,6 +113,8 @@ class ReadModel:
     """How the keys of its states are written; a model without states has none."""
     state_schema: Schema
     """The Avro schema of its states; a model without states has none."""
+    state_fields: Mapping[str, Any]
+    """The fields of its states: name → Avro type, every type in full."""
     combine: Mapping[str, Combination] | None
     """Update column → how to combine it; None: every event is folded singly, in offset order."""
 
@@ -143,16 +151,17 @@ class ReadModel:
         if declared.key_type is None or declared.state is None:
             self.field_types = {}
             return
-        self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state
-        states = fields_of(self.state_schema)
-        as_kept = {name: type_name(kind) for name, kind in states.items() if name != self.key}
-        self.field_types = as_kept if own.view is ReadModel.view else own.fields
+        self.key, self.key_type, self.state_schema = declared.key, declared.key_type, declared.state.schema
+        self._states = declared.state
+        self.state_fields = fields_of(spelled_out(self.state_schema))
+        as_kept = {name: type_name(kind) for name, kind in self.state_fields.items() if name != self.key}
+        self.field_types = getattr(own, "fields", as_kept)
 
-    def fold(self, state: State | None, event: Event) -> State | None:
+    def fold(self, state: Any, event: Event) -> Any:
         """The next state of a key; pure, and for a model without standard folds to override.
 
         Args:
-            state: None if the key has none.
+            state: None if the key has none; an instance where states are of a dataclass.
             event: its key is checked: text of 1 to 256 bytes without control characters.
 
         Returns:
@@ -189,9 +198,19 @@ class ReadModel:
         """Whether it keeps states; if not, it only emits, and cannot be asked."""
         return hasattr(cls, "state")
 
-    def view(self, state: State) -> Any:
+    def view(self, state: Any) -> Any:
         """What a query answers: values of Avro types. By default the state without its key."""
-        return {name: value for name, value in state.items() if name != self.key}
+        record = state if isinstance(state, Mapping) else self._states.to_record(state)
+        return {name: value for name, value in record.items() if name != self.key}
+
+    def told(self, state: State) -> Any:
+        """What a query answers of a state's record. For the service to call."""
+        has_own_view = type(self).view is not ReadModel.view
+        return self.view(self._states.from_record(state) if has_own_view else state)
+
+    def sent(self, state: State | None, event: Event | None) -> Sent:
+        """What is sent of a state's record. For the engine to call. Raises as `emit`."""
+        return self.emit(None if state is None else self._states.from_record(state), event)
 
     def next_state(self, state: State | None, key: bytes, update: Update, event: Event | None = None) -> State | None:
         """The state after an update, of one event or combined; None if there is none then. For the engine to call.
@@ -204,7 +223,7 @@ class ReadModel:
         """
         before = {self.key: self._key(key)} if state is None else state
         if not self._steps:
-            return None if event is None else self.fold(state, event)
+            return None if event is None else self._folded(state, event)
         after = {self.key: before[self.key]}
         try:
             for name, step in self._steps:
@@ -212,6 +231,10 @@ class ReadModel:
         except OutOfRangeError:
             raise PoisonRecordError(f"{self.name}-overflow", f"the {self.name} would not fit into its type") from None
         return after
+
+    def _folded(self, state: State | None, event: Event) -> State | None:
+        after = self.fold(None if state is None else self._states.from_record(state), event)
+        return None if after is None else self._states.to_record(after)
 
     def repeated(self, update: Update) -> Mapping[str, Any]:
         """What of an event's update a retry of its command repeats; `id` and `occurredOn` are new each time."""

@@ -94,5 +94,5 @@ class BatchEmission:
             # The schema is that of the states, and may have another id there.
             value = None if frame is None else frame_header(emission.codec.schema_id) + opened(frame)[1]
             return (self.sender.output(*at, value),)
-        sent = made_by_own(emission.read_model.emit, state, event)
+        sent = made_by_own(emission.read_model.sent, state, event)
         return [self.sender.output(*at, encoded(emission.codec, record)) for record in sent]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import PoisonRecordError
 from balance_service.events.combine import PartitionRows
-from balance_service.events.updates import IGNORED
+from balance_service.events.notes import IGNORED
 from balance_service.model.outputs import Each
 from balance_service.model.read_model import ReadModel, event_of
 from balance_service.testing.driver import Driver, Refused
@@ -95,6 +95,36 @@ CONTRACT: tuple[Check, ...] = (
     deleted_keys_come_back,
     outputs_are_of_events,
 )
+
+
+def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25) -> None:
+    """Run every check of the contract on batches of events that Hypothesis makes up; for a test under pytest.
+
+    Needs the extra `testing`.
+
+    Args:
+        examples: how many batches each check is given.
+
+    Raises:
+        AssertionError: a check fails; the message shows the smallest batches for which it does.
+        ConfigurationError: the model cannot be as it is declared.
+    """
+    from hypothesis import HealthCheck, given, settings
+
+    from balance_service.testing.strategies import batches
+
+    read_model = model() if isinstance(model, type) else model
+    # Shrinking opens stores again and again, which takes long wherever it is.
+    limits = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    for check in CONTRACT if read_model.has_states() else (outputs_are_of_events,):
+        limits(given(batches(read_model))(_keeps(check, read_model)))()
+
+
+def _keeps(check: Check, read_model: ReadModel) -> Callable[[list[list[Given]]], None]:
+    def keeps(drawn: list[list[Given]]) -> None:
+        check(read_model, drawn)
+
+    return keeps
 
 
 def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] = lambda: None) -> Outcome:

@@ -217,7 +217,7 @@ class Driver:
 
     def _view(self, key: bytes) -> Any:
         (frame,) = self._last.store.get_many([key])
-        return None if frame is None else self._read_model.view(self.state_codec.decode(frame))
+        return None if frame is None else self._read_model.told(self.state_codec.decode(frame))
 
     def _everything(self) -> list[tuple[dict[bytes, bytes], list[Output]]]:
         return [(stage.states(), [*stage.writer.sent]) for stage in self._stages]

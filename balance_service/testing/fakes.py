@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from balance_service.avro.registry import SchemaRegistry, WriterSchema
 from balance_service.avro.schemas import full_name
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.state.changelog.writer import ChangelogWriter
@@ -13,9 +12,13 @@ from balance_service.state.changelog.writer import ChangelogWriter
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from balance_service.avro.registry import SchemaRegistry, WriterSchema
     from balance_service.avro.schemas import Schema
     from balance_service.errors import BalanceServiceError
     from balance_service.state.records import DeadLetter, Output, Record
+else:
+    # Its client takes longer to import than a thousand events to fold.
+    SchemaRegistry = object
 
 
 class FakeRegistry(SchemaRegistry):
@@ -35,6 +38,8 @@ class FakeRegistry(SchemaRegistry):
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
         """None for an id that was never given."""
+        from balance_service.avro.registry import WriterSchema
+
         self._ask()
         if not 1 <= schema_id <= len(self.schemas):
             return None

@@ -13,8 +13,7 @@ import pyarrow as pa
 from balance_service.avro.codec import parsed
 from balance_service.avro.schemas import full_name
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.events.decode import NOTE
-from balance_service.events.updates import IGNORED
+from balance_service.events.notes import IGNORED, NOTE
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType
@@ -215,7 +214,7 @@ def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -
     if not fold.field:
         return 1
     if isinstance(fold, Top):
-        entries, _ = without_null(fields_of(read_model.state_schema)[name])
+        entries, _ = without_null(read_model.state_fields[name])
         return [{column: given.values[column] for column in fields_of(entries["items"])}]
     return given.values[fold.field]
 
@@ -235,7 +234,7 @@ def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
     events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
     types: dict[str, pa.DataType] = {}
     for name, fold in read_model.standard_folds.items():
-        kept, _ = without_null(fields_of(read_model.state_schema)[name])
+        kept, _ = without_null(read_model.state_fields[name])
         is_of_event = fold.field and not isinstance(fold, Top)
         types[name] = arrow_type(fields_of(events[fold.record])[fold.field] if is_of_event else kept)
     if read_model.needs_events:

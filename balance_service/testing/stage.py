@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from balance_service.errors import FatalError
 from balance_service.events.combine import PartitionRows
-from balance_service.events.redrive import redriven
 from balance_service.hosting.works import Surroundings, work_of
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
-from balance_service.kafka.topics import Topic
 from balance_service.state.commit import Committed, commit, decide, write_position
 from balance_service.state.fold import Folding
 from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
@@ -60,7 +58,8 @@ class DrivenTask:
         self.now_ms = 0
         around = Surroundings(
             registry=registry,
-            topic=lambda name: Topic(name, "source", 1),
+            partitions=lambda _name: 1,
+            topic_id=lambda _name: "source",
             config=lambda _name: _CONFIG,
             joined=_joins_nothing,
             largest_bytes=_LARGEST_BYTES,
@@ -106,6 +105,9 @@ class DrivenTask:
 
     def due(self) -> TaskBatch | None:
         """The dead letters that are to be tried again now, or forgotten; None if there are none."""
+        # Brings Spark along, which most tests of a model do without.
+        from balance_service.events.redrive import redriven
+
         due = self._work.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None

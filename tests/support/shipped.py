@@ -12,7 +12,7 @@ from balance_service.http.api.routes import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.model.stage import declared_stages
-from balance_service.read_models import SHIPPED
+from balance_service.read_models.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,7 +50,8 @@ def surroundings(
     """Those of an engine, on topics that stand in for a broker's; no stage joins."""
     return Surroundings(
         registry=registry,
-        topic=prepared.__getitem__,
+        partitions=lambda name: prepared[name].partitions,
+        topic_id=lambda name: prepared[name].topic_id,
         config=topics.config,
         joined=lambda stage: pytest.fail(f"{stage.name} joins"),
         largest_bytes=int(str(producer_config(settings)["message.max.bytes"])),

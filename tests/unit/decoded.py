@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from balance_service.events.combine import PartitionRows, PartitionUpdates
-from balance_service.events.decode import NOTE
+from balance_service.events.notes import NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from balance_service.errors import PoisonRecordError
 from balance_service.events.combine import PartitionRows, PartitionUpdates
-from balance_service.events.decode import UNRESOLVED
 from balance_service.events.gathering import end_of
-from balance_service.events.updates import IGNORED
+from balance_service.events.notes import IGNORED, UNRESOLVED
 from balance_service.model.folds import Combine
 from balance_service.read_models.balance import Balance
 from balance_service.state.records import DeadLetter, KeyedUpdate

@@ -141,7 +141,7 @@ def test_what_a_missing_row_leaves_null_must_be_nullable() -> None:
 
 def define(name: str, source: Stream) -> None:
     attributes = {"__module__": __name__, "name": name, "source": source, "state": "HighScores", "fold": _keep}
-    type("Joined", (ReadModel,), attributes)
+    type("Joined", (ReadModel,), attributes)()
 
 
 def _keep(_model: ReadModel, state: Any, _event: Any) -> Any:

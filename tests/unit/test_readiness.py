@@ -25,7 +25,7 @@ def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = ""
     task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
     return SimpleNamespace(
         name=model,
-        of=SimpleNamespace(owner=model),
+        stage=SimpleNamespace(owner=model),
         source=SimpleNamespace(name=model, partitions=1),
         watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
         tasks=SimpleNamespace(snapshots=lambda: [task]),

@@ -1,0 +1,95 @@
+"""The command `balance-service init`: a project of a user's own, from templates."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from balance_service.errors import ConfigurationError
+
+TEMPLATES = Path(__file__).parents[1] / "devtools" / "project"
+_PACKAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Names of the project's own folders, and modules that the package would hide.
+_TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_names, *keyword.kwlist})
+
+FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "{{package}}/__init__.py": "package.py",
+    "{{package}}/orders.py": "orders.py",
+    "{{package}}/schemas/OrderPlaced.avsc": "OrderPlaced.avsc",
+    "samples/orders.jsonl": "orders.jsonl",
+    "tests/test_orders.py": "test_orders.py",
+    "Dockerfile": "Dockerfile",
+    "compose.override.yml": "compose.override.yml",
+    ".dockerignore": "dockerignore",
+    ".gitignore": "gitignore",
+}
+"""The files of a project and their templates."""
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Write a project with a read model, its schema, sample events and a test into DIR.
+
+    The project's package has the name of the folder. Existing files are never overwritten.
+    """
+    for path in write_project(folder):
+        click.echo(f"wrote {folder / path.relative_to(folder.resolve())}")
+    package = folder.resolve().name
+    click.echo(
+        f"\nNext: cd {shlex.quote(str(folder))} && balance-service try {package}.orders:Orders --events "
+        "samples/orders.jsonl\nREADME.md has the rest."
+    )
+
+
+def write_project(folder: Path) -> list[Path]:
+    """Write a project whose package has the name of the folder; return its files.
+
+    Raises:
+        ConfigurationError: the name is not a valid package name, or a file already exists; nothing is written then. Or
+            the folder is not writable.
+    """
+    folder = folder.resolve()
+    package = folder.name
+    if not _PACKAGE_NAME.fullmatch(package) or package in _TAKEN:
+        raise ConfigurationError(
+            f"'{package}' is not a valid name for the project's package; choose a folder name of lower-case letters, "
+            "digits and underscores that begins with a letter and is not a module of Python, `tests` or `samples`"
+        )
+    texts = {folder / _filled(file, package): _template(name, package) for file, name in FILES.items()}
+    if there := sorted({found for path in texts if (found := _in_the_way(path, folder))}):
+        names = ", ".join(str(path.relative_to(folder)) for path in there)
+        raise ConfigurationError(f"{folder} already contains {names}, and nothing was written; choose another folder")
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {error.filename} ({error.strerror}); remove the files written to {folder}, and try again"
+        ) from error
+    return [*texts]
+
+
+def _in_the_way(path: Path, folder: Path) -> Path | None:
+    """The file or folder that prevents writing a file; None if there is none."""
+    if path.exists() or path.is_symlink():
+        return path
+    above = [parent for parent in path.parents if parent == folder or folder in parent.parents]
+    return next((parent for parent in above if parent.exists() and not parent.is_dir()), None)
+
+
+def _template(name: str, package: str) -> str:
+    return _filled((TEMPLATES / f"{name}.tmpl").read_text(encoding="utf-8"), package)
+
+
+def _filled(text: str, package: str) -> str:
+    return text.replace("{{package}}", package)

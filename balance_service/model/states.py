@@ -1,0 +1,586 @@
+"""States as dataclasses: the Avro schema of one, and what makes records of its instances and instances of records.
+
+Source: Avro 1.12 specification, "Complex Types", "Logical Types", "Names".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from dataclasses import MISSING, Field, InitVar, dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal, InvalidOperation, Rounded
+from enum import Enum, Flag
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from balance_service.avro.schemas import full_name
+from balance_service.avro.types import rewritten
+from balance_service.errors import ConfigurationError, PoisonRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from balance_service.avro.schemas import Schema
+
+# The cause of every state that cannot be kept, whoever finds out.
+_UNFIT = "state-does-not-fit"
+_TYPES = (
+    "str, int, float, bool, bytes, date, datetime, Annotated[Decimal, scale(2)], an Enum, another dataclass, list[X], "
+    "dict[str, X] or X | None"
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_LONG_LIMIT = 2**63
+_MOST_DIGITS = 38
+_DAY_0 = date(1970, 1, 1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many digits a Decimal has after the point, and how many in all."""
+
+    digits: int
+    precision: int = _MOST_DIGITS
+
+
+def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
+    """What marks a Decimal in a state with its digits after the point.
+
+    `Annotated[Decimal, scale(2)]` has two.
+    """
+    return Scale(digits, precision)
+
+
+@dataclass(frozen=True, slots=True)
+class StateConverter:
+    """What is known of a dataclass whose instances are a read model's states. Any thread may use it."""
+
+    schema: Schema
+    """See `schema_of`."""
+    to_record: Callable[[Any], dict[str, Any]]
+    """The record of an instance, as an AvroCodec of the schema encodes it.
+
+    Raises PoisonRecordError, `state-does-not-fit`, of a value that its field's type does not hold exactly; what no
+    codec would encode, such as a number beyond 64 bits or text where there is bytes, is left to the codec to refuse.
+    """
+    from_record: Callable[[Mapping[str, Any]], Any]
+    """The instance of a record that such a codec has decoded; it shares nothing with it that can change.
+
+    What the record does not have is as the dataclass has it by default.
+    """
+
+
+def converter_of(state: type, name: str) -> StateConverter:
+    """What converts the states of the read model of a name. Raises as `schema_of`."""
+    kind = _Compiler(name.replace("-", "_")).record(state, "State")
+    return StateConverter(kind.schema, kind.write, kind.read)
+
+
+def as_they_are(schema: Schema) -> StateConverter:
+    """What leaves the records of a schema as they are, for a read model that names one."""
+    return StateConverter(schema, _same, _same)
+
+
+def schema_of(state: type, name: str) -> Schema:
+    """The Avro schema of a dataclass whose instances are the states of the read model of a name.
+
+    Its name is `<read model>.State`, and that of a type in it `<read model>.<class>`, so that classes may move to
+    another module. A default is one in Avro too, which is what states get that were written before their class had the
+    field, except where Avro has no such default: a number that is none, and whatever a function makes anew, other than
+    an empty list or dict or a dataclass all of whose fields have defaults.
+
+    Raises:
+        ConfigurationError: the class cannot be a state; says where it is, why not, and what to do.
+    """
+    return converter_of(state, name).schema
+
+
+def spelled_out(schema: Schema) -> Schema:
+    """A state's schema with every type in full wherever it is used: for who looks into types, not for Avro.
+
+    Avro defines a type where it is used first, and names it from there on.
+    """
+    named: dict[str, Any] = {}
+
+    def note(kind: Any) -> Any:
+        if isinstance(kind, dict) and "name" in kind:
+            named[full_name(kind)] = kind
+        return kind
+
+    rewritten(schema, note)
+    whole: Schema = rewritten(schema, lambda kind: named.get(kind, kind) if isinstance(kind, str) else kind)
+    return whole
+
+
+class _NoDefaultError(Exception):
+    """Avro has no such default."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A type of values."""
+
+    schema: Any
+    write: Callable[[Any], Any]
+    """What is encoded of a value. Raises PoisonRecordError."""
+    read: Callable[[Any], Any] = _same
+    """The value of what is decoded, or of the default as the schema has it: fastavro hands that over as it is."""
+    default: Callable[[Any], Any]
+    """A value as a default in a schema. Raises _NoDefaultError."""
+    needs_write: bool = True
+    """Whether a codec would encode, as something else, what `write` refuses, or would not take what it makes."""
+    written_as_is: type | None = None
+    """The type of values of which `write` makes the same."""
+    beside_null: _Kind | None = None
+    """The other type, of one that may be None."""
+    has_defaults: bool = False
+    """Whether it is a record and all its fields have defaults in its schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A field of a dataclass, or the dataclass."""
+
+    owner: Any
+    field: str = ""
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raises ConfigurationError: the dataclass cannot be a state."""
+        subject = f"its field '{self.field}'" if self.field else "it"
+        raise ConfigurationError(f"the dataclass {_named(self.owner)} cannot be a state: {subject} {why}")
+
+    def unfit(self, why: str) -> NoReturn:
+        """Raises PoisonRecordError: a value is not of its type."""
+        subject = f"{self.owner.__qualname__}.{self.field}".removesuffix(".")
+        raise PoisonRecordError(_UNFIT, f"the state cannot be kept: {subject} {why}")
+
+    def mistyped(self, wanted: str, value: Any) -> NoReturn:
+        """Raises PoisonRecordError: a value is of another type."""
+        self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is wanted")
+
+
+def _named(owner: Any) -> str:
+    """A class and where it is, if that can be found out."""
+    name = getattr(owner, "__qualname__", repr(owner))
+    try:
+        return f"{name} ({inspect.getsourcefile(owner)}, line {inspect.getsourcelines(owner)[1]})"
+    except Exception:  # classes that are built in, made at run time, or typed at a prompt; each fails in its own way
+        module = getattr(owner, "__module__", "")
+        return f"{name} (of the module {module})" if module else name
+
+
+def _told(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else repr(hint).replace("typing.", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """Makes the types of one state."""
+
+    namespace: str
+    _classes: dict[str, type] = dataclasses.field(default_factory=dict)
+    """By the names that they have in Avro."""
+    _records: dict[type, _Kind] = dataclasses.field(default_factory=dict)
+
+    def record(self, owner: type, name: str) -> _Kind:
+        """The type of a dataclass that was not met before."""
+        self._classes[name] = owner
+        names, hints = [field.name for field in _checked_fields(owner)], _hints(owner)
+        kinds: dict[str, _Kind] = {}
+        schemas: list[Any] = []
+        for field in dataclasses.fields(owner):
+            kind = self._of(hints[field.name], _Place(owner, field.name))
+            kinds[field.name], default = _with_default(kind, field, _Place(owner, field.name))
+            schemas.append({"name": field.name, "type": kinds[field.name].schema, **default})
+
+        def as_default(value: Any) -> Any:
+            return {name: kind.default(getattr(value, name)) for name, kind in kinds.items()}
+
+        writes = [(name, kind.write) for name, kind in kinds.items() if kind.needs_write]
+        reads = [(name, kind.read) for name, kind in kinds.items() if kind.read is not _same]
+        self._records[owner] = kind = _Kind(
+            schema={"type": "record", "name": name, "namespace": self.namespace, "fields": schemas},
+            write=_writing(owner, names, writes),
+            read=_reading(owner, reads),
+            default=as_default,
+            has_defaults=all("default" in schema for schema in schemas),
+        )
+        return kind
+
+    def _of(self, hint: Any, place: _Place) -> _Kind:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            return self._annotated(arguments, place)
+        if origin in (Union, UnionType):
+            return self._nullable(hint, arguments, place)
+        if hint in (list, dict) or (origin in (list, dict) and not arguments):
+            place.refuse(f"is a {_told(hint)} of anything: write `list[X]` or `dict[str, X]`")
+        if origin is list:
+            return _array(self._of(arguments[0], place), place)
+        if origin is dict:
+            if arguments[0] is not str:
+                place.refuse(f"is a {_told(hint)}, and Avro's maps have keys of text: use dict[str, X]")
+            return _map(self._of(arguments[1], place), place)
+        if hint is Decimal:
+            place.refuse("is a Decimal without its digits after the point: write `Annotated[Decimal, scale(2)]`")
+        if isinstance(hint, type):
+            if (plain := _PLAIN.get(hint)) is not None:
+                return plain(place)
+            if issubclass(hint, Enum):
+                return self._enum(hint, place)
+            if dataclasses.is_dataclass(hint):
+                return self._nested(hint, place)
+        return place.refuse(f"is of type {_told(hint)}, which Avro does not have: use {_TYPES}")
+
+    def _annotated(self, arguments: tuple[Any, ...], place: _Place) -> _Kind:
+        base, *marks = arguments
+        scales = [mark for mark in marks if isinstance(mark, Scale)]
+        if base is Decimal and len(scales) == 1:
+            return _decimal(scales[0], place)
+        if scales:
+            place.refuse(
+                f"has `scale` on {_told(base)}: write `Annotated[Decimal, scale(2)]`, and any `| None` after it"
+            )
+        return self._of(base, place)
+
+    def _nullable(self, hint: Any, arguments: tuple[Any, ...], place: _Place) -> _Kind:
+        others = [argument for argument in arguments if argument is not NoneType]
+        if len(others) != 1:
+            place.refuse(f"is {_told(hint)}, of which a value may be one of several types: use X or X | None")
+        return _nullable(self._of(others[0], place))
+
+    def _nested(self, owner: type, place: _Place) -> _Kind:
+        name = self._name(owner, place)
+        if (known := self._records.get(owner)) is not None:
+            return dataclasses.replace(known, schema=f"{self.namespace}.{name}")
+        if owner in self._classes.values():
+            place.refuse(f"holds {owner.__qualname__} in itself, without end: keep the key of the other one instead")
+        return self.record(owner, name)
+
+    def _enum(self, owner: type[Enum], place: _Place) -> _Kind:
+        name, members = self._name(owner, place), owner.__members__
+        if issubclass(owner, Flag):
+            place.refuse(f"is the Flag {name}, whose values are several members at once: use a list of an Enum")
+        if not members:
+            place.refuse(f"is the Enum {name}, which has no members: give it one")
+        for symbol, member in members.items():
+            if symbol != member._name_:
+                place.refuse(f"is the Enum {name}, in which {symbol} is another name of {member._name_}: take one out")
+            if not _NAME.fullmatch(symbol):
+                place.refuse(f"is the Enum {name}, and Avro has no symbol {symbol}: use ASCII letters, digits and _")
+
+        def write(value: Any) -> str:
+            if value.__class__ is not owner:
+                place.mistyped(f"a member of {name}", value)
+            symbol: str = value._name_
+            return symbol
+
+        schema: Any = {"type": "enum", "name": name, "namespace": self.namespace, "symbols": [*members]}
+        if name in self._classes:
+            schema = f"{self.namespace}.{name}"
+        self._classes[name] = owner
+        return _Kind(schema=schema, write=write, read=members.__getitem__, default=write)
+
+    def _name(self, owner: type, place: _Place) -> str:
+        name = owner.__name__
+        if not _NAME.fullmatch(name) or name in _PRIMITIVES:
+            place.refuse(f"is of type {name}, a name that Avro does not allow: rename the class")
+        # The state itself is met again only in itself.
+        if self._classes.get(name, owner) is not owner and owner is not self._classes.get("State"):
+            place.refuse(f"is of type {name}, as another class of this state or the state is called: rename the class")
+        return name
+
+
+def _checked_fields(owner: Any) -> Sequence[Field[Any]]:
+    place = _Place(owner)
+    if not isinstance(owner, type) or "__dataclass_fields__" not in vars(owner):
+        raise ConfigurationError(f"the class {_named(owner)} cannot be a state: write `@dataclass` above it")
+    if not vars(owner)["__dataclass_params__"].init:
+        place.refuse("has no `__init__` of a dataclass: leave `init=False` out")
+    fields = dataclasses.fields(owner)
+    for field in fields:
+        if not field.init:
+            _Place(owner, field.name).refuse("is no argument of the class: leave `init=False` out, or use a property")
+        if not _NAME.fullmatch(field.name):
+            _Place(owner, field.name).refuse("has a name that Avro does not allow: use ASCII letters, digits and _")
+    if not fields:
+        place.refuse("has no fields: give it one")
+    return fields
+
+
+def _hints(owner: type) -> Mapping[str, Any]:
+    try:
+        hints = get_type_hints(owner, include_extras=True)
+    except Exception as error:  # an annotation may be anything
+        missing = getattr(error, "name", None) or ""
+        named = re.compile(rf"\b{re.escape(missing)}\b")
+        fields = [field for field in dataclasses.fields(owner) if missing and named.search(str(field.type))]
+        place = _Place(owner, fields[0].name if fields else "")
+        remedy = "define or import it at the top of the module, and not only under TYPE_CHECKING"
+        place.refuse(f"has a type that cannot be resolved ({error}): {remedy}")
+    for name, hint in hints.items():
+        if hint is InitVar or isinstance(hint, InitVar):
+            _Place(owner, name).refuse("is an InitVar, which no instance keeps: make it a field")
+    return hints
+
+
+def _with_default(kind: _Kind, field: Field[Any], place: _Place) -> tuple[_Kind, dict[str, Any]]:
+    """The type of a field, whose default is of the first of two types as Avro demands; and what its schema adds."""
+    value: Any = field.default
+    factory: Any = field.default_factory
+    held = kind.beside_null or kind
+    # What other functions make may differ with each start of the service, and so would the schema.
+    if factory in (list, dict) or (isinstance(factory, type) and held.has_defaults):
+        value = factory()
+    if value is MISSING:
+        return kind, {}
+    if kind.beside_null is not None and value is not None:
+        kind = dataclasses.replace(kind, schema=kind.schema[::-1], default=held.default)
+    try:
+        kind.write(value)
+        return kind, {"default": kind.default(value)}
+    except _NoDefaultError:
+        return kind, {}
+    except PoisonRecordError as error:
+        place.refuse(f"has a default that does not fit, for {error}: give it one of its type")
+
+
+def _writing(owner: type, names: Sequence[str], writes: Sequence[tuple[str, Callable[[Any], Any]]]) -> Any:
+    of_several = attrgetter(*names)
+    values = of_several if len(names) > 1 else lambda instance: (of_several(instance),)
+    place = _Place(owner)
+
+    def to_record(instance: Any) -> dict[str, Any]:
+        if instance.__class__ is not owner:
+            place.mistyped(f"a {owner.__qualname__}", instance)
+        record = dict(zip(names, values(instance), strict=True))
+        for name, write in writes:
+            record[name] = write(record[name])
+        return record
+
+    return to_record
+
+
+def _reading(owner: type, reads: Sequence[tuple[str, Callable[[Any], Any]]]) -> Callable[[Any], Any]:
+    def from_record(record: Mapping[str, Any]) -> Any:
+        fields = {**record}
+        for name, read in reads:
+            if name in fields:
+                fields[name] = read(fields[name])
+        return owner(**fields)
+
+    return from_record if reads else lambda record: owner(**record)
+
+
+def _nullable(kind: _Kind) -> _Kind:
+    inner_write, inner_read = kind.write, kind.read
+
+    def write(value: Any) -> Any:
+        return None if value is None else inner_write(value)
+
+    def read(value: Any) -> Any:
+        return None if value is None else inner_read(value)
+
+    def default(value: Any) -> None:
+        if value is not None:
+            raise _NoDefaultError
+
+    return _Kind(
+        schema=["null", kind.schema],
+        write=write,
+        read=_same if inner_read is _same else read,
+        default=default,
+        needs_write=kind.needs_write,
+        beside_null=kind,
+    )
+
+
+def _array(items: _Kind, place: _Place) -> _Kind:
+    item_write, item_read, alike = items.write, items.read, {items.written_as_is}
+
+    def write(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            place.mistyped("a list", value)
+        if not items.needs_write or alike.issuperset(map(type, value)):
+            return value
+        return [item_write(item) for item in value]
+
+    def read(value: Any) -> list[Any]:
+        # Of a default, fastavro hands out the schema's own list.
+        return [*value] if item_read is _same else [item_read(item) for item in value]
+
+    return _Kind(schema={"type": "array", "items": items.schema}, write=write, read=read, default=_empty)
+
+
+def _map(values: _Kind, place: _Place) -> _Kind:
+    value_write, value_read, alike = values.write, values.read, {values.written_as_is}
+
+    def write(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            place.mistyped("a dict", value)
+        if not values.needs_write or alike.issuperset(map(type, value.values())):
+            return value
+        return {key: value_write(member) for key, member in value.items()}
+
+    def read(value: Any) -> dict[str, Any]:
+        return {**value} if value_read is _same else {key: value_read(member) for key, member in value.items()}
+
+    return _Kind(schema={"type": "map", "values": values.schema}, write=write, read=read, default=_empty)
+
+
+def _empty(value: Any) -> Any:
+    if value:
+        raise _NoDefaultError
+    return value
+
+
+def _decimal(of: Scale, place: _Place) -> _Kind:
+    digits, precision = of.digits, of.precision
+    if digits not in range(precision + 1) or precision not in range(1, _MOST_DIGITS + 1):
+        place.refuse(f"has {of}: a Decimal has 1 to {_MOST_DIGITS} digits, and no more after the point than in all")
+    # Rounded is trapped: it is signalled where a digit is dropped, be it 0, so an event is refused whatever its digits.
+    exact, unit = Context(prec=precision, traps=[Rounded, InvalidOperation]), Decimal((0, (1,), -digits))
+
+    def write(value: Any) -> Decimal:
+        if not isinstance(value, Decimal):
+            place.mistyped("a Decimal", value)
+        try:
+            if value.is_finite():
+                return value.quantize(unit, context=exact)
+        except (Rounded, InvalidOperation):
+            pass
+        return place.unfit(f"has a Decimal not of {precision} digits at most, {digits} of them after the point")
+
+    def default(value: Decimal) -> str:
+        number = int(write(value).scaleb(digits, exact))
+        return number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True).decode("latin-1")
+
+    def read(value: Any) -> Any:
+        if value.__class__ is str:
+            number = int.from_bytes(value.encode("latin-1"), "big", signed=True)
+            return Decimal(number).scaleb(-digits, exact)
+        return value
+
+    schema = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": digits}
+    return _Kind(schema=schema, write=write, read=read, default=default)
+
+
+def _plain(schema: Any, kind: type, **more: Any) -> Callable[[_Place], _Kind]:
+    """A type whose values are all those of a Python type."""
+
+    def of(place: _Place) -> _Kind:
+        def write(value: Any) -> Any:
+            if not isinstance(value, kind):
+                place.mistyped(kind.__name__, value)
+            return value
+
+        return _Kind(schema=schema, write=write, **{"default": write, "written_as_is": kind, **more})
+
+    return of
+
+
+def _long(place: _Place) -> _Kind:
+    def write(value: Any) -> Any:
+        if value.__class__ is int or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        return place.mistyped("int", value)
+
+    def default(value: int) -> int:
+        if not -_LONG_LIMIT <= value < _LONG_LIMIT:
+            place.unfit("is beyond 64 bits")
+        return int(value)
+
+    return _Kind(schema="long", write=write, default=default, written_as_is=int)
+
+
+def _double(place: _Place) -> _Kind:
+    def write(value: Any) -> Any:
+        if isinstance(value, float):
+            return value
+        if not isinstance(value, int) or isinstance(value, bool):
+            place.mistyped("float", value)
+        # A fold that adds up integers may start with one.
+        try:
+            nearest = float(value)
+        except OverflowError:
+            nearest = math.inf
+        return nearest if nearest == value else place.unfit("has an int that no float holds exactly")
+
+    def default(value: float) -> float:
+        if not math.isfinite(value):
+            raise _NoDefaultError
+        return float(value)
+
+    return _Kind(schema="double", write=write, default=default, written_as_is=float)
+
+
+def _moment(place: _Place) -> _Kind:
+    def write(value: Any) -> datetime:
+        if not isinstance(value, datetime):
+            place.mistyped("datetime", value)
+        if value.tzinfo is UTC:
+            return value
+        if value.utcoffset() is None:
+            place.unfit("has a datetime without a time zone: write `datetime.now(UTC)`, `datetime(..., tzinfo=UTC)`")
+        try:
+            return value.astimezone(UTC)
+        except OverflowError:
+            place.unfit("has a datetime that is outside of the years 1 to 9999 in UTC")
+
+    def read(value: Any) -> Any:
+        return _EPOCH + value * _MICROSECOND if value.__class__ is int else value
+
+    return _Kind(
+        schema={"type": "long", "logicalType": "timestamp-micros"},
+        write=write,
+        read=read,
+        default=lambda value: (write(value) - _EPOCH) // _MICROSECOND,
+    )
+
+
+def _day(place: _Place) -> _Kind:
+    def write(value: Any) -> date:
+        # Of a datetime, the time would be lost.
+        if not isinstance(value, date) or isinstance(value, datetime):
+            place.mistyped("date", value)
+        return value
+
+    def read(value: Any) -> Any:
+        return _DAY_0 + timedelta(value) if value.__class__ is int else value
+
+    schema = {"type": "int", "logicalType": "date"}
+    return _Kind(schema=schema, write=write, read=read, default=lambda value: (value - _DAY_0).days)
+
+
+def _text(place: _Place) -> _Kind:
+    kind = _plain("string", str, needs_write=False)(place)
+    return dataclasses.replace(kind, default=lambda value: str.__str__(kind.write(value)))
+
+
+def _bytes(place: _Place) -> _Kind:
+    def read(value: Any) -> Any:
+        return value.encode("latin-1") if value.__class__ is str else value
+
+    kind = _plain("bytes", bytes, needs_write=False, read=read)(place)
+    return dataclasses.replace(kind, default=lambda value: kind.write(value).decode("latin-1"))
+
+
+_PLAIN: Mapping[type, Callable[[_Place], _Kind]] = {
+    str: _text,
+    int: _long,
+    float: _double,
+    bool: _plain("boolean", bool),
+    bytes: _bytes,
+    date: _day,
+    datetime: _moment,
+}

@@ -1,0 +1,253 @@
+"""`balance-service try`: a file of events by a model's real fold, without broker and without JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from balance_service.cli import try_model
+from balance_service.cli.main import cli, main
+from balance_service.errors import InvalidInputError
+from balance_service.process.resources import resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from click.testing import Result
+
+WAIT_SECONDS = 120
+OWN = """\
+from balance_service.model.flow import Stream
+from balance_service.model.read_model import ReadModel
+
+
+class Counting(ReadModel):
+    name = "counting"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = "BalanceState"
+    fields = {"amount": "decimal(38,2)"}
+
+    def fold(self, state, event):
+        if event["id"] == "poor":
+            raise KeyError("rates")
+        return {"customerId": event["customerId"], "amount": event["amount"] + BONUS}
+
+    def view(self, state):
+        return {"amount": state["amount"]}
+
+
+BONUS = 100
+"""
+
+
+def funds(customer: str, amount: str, name: str = "e") -> str:
+    fields = {"id": name, "occurredOn": "2026-01-02T12:00:00.000Z", "customerId": customer, "amount": amount}
+    return json.dumps(fields)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    file = tmp_path / "events.jsonl"
+    file.write_text("\n".join([funds("ada", "5.00"), "", funds("bob", "1.25"), funds("ada", "2.50")]))
+    return file
+
+
+def tried(*given: object) -> Result:
+    return CliRunner().invoke(cli, ["try", *map(str, given)])
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def in_child(*given: object, cwd: Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own, and then some code there."""
+    run = f"import sys\nfrom balance_service.cli.main import cli\ncli(sys.argv[1:], standalone_mode=False)\n{code}"
+    command = [sys.executable, "-c", run, "try", *map(str, given)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+
+
+def test_states_are_printed_as_a_query_answers_them(events: Path) -> None:
+    done = tried("activity", "--events", events)
+
+    assert done.exit_code == 0
+    printed = rows(done.output)
+    assert printed[0] == ["activity:", "2", "keys"]
+    assert printed[1] == ["customerId", "additions", "first", "latest", "greatest"]
+    day = "2026-01-02T12:00:00.000Z"
+    assert printed[3:] == [
+        ["ada", "2", day, day, "5.00"],
+        ["bob", "1", day, day, "1.25"],
+        ["3", "events:", "3", "applied"],
+    ]
+
+
+def test_neither_spark_nor_clients_are_imported(events: Path, tmp_path: Path) -> None:
+    heavy = "('pyspark', 'py4j', 'httpx', 'pydantic', 'confluent_kafka.schema_registry', 'hypothesis')"
+    done = in_child(
+        "activity", "--events", events, cwd=tmp_path, code=f"print([m for m in {heavy} if m in sys.modules])"
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_rows_beyond_the_limit_are_counted(events: Path) -> None:
+    printed = tried("balance", "--events", events, "--limit", 1).output
+
+    assert "ada" in printed
+    assert "bob" not in printed
+    assert "… and 1 more; --limit shows more" in printed
+
+
+@pytest.mark.parametrize(("given", "separator"), [((), "|"), (("--key-separator", " => "), " => ")])
+def test_dead_letters_are_printed_with_line_and_cause(events: Path, given: tuple[str, ...], separator: str) -> None:
+    events.write_text("\n".join(f"ada{separator}{funds(who, '1.00')}" for who in ("ada", "bob")))
+
+    printed = tried("balance", "--events", events, *given).output
+
+    assert "dead letters: 1" in printed
+    assert ["2", "key-is-not-customer-id"] in [row[:2] for row in rows(printed)]
+    assert printed.endswith("2 events: 1 applied, 1 dead letters\n")
+
+
+def test_emitted_records_are_printed_by_topic(tmp_path: Path) -> None:
+    invoice = {
+        "invoiceNumber": "I-1",
+        "storeId": "S-1",
+        "customerCardNo": "49",
+        "deliveryType": "TAKEAWAY",
+        "totalAmount": 50.00,
+        "lines": [],
+    }
+    file = tmp_path / "invoices.jsonl"
+    file.write_text("\n".join(json.dumps(invoice | {"customerType": kind}) for kind in ("PRIME", "PRIME", "OTHER")))
+
+    printed = tried("rewards", "--events", file).output
+
+    assert "emitted to notifications: 2 records" in printed
+    assert ["I-1", "49", "50.00", "1.0000", "2.0000"] in rows(printed)
+    assert printed.endswith("3 events: 2 applied, 1 ignored\n")
+
+
+def test_tombstones_delete_where_the_topic_takes_them(tmp_path: Path) -> None:
+    file = tmp_path / "symbols.txt"
+    symbol = resource("samples/symbols.txt").read_text().splitlines()[0]
+    file.write_text(f"{symbol}\n{symbol.partition('|')[0]}|null\n")
+
+    assert tried("symbols", "--events", file).output.startswith("symbols: 0 keys")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"id": "e"}', "'occurredOn' is missing"),
+        ("nonsense", "no JSON: Expecting value at character 1"),
+        (f"|{funds('ada', '1.00')}", "no key before '|'"),
+        (funds("ada", "1.005"), "'amount' must be a number or a string of digits, at most 16 before the point"),
+    ],
+)
+def test_the_message_for_a_bad_line_names_file_and_number(
+    events: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    with events.open("a") as file:
+        file.write(f"\n{line}\n")
+    monkeypatch.setattr(sys, "argv", ["balance-service", "try", "balance", "--events", str(events)])
+
+    with pytest.raises(SystemExit) as exited:
+        main()
+
+    assert exited.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{events}, line 5: {why}" in printed.err
+
+
+def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(
+    events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(try_model, "_BATCH_EVENTS", 2)
+    (tmp_path / "counting.py").write_text(OWN)
+    events.write_text("\n".join(funds(who, "1.00", who) for who in ("ada", "bob", "eve", "poor", "zoe")))
+
+    done = in_child("counting:Counting", "--events", "events.jsonl", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert [row for row in rows(done.stdout) if row[0] in ("ada", "bob", "eve", "poor")] == [
+        [who, "101.00"] for who in ("ada", "bob", "eve")
+    ]
+    at = OWN.splitlines().index('            raise KeyError("rates")') + 1
+    assert done.stderr == (
+        f"error: events.jsonl, line 4: the read model's own code raises KeyError: 'rates' at "
+        f"{tmp_path / 'counting.py'}:{at}; this line and those after it are not applied\n"
+    )
+
+
+def test_a_module_of_several_models_asks_for_one(events: Path, tmp_path: Path) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    again = OWN.replace("Counting", "Again").replace('"counting"', '"again"')
+    (package / "counting.py").write_text(f"{OWN}\n\n{again}")
+
+    refused = in_child("shop.counting", "--events", events, cwd=tmp_path)
+
+    assert "shop.counting has 2 read models; name one: shop.counting:Counting, shop.counting:Again" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "reads several records; choose one by --record: Scored, Ended"),
+        (("--record", "Other"), "reads no record Other; it reads Scored, Ended"),
+    ],
+)
+def test_a_record_is_chosen_where_the_model_reads_several(events: Path, given: tuple[str, ...], why: str) -> None:
+    done = tried("tests.support.models:Summary", "--events", events, *given)
+
+    assert isinstance(done.exception, InvalidInputError)
+    assert why in str(done.exception)
+
+
+@pytest.fixture
+def watching(events: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    (tmp_path / "counting.py").write_text(OWN)
+    command = [sys.executable, "-m", "balance_service", "try", "counting:Counting", "--events", str(events), "--watch"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        yield child
+        child.kill()
+
+
+def until_watching(child: subprocess.Popen[str]) -> str:
+    """What a run prints."""
+    assert child.stdout is not None
+    printed = ""
+    for line in child.stdout:
+        if line.startswith("watching "):
+            return printed
+        printed += line
+    raise AssertionError(f"the command has ended: {printed}")
+
+
+def test_a_saved_file_is_run_again_until_ctrl_c(watching: subprocess.Popen[str], events: Path, tmp_path: Path) -> None:
+    assert ["ada", "102.50"] in rows(until_watching(watching))
+
+    events.write_text(funds("eve", "1.00"))
+    assert ["eve", "101.00"] in rows(until_watching(watching))
+
+    (tmp_path / "counting.py").write_text(OWN.replace("BONUS = 100", "BONUS = 3000"))
+    assert ["eve", "3001.00"] in rows(until_watching(watching))
+
+    time.sleep(0.1)
+    watching.send_signal(2)
+    assert watching.wait(timeout=WAIT_SECONDS) == 0
