@@ -69,7 +69,8 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
-    legs = checked_legs(model, [output.where.column for output in outputs if output.where is not None])
+    asked = [output.where.columns for output in outputs if output.where is not None]
+    legs = checked_legs(model, frozenset[str]().union(*asked))
     events = events_of(model, legs[-1])
     for output in outputs:
         if output.each is not EVENT:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import Schema, full_name, load_schema
+from balance_service.model.conditions import checked
 from balance_service.model.joins import Global, Join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.joins import Missing, Table
 
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Where:
     """A step that leaves out the events for which a condition does not hold."""
 
-    condition: Same
+    condition: Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class Stream:
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "steps", ())
 
-    def where(self, condition: Same) -> Stream:
-        """Those for which a condition holds; the others are ignored, and counted so."""
-        return self._with(Where(condition))
+    def where(self, condition: Condition) -> Stream:
+        """Those for which a condition (`conditions.col`) holds; the others are ignored, and counted so."""
+        return self._with(Where(checked(condition)))
 
     def by(self, column: str, record: str | None = None) -> Stream:
         """The same records on a topic of our own, each with the value of a column as its key.
@@ -113,7 +114,7 @@ class Leg:
     is_first: bool
     records: tuple[str, ...]
     """The types that it reads, by their simple names; none: of a stage of retries, which takes all as they are."""
-    conditions: tuple[Same, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     by: str | None = None
     """The column whose value is the key of what it passes on; None: it is the last."""
     key: str | None = None
@@ -158,7 +159,7 @@ def legs_of(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Leg,
             case Select():
                 columns = step.columns
             case Where(condition):
-                used.add(condition.column)
+                used |= condition.columns
                 leg = replace(leg, conditions=(*leg.conditions, condition))
             case Join():
                 leg = replace(leg, joins=(*leg.joins, step))
