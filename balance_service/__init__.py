@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from balance_service.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from balance_service.application import Application as Application
     from balance_service.errors import ConfigurationError as ConfigurationError
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from balance_service.model.states import scale as scale
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
-
-__version__ = "0.1.0"
 
 _WHERE = {
     "application": ("Application",),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key")
-# Of what the record has besides, what only some legs hand over.
+# Of what the record has besides, what only some stages hand over.
 _CARRIED = ("headers",)
 
 

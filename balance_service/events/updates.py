@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.events.conditions import column_of
 from balance_service.events.notes import IGNORED
 from balance_service.events.shape import all_of, any_of
-from balance_service.model.conditions import LOWER, UPPER
 from balance_service.model.folds import StandardFold, Top
 from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT
 from balance_service.model.read_model import words_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
@@ -108,12 +108,9 @@ def _value_misfit(columns: Mapping[str, Any], cause: Column, key: str = "", key_
     return cause
 
 
-def _holds(stage: Stage, condition: Same) -> Column:
+def _holds(stage: Stage, condition: Condition) -> Column:
     """Whether a condition holds for an event; never null."""
-    column = _of_all_records(stage, condition.column)
-    if condition.ignoring_case:
-        column = F.translate(column, UPPER, LOWER)
-    return F.coalesce(column == F.lit(condition.lowered(condition.value)), F.lit(False))
+    return F.coalesce(column_of(condition, [*stage.wanted_schemas.values()]), F.lit(False))
 
 
 def _key_of(stage: Stage, name: str) -> Column:

@@ -8,12 +8,12 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from balance_service import __version__
 from balance_service.process.clock import elapsed
 from balance_service.state.letters.letter import open_letters
 from balance_service.state.records import Role
 from balance_service.state.store.database import room_bytes
 from balance_service.state.store.options import block_cache_bytes
+from balance_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -88,7 +88,8 @@ def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Decl
     """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
         refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
-    stages = checked_stages(model, outputs, [output.where.column for output in outputs if output.where is not None])
+    asked = [output.where.columns for output in outputs if output.where is not None]
+    stages = checked_stages(model, outputs, frozenset[str]().union(*asked))
     events = events_of(model, stages[-1])
     for output in outputs:
         if output.each is not EVENT:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.outputs import Emit
     from balance_service.model.stage import Stage
 
@@ -102,14 +102,15 @@ def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None
             refuse(model, why)
 
 
-def check_condition(model: Any, condition: Same, events: Mapping[str, Schema]) -> None:
+def check_condition(model: Any, condition: Condition, events: Mapping[str, Schema]) -> None:
     """Check that a condition can be asked of events. Raises ConfigurationError."""
     for record, schema in events.items():
-        columns = fields_of(schema)
-        if condition.column not in columns:
-            refuse(model, f"asks for '{condition.column}', a column that {record} does not have")
-        if why := condition.misfit(columns[condition.column]):
-            refuse(model, f"asks what it cannot: {why}")
+        for asked in condition.asked:
+            kind = asked.field.type_in(schema)
+            if kind is None:
+                refuse(model, f"asks for '{asked.field.path}', a column that {record} does not have")
+            if why := asked.misfit(kind):
+                refuse(model, f"asks what it cannot: {why}")
 
 
 def events_of(model: Any, stage: Stage) -> dict[str, Schema]:

@@ -9,7 +9,7 @@ from balance_service.model.joins import Global
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.joins import Join
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -54,11 +54,8 @@ def _joined(join: Join) -> str:
 _TOPIC, _STATES = '[("{}")]', '[["{}"]]'
 
 
-def _told(conditions: Iterable[Same], record: str = "") -> str:
+def _told(conditions: Iterable[Condition], record: str = "") -> str:
     """What an arrow says."""
-    asked = [
-        f"{condition.column} = {condition.value}{', in any case' if condition.ignoring_case else ''}"
-        for condition in conditions
-    ]
-    said = "; ".join(filter(None, [record, *asked]))
+    # Mermaid's text ends at a quote.
+    said = "; ".join(filter(None, [record, *map(str, conditions)])).replace('"', "#quot;")
     return f'|"{said}"|' if said else ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from balance_service.model.conditions import checked
 from balance_service.model.joins import Join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.joins import Missing, Table
 
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Where:
     """A step that leaves out the events for which a condition does not hold."""
 
-    condition: Same
+    condition: Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ class Stream:
         object.__setattr__(self, "tombstones", tombstones)
         object.__setattr__(self, "steps", ())
 
-    def where(self, condition: Same) -> Stream:
-        """Those for which a condition holds; the others are ignored, and counted so."""
-        return self._with(Where(condition))
+    def where(self, condition: Condition) -> Stream:
+        """Those for which a condition (`conditions.col`) holds; the others are ignored, and counted so."""
+        return self._with(Where(checked(condition)))
 
     def by(self, column: str, record: str | None = None) -> Stream:
         """The same records on a topic of our own, each with the value of a column as its key.

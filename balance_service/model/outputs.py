@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from balance_service.model.conditions import checked
+
 if TYPE_CHECKING:
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.read_model import Event
 
 Sent = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -39,10 +41,14 @@ class Emit:
     topic: str
     record: str | None = None
     each: Each = EVENT
-    where: Same | None = None
+    where: Condition | None = None
     """Of which events; of all if None. For a model without states."""
     make: Callable[[Event], Sent] | None = None
     """An event → what is sent of it, pure. For a model without states; one with states has `emit`."""
+
+    def __post_init__(self) -> None:
+        if self.where is not None:
+            checked(self.where)
 
 
 def listed(sent: Sent) -> Sequence[Mapping[str, Any]]:

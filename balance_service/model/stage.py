@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
-    from balance_service.model.conditions import Same
+    from balance_service.model.conditions import Condition
     from balance_service.model.flow import Stream
 
 
@@ -37,7 +37,7 @@ class Stage:
     """The topic for which the source's records were encoded: most are passed on as they are."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
     """The records that it reads, by simple name. Retries have none, and take all records as they are."""
-    conditions: tuple[Same, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     key: str | None = None
     """The column that is the key of what it reads; None where that may be anything."""
     columns: frozenset[str] | None = None
@@ -148,7 +148,7 @@ def declared_stages(
             case Select():
                 columns = step.columns
             case Where(condition):
-                used.add(condition.column)
+                used |= condition.columns
                 stage = replace(stage, conditions=(*stage.conditions, condition))
             case Join():
                 table = step.table

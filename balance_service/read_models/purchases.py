@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.model.conditions import same
+from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.outputs import Emit
 from balance_service.model.read_model import ReadModel
@@ -28,6 +28,6 @@ class Purchases(ReadModel):
     name = "purchases"
     source = Stream("pos", "PosInvoice")
     emits = (
-        Emit("shipments", where=same("deliveryType", "HOME-DELIVERY", ignoring_case=True)),
+        Emit("shipments", where=col("deliveryType").lower() == "home-delivery"),
         Emit("hadoop", "HadoopRecord", make=masked_lines),
     )

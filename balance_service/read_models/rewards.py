@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import PoisonRecordError
-from balance_service.model.conditions import same
+from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.folds import add, product
 from balance_service.model.outputs import EVENT, Emit
@@ -28,7 +28,7 @@ class Rewards(ReadModel):
     name = "rewards"
     source = (
         Stream("pos", "PosInvoice")
-        .where(same("customerType", "PRIME"))
+        .where(col("customerType") == "PRIME")
         .by("customerCardNo")
         .select("invoiceNumber", "totalAmount")
     )

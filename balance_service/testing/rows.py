@@ -142,7 +142,7 @@ def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, Given]) ->
 
 
 def key_of(read_model: ReadModel, stage: Stage, given: Given) -> bytes | None:
-    """The key of an event's record; None if it has none, as only some legs allow."""
+    """The key of an event's record; None if it has none, as only some stages allow."""
     if given.record_key is not None or stage.by is not None or not read_model.has_states():
         return given.record_key
     return read_model.key_type.encode(given.values[read_model.key])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 from hypothesis import strategies as st
 
 from balance_service.avro.types import fields_of, simple_name, without_null
 from balance_service.testing.rows import Given, driven_stages, tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
@@ -37,20 +39,53 @@ def batches(read_model: ReadModel) -> SearchStrategy[list[list[Given]]]:
 def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[Given]:
     # One in many is refused, so that most of what is tried is folded.
     keys = st.sampled_from([*_KEYS * 4, *_MALFORMED])
-    fields = {name: _sent(kind) for name, kind in fields_of(schema).items()}
+    literals = _literals(read_model)
+    fields = {name: _sent(kind, name, literals) for name, kind in fields_of(schema).items()}
     if read_model.has_states() and not read_model.key_type.is_number:
-        fields[read_model.key] = keys
-    conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
-    for condition in (*conditions, *(output.where for output in read_model.outputs if output.where)):
-        fields[condition.column] |= st.just(condition.value)
+        fields[read_model.key] = _or_of(keys, "string", literals.get(read_model.key, ()))
     record_keys = st.sampled_from([*[None] * 19, b"another key"])
     return st.builds(Given, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
 
 
-def _sent(kind: Any) -> SearchStrategy[Any]:
-    """Values of an Avro type as producers send them: nobody checks that a UUID is one."""
-    is_uuid = simple_name(without_null(kind)[0]) == "uuid"
-    return values_of(kind) | st.sampled_from(["", "nonsense"]) if is_uuid else values_of(kind)
+def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
+    """What the conditions of driven stages and of outputs compare each column with, or a field in one."""
+    conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
+    found: dict[str, list[Any]] = {}
+    for condition in (*conditions, *(output.where for output in read_model.outputs if output.where is not None)):
+        for asked in condition.asked:
+            also = [value.upper() for value in asked.values] if asked.field.is_lowered else []
+            found.setdefault(asked.field.path, []).extend((*asked.values, *also))
+    return found
+
+
+def _sent(kind: Any, path: str, literals: Mapping[str, Sequence[Any]]) -> SearchStrategy[Any]:
+    """Values of an Avro type as producers send them, those among them for which conditions hold.
+
+    Nobody checks that a UUID is one.
+    """
+    inner, is_nullable = without_null(kind)
+    if simple_name(inner) == "record" and any(asked.startswith(f"{path}.") for asked in literals):
+        fields = {name: _sent(field, f"{path}.{name}", literals) for name, field in fields_of(inner).items()}
+        return st.fixed_dictionaries(fields) | (st.none() if is_nullable else st.nothing())
+    values = values_of(kind) | (st.sampled_from(["", "nonsense"]) if simple_name(inner) == "uuid" else st.nothing())
+    return _or_of(values, inner, literals.get(path, ()))
+
+
+def _or_of(values: SearchStrategy[Any], kind: Any, literals: Sequence[Any]) -> SearchStrategy[Any]:
+    """Some values, and those among what a column is compared with that it may have."""
+    if simple_name(kind) == "decimal":
+        literals = [Decimal(value) for value in literals]
+    allowed = [value for value in literals if _is_allowed(kind, value)]
+    return values | st.sampled_from(allowed) if allowed else values
+
+
+def _is_allowed(kind: Any, value: Any) -> bool:
+    """Whether a value can be sent; a decimal is compared with more digits than its column may have, say."""
+    try:
+        fastavro.schemaless_writer(io.BytesIO(), kind, value)
+    except Exception:  # fastavro raises whatever its writer trips over
+        return False
+    return True
 
 
 def values_of(kind: Any) -> SearchStrategy[Any]:

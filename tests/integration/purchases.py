@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fastavro
 
 from balance_service.avro.schemas import full_name, load_schema
-from balance_service.model.conditions import same
+from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.outputs import EVENT, Emit
 from balance_service.read_models.purchases import Purchases, masked_lines
@@ -50,7 +50,7 @@ def named(application_id: str) -> Named:
             "__module__": __name__,
             "__qualname__": f"{application_id}-rewards",
             "name": f"rewards-{application_id}",
-            "source": Stream(pos, "PosInvoice").where(same("customerType", "PRIME")).by("customerCardNo"),
+            "source": Stream(pos, "PosInvoice").where(col("customerType") == "PRIME").by("customerCardNo"),
             "emits": Emit(notifications, "Notification", each=EVENT),
             # A path has one model.
             "queries": None,
@@ -65,7 +65,7 @@ def named(application_id: str) -> Named:
             "name": f"purchases-{application_id}",
             "source": Stream(pos, "PosInvoice"),
             "emits": (
-                Emit(shipments, where=same("deliveryType", "HOME-DELIVERY", ignoring_case=True)),
+                Emit(shipments, where=col("deliveryType").lower() == "home-delivery"),
                 Emit(hadoop, "HadoopRecord", make=masked_lines),
             ),
         },

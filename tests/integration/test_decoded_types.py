@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import frame_header
 from balance_service.avro.registry import WriterSchema
 from balance_service.avro.schemas import full_name, load_schema
-from balance_service.avro.types import fields_of
+from balance_service.avro.types import fields_of, without_null
 from balance_service.events.combine import PartitionRows
 from balance_service.events.decode import Decoder
 from balance_service.events.spark.session import start_spark
-from balance_service.model.conditions import same
+from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.outputs import Emit
 from balance_service.model.read_model import ReadModel
@@ -173,23 +173,29 @@ def test_a_tombstone_needs_a_whole_key_and_what_is_no_event_stays_one(spark: Spa
     ]
 
 
+ADDRESS = fields_of(without_null(fields_of(load_schema("PosInvoice"))["address"])[0])
 INVOICES = st.fixed_dictionaries(
     {
         "invoiceNumber": st.just("i"),
         "customerCardNo": st.sampled_from(["1", "22", "é", ""]),
         "customerType": st.sampled_from(["PRIME", "prime", "REGULAR", "PRIME ", "PRİME", ""]) | st.text(max_size=5),
         "deliveryType": st.sampled_from(["HOME-DELIVERY", "home-delivery", "HOME-DELİVERY", "TAKEAWAY", "ß", "SS"]),
+        "totalAmount": st.sampled_from([Decimal("2.99"), Decimal("3.00"), Decimal("3.01")]),
+        "address": st.none() | st.fixed_dictionaries({name: st.sampled_from(["Bern", ""]) for name in ADDRESS}),
     }
 )
-ANY_CASE = Stream("pos", "PosInvoice").where(same("deliveryType", "home-DELIVERY", ignoring_case=True))
+ANY_CASE = Stream("pos", "PosInvoice").where(col("deliveryType").lower() == "home-delivery")
 IN_TURN = [
-    Stream("pos", "PosInvoice").where(same("customerType", "PRIME")).by("customerCardNo"),
+    Stream("pos", "PosInvoice").where(col("customerType") == "PRIME").by("customerCardNo"),
     ANY_CASE.by("customerCardNo"),
-    ANY_CASE.where(same("customerType", "PRIME")).by("storeId"),
+    ANY_CASE.where(col("customerType") == "PRIME").by("storeId"),
+    Stream("pos", "PosInvoice")
+    .where(~(col("address.city") == "Bern") | (col("totalAmount") > 3) | col("customerType").isin("PRIME", ""))
+    .by("customerCardNo"),
 ]
 
 
-@pytest.mark.parametrize("source", IN_TURN, ids=["one condition", "case ignored", "two conditions"])
+@pytest.mark.parametrize("source", IN_TURN, ids=["one condition", "case ignored", "two conditions", "any of three"])
 def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, source: Stream) -> None:
     stage, schema, read_model = declared("rewards", source)[0], load_schema("PosInvoice"), Rewards()
 

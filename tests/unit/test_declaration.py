@@ -9,7 +9,7 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.events.nested import SPARK_TYPES
-from balance_service.model.conditions import same
+from balance_service.model.conditions import col
 from balance_service.model.declared_source import READ_TYPES
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
@@ -123,7 +123,7 @@ def test_what_a_declaration_names_is_read_be_it_selected_or_not() -> None:
     assert stage.columns == frozenset({"id", "customerId", "amount"})
 
     sending = {"name": "test-sending", "source": Stream("pos", "PosInvoice").select("storeId")}
-    home = Emit("home", where=same("deliveryType", "HOME-DELIVERY"))
+    home = Emit("home", where=col("deliveryType") == "HOME-DELIVERY")
     (stage,) = define(**sending, emits=home, key=None, state=None, amount=None)().stages
     assert stage.columns == frozenset({"storeId", "deliveryType"})
 

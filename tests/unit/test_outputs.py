@@ -10,7 +10,6 @@ import pytest
 
 from balance_service.avro.codec import frame_header
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.model.conditions import same
 from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum, add
 from balance_service.model.outputs import EVENT, LAST, Emit
@@ -268,17 +267,3 @@ def test_deliveries_are_shipped_in_whatever_case_and_all_lines_masked() -> None:
             [("origin", b"pos:0:1"), ("sent-by", b"driver-purchases:source")],
         )
         assert driver._last.sent("hadoop")[0].key == b"store"
-
-
-@pytest.mark.parametrize(
-    ("found", "holds"),
-    [("PRIME", True), ("prime", True), ("PrImE", True), ("PRİME", False), ("PRIME ", False), (None, False)],
-)
-def test_case_is_ignored_for_ascii_letters_alone(found: str | None, holds: bool) -> None:
-    assert same("c", "Prime", ignoring_case=True).holds({"c": found}) is holds
-    assert same("c", "PRIME").holds({"c": found}) is (found == "PRIME")
-
-
-def test_the_case_of_a_number_cannot_be_ignored() -> None:
-    with pytest.raises(TypeError, match="it is no text"):
-        same("c", 1, ignoring_case=True)
