@@ -185,7 +185,7 @@ class SchemaRegistry:
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
                 schema = self._newest(subject)
                 if schema is not None and subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
-                    found[schema["name"]] = schema
+                    found[full_name(schema).rpartition(".")[2]] = schema
         return found
 
     def newest(self, topic: str, record: str) -> Schema | None:

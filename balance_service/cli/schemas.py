@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
 
 from balance_service.observability.logs import quiet_logging
@@ -54,3 +57,43 @@ def schemas_register() -> None:
                 click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
     finally:
         registry.close()
+
+
+@schemas.command("pull")
+@click.argument("topic")
+@click.option(
+    "--to",
+    "folder",
+    default="schemas",
+    show_default=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder that the files are written to.",
+)
+def schemas_pull(topic: str, folder: Path) -> None:
+    """Write the newest schemas that the registry has for TOPIC to files, a record each.
+
+    A file that holds another schema is left as it is: nothing is written then, and the exit code is 2.
+    """
+    from contextlib import closing
+
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.errors import ConfigurationError
+
+    settings = load_settings()
+    quiet_logging()
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        found = registry.records_of(topic)
+    if not found:
+        raise ConfigurationError(
+            f"the schema registry at {registry.url} has no record under the subjects "
+            f"{topic}-NAMESPACE.NAME or {topic}-value; correct TOPIC, or BALANCE_SCHEMA_REGISTRY_URL"
+        )
+    texts = {folder / f"{name}.avsc": json.dumps(schema, indent=2) + "\n" for name, schema in found.items()}
+    for file, text in texts.items():
+        if file.exists() and json.loads(file.read_text(encoding="utf-8")) != json.loads(text):
+            raise ConfigurationError(f"{file} holds another schema; move it away, or pull to another folder by --to")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {file}")

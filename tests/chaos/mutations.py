@@ -103,9 +103,9 @@ MUTATIONS = (
     ),
     Mutation(
         "predecessors are not fenced: every task has a transactional id of its own",
-        "balance_service/settings/stage.py",
-        'f"{self.application_id}-{self.name}-{partition}"',
-        "f\"{self.application_id}-{self.name}-{partition}-{__import__('time').monotonic_ns()}\"",
+        "balance_service/model/stage.py",
+        'f"{self.full_name}-{partition}"',
+        "f\"{self.full_name}-{partition}-{__import__('time').monotonic_ns()}\"",
         "pause-at-begun=4",
         (*WRONG, "backwards"),
     ),
