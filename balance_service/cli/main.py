@@ -98,11 +98,12 @@ def serve(*, print_config: bool) -> None:
         launch_jvm(settings, directory.scratch)
         from balance_service.application import Application
         from balance_service.cli.models import hosted_models, known_models
+        from balance_service.read_models.add_funds import ADD_FUNDS
 
         hosted, known = hosted_models(settings), known_models(settings)
 
         async def run() -> None:
-            await Application(settings, hosted, known=known, state_directory=directory).serve()
+            await Application(settings, hosted, known=known, commands=[ADD_FUNDS], state_directory=directory).serve()
 
         asyncio.run(run())
 
@@ -162,10 +163,11 @@ def demo() -> None:
 def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_json: bool) -> None:
     """Append one FundsAdded event straight to the topic."""
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.commands.add_funds import amount_of, idempotency_key_of
-    from balance_service.commands.publisher import FundsAddedPublisher
+    from balance_service.http.parameters import idempotency_key_of
     from balance_service.kafka.clients import producer_config
     from balance_service.model.keys import checked_key
+    from balance_service.read_models.add_funds import amount_of
+    from balance_service.read_models.funds_publisher import FundsAddedPublisher
 
     settings = load_settings()
     quiet_logging()
