@@ -133,9 +133,7 @@ def test_an_amount_in_a_string_is_taken_exactly_if_its_schema_allows_it(text: st
 
 def test_two_components_of_one_name_are_refused() -> None:
     route = next(iter(ROUTES))
-    other = replace(
-        route, path="/other", answers=(ok("Another.", Component("schemas", "Amount", {"type": "string"})),)
-    )
+    other = replace(route, path="/other", answers=(ok("Another.", Component("schemas", "Amount", {"type": "string"})),))
 
     with pytest.raises(ValueError, match="two components of the name Amount"):
         document([route, other])

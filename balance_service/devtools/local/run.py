@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +18,6 @@ from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from balance_service.model.read_model import ReadModel
 
@@ -49,7 +50,7 @@ def run_local(
         stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
         say(f"  Kafka            {stack.bootstrap_servers}")
         say(f"  schema registry  {stack.schema_registry_url}")
-        running = start_instances(cleanup, stack, instances, http_port)
+        running = start_instances(cleanup, stack, instances, http_port, _own_modules())
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
         if sample_models and running:
@@ -88,6 +89,12 @@ def start_instances(
     for instance in instances:
         instance.wait_ready()
     return instances
+
+
+def _own_modules() -> dict[str, str]:
+    """Lets the instances, whose working directory is another, find read models in this one, as `serve` does."""
+    paths = filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def say(line: str) -> None:
