@@ -18,6 +18,7 @@ import structlog
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.answering import Answering
+from balance_service.hosting.binding import bound
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.running import Running
@@ -70,12 +71,13 @@ class Application:
             state_directory: closed in the end; by default the one that the settings name.
 
         Raises:
-            ConfigurationError: the port is in use, nobody can reach the advertised address, or a file that HTTP's
-                security rests on cannot be used.
+            ConfigurationError: a model cannot be as it is declared, the port is in use, nobody can reach the advertised
+                address, or a file that HTTP's security rests on cannot be used.
+            RetriableError: the registry is asked for a schema, and does not answer.
         """
         _check_resolves(settings.application_server)
         self._settings = settings
-        hosted = [model() if isinstance(model, type) else model for model in models]
+        hosted = bound(models, settings)
         self._models = hosted
         self._commands = commands
         self._known = [*hosted, *(other for other in known if other.name not in {model.name for model in hosted})]
