@@ -14,14 +14,13 @@ from balance_service.state.completeness import Wholeness
 from balance_service.state.opening import check_same_changelog, check_same_log, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from structlog.typing import FilteringBoundLogger
 
-    from balance_service.state.changelog.reader import Apply
+    from balance_service.state.changelog.reader import Part
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import TaskId
-    from balance_service.state.store.batch import StoreBatch
     from balance_service.state.store.store import StateStore
 
 _END_WITHIN_MS = 10
@@ -33,13 +32,9 @@ class Replica:
     `store` is None before `open`. `changelog_topic_id` is the changelog's, empty before.
     """
 
-    def __init__(self, task_id: TaskId, context: TaskContext, apply: Apply, log: FilteringBoundLogger) -> None:
-        """Args:
-        apply: called with what is read, as `ChangelogReader` does; calls `passed` and `apply` in turn.
-        """
+    def __init__(self, task_id: TaskId, context: TaskContext, log: FilteringBoundLogger) -> None:
         self._task_id = task_id
         self._context = context
-        self._on_read = apply
         self._reader: ChangelogReader | None = None
         self._wholeness = Wholeness(self._end)
         self.store: StateStore | None = None
@@ -62,10 +57,12 @@ class Replica:
             config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
         # Asked for here: a consumer that shall begin at the beginning finds out where that is half a second later.
         start = self.store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
-        self._reader = ChangelogReader(config, changelog.name, partition, start, self._on_read)
+        self._reader = ChangelogReader(config, changelog.name, partition, start)
 
-    def catch_up(self, is_closing: Callable[[], bool], *, is_fenced: bool, answers: bool) -> None:
-        """Replay the changelog up to its present end; not fenced, up to the transaction that a writer may have open.
+    def catch_up(self, is_closing: Callable[[], bool], *, is_fenced: bool, answers: bool) -> Iterator[Part]:
+        """The changelog up to its present end; not fenced, up to the transaction that a writer may have open.
+
+        Each part is to be applied before the next one is asked for, after `passed` was asked about it.
 
         A writer that was cut off leaves one open until its successor fences it, which may be the one that waits here.
 
@@ -82,13 +79,17 @@ class Replica:
         self.restoration.begin(start, end)
         if not is_fenced:
             self._wholeness.look()
-        reader.replay(end, is_closing, answers=answers, fenced=is_fenced)
+        yield from reader.replay(end, is_closing, answers=answers, fenced=is_fenced)
         self._wholeness.passed(reader.whole_up_to)
 
-    def tail(self) -> None:
-        """Apply what the owner has committed since, or wait briefly for it. Raises as `Task.open`."""
+    def tail(self) -> Iterator[Part]:
+        """What the owner has committed since, waiting briefly for it; to be applied as `catch_up` says.
+
+        Raises as `Task.open`.
+        """
         _, reader = self._opened()
-        if reader.tail():
+        yield from reader.tail()
+        if reader.met_end:
             self._wholeness.met_end()
         # The end is met once; an idle changelog is stood at for long.
         self._wholeness.passed(reader.whole_up_to)
@@ -99,19 +100,19 @@ class Replica:
         """Whether the store is as one commit of the owner left it."""
         return self._opened()[1].is_whole and self._wholeness.holds
 
-    def passed(self, changelog_offset: int, *, is_whole: bool) -> bool:
-        """Whether the store will be as one commit left it, once what was read up to this offset is applied.
+    def passed(self, part: Part) -> bool:
+        """Whether the store will be as one commit left it, once a part is applied.
 
         Raises:
             RetriableError: it was read so late that the store must be opened anew, which looks at its age.
         """
         if self._wholeness.was_away:
             raise RetriableError("the changelog was not read for an hour, in which tombstones may have gone")
-        if is_whole:
-            self._wholeness.passed(changelog_offset)
-        return is_whole and self._wholeness.holds
+        if part.is_whole:
+            self._wholeness.passed(part.changelog_offset)
+        return part.is_whole and self._wholeness.holds
 
-    def apply(self, batch: StoreBatch, changelog_offset: int, *, is_whole: bool) -> None:
+    def apply(self, part: Part) -> None:
         """Write what was read.
 
         Raises:
@@ -120,11 +121,11 @@ class Replica:
         """
         store, _ = self._opened()
         store.require_room()
-        records = len(batch)
-        store.apply(batch, changelog_offset)
-        if is_whole and store.position is not None:
+        records = len(part.records)
+        store.apply(part.records, part.changelog_offset)
+        if part.is_whole and store.position is not None:
             check_same_changelog(self.changelog_topic_id, store.position.changelog_topic_id)
-        self.restoration.advance(records, changelog_offset)
+        self.restoration.advance(records, part.changelog_offset)
 
     def check_same_logs(self) -> None:
         """Check that source and changelog are the topics they were. Raises TaskHaltedError, RetriableError."""

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from balance_service.kafka.topics import Topic
+    from balance_service.state.changelog.reader import Part
     from balance_service.state.changelog.writer import ChangelogWriter
     from balance_service.state.letters.changes import Due
     from balance_service.state.letters.decisions import Verdict
     from balance_service.state.opening import TaskContext
     from balance_service.state.records import Position, TaskBatch, TaskId
-    from balance_service.state.store.batch import StoreBatch
     from balance_service.state.store.store import StateStore, StoreView
 
 log = structlog.get_logger(__name__)
@@ -71,7 +71,7 @@ class Task:
         self._epoch = 0
         self._shown: StoreView | None = None
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self._replica = Replica(task_id, context, self._apply, self._log)
+        self._replica = Replica(task_id, context, self._log)
 
     @property
     def state(self) -> TaskState:
@@ -133,7 +133,7 @@ class Task:
     def tail(self) -> None:
         """As a standby, apply what the owner has committed since, or wait briefly for it. Raises as `open`."""
         with self._held():
-            self._replica.tail()
+            self._apply(self._replica.tail())
             self._answer_if_complete()
 
     def promote(self) -> None:
@@ -327,15 +327,16 @@ class Task:
 
     def _catch_up(self, *, is_fenced: bool) -> None:
         answers = self._state is TaskState.TAILING
-        self._replica.catch_up(self._closing.is_set, is_fenced=is_fenced, answers=answers)
+        self._apply(self._replica.catch_up(self._closing.is_set, is_fenced=is_fenced, answers=answers))
 
-    def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
-        will_be_complete = self._replica.passed(changelog_offset, is_whole=is_whole)
-        if self._state is TaskState.TAILING and not will_be_complete:
-            self._to(TaskState.RESTORING)
-        self._replica.apply(batch, changelog_offset, is_whole=is_whole)
-        if self._state is TaskState.TAILING:
-            self._shown = self._store().view
+    def _apply(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            will_be_complete = self._replica.passed(part)
+            if self._state is TaskState.TAILING and not will_be_complete:
+                self._to(TaskState.RESTORING)
+            self._replica.apply(part)
+            if self._state is TaskState.TAILING:
+                self._shown = self._store().view
 
     def _store(self) -> StateStore:
         if self._replica.store is None:

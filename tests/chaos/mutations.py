@@ -165,7 +165,7 @@ MUTATIONS = (
         "            if answers and key == POSITION_KEY:\n"
         "                ahead = StoreBatch()\n"
         "                ahead.put(key, value or b'')\n"
-        "                self._apply(ahead, offset_of(message) + 1, True)\n"
+        "                yield Part(ahead, offset_of(message) + 1, True)\n"
         "                time.sleep(0.05)\n",
         QUIET,
         WRONG,

@@ -132,8 +132,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a standby answers from part of a transaction",
         "state/task.py",
-        "        if self._state is TaskState.TAILING and not will_be_complete:\n",
-        "        if False:\n",
+        "            if self._state is TaskState.TAILING and not will_be_complete:\n",
+        "            if False:\n",
         "unit/test_replica",
         "test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest",
     ),

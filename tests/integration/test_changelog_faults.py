@@ -10,6 +10,7 @@ import pytest
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.state.changelog.reader import Part
 from balance_service.state.opening import open_writer
 from balance_service.state.records import POSITION_KEY, Position, TaskId
 from balance_service.state.store.batch import StoreBatch
@@ -134,7 +135,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
             batch.put(POSITION_KEY, hosted(engine).tasks._context.work.position_codec.encode(stranger.record()))
 
             with pytest.raises(RetriableError, match="made anew"):
-                standby._apply(batch, 100, is_whole=True)
+                standby._apply([Part(batch, 100, is_whole=True)])
 
 
 def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(

@@ -91,9 +91,9 @@ def delete_directory(settings: Settings) -> None:
 
 
 def read_changelog(settings: Settings) -> None:
-    reader = ChangelogReader(reader_config(settings), balance_stage(settings).changelog, 0, 0, lambda *_: None)
+    reader = ChangelogReader(reader_config(settings), balance_stage(settings).changelog, 0, 0)
     try:
-        reader.replay(1, lambda: False)
+        [*reader.replay(1, lambda: False)]
     finally:
         reader.close()
 

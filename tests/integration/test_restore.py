@@ -17,7 +17,7 @@ from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from balance_service.state.changelog.dead_letters import Envelope
-from balance_service.state.changelog.reader import ChangelogReader
+from balance_service.state.changelog.reader import ChangelogReader, Part
 from balance_service.state.changelog.writer import ChangelogWriter
 from balance_service.state.records import POSITION_KEY, Position, TaskId
 from balance_service.state.store.store import StateStore
@@ -25,12 +25,11 @@ from tests.integration.engines import balance_stage, prepare, settings_for
 from tests.support.fakes import position_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.state.records import Record
-    from balance_service.state.store.batch import StoreBatch
 
 CODEC = position_codec()
 MANY = 70_000
@@ -105,14 +104,13 @@ class Restoring:
         self.parts: list[tuple[int, bool]] = []
         self._after_part = after_part
         self.start = self.store.changelog_offset
-        self.reader = ChangelogReader(
-            reader_config(settings), balance_stage(settings).changelog, 0, self.start, self._apply
-        )
+        self.reader = ChangelogReader(reader_config(settings), balance_stage(settings).changelog, 0, self.start)
 
-    def _apply(self, batch: StoreBatch, changelog_offset: int, is_whole: bool) -> None:
-        self.parts.append((len(batch), is_whole))
-        self.store.apply(batch, changelog_offset)
-        self._after_part(len(self.parts))
+    def apply(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            self.parts.append((len(part.records), part.is_whole))
+            self.store.apply(part.records, part.changelog_offset)
+            self._after_part(len(self.parts))
 
     def contents(self) -> dict[bytes, bytes]:
         keys = [*self.store.keys(b"", b"\xff", 1_000_000), POSITION_KEY]
@@ -133,7 +131,7 @@ def test_a_store_that_answers_nobody_is_restored_in_parts(settings: Settings, ch
     changelog.commit([(b"c000001", b"two"), (b"c000002", None), (b"c000001", b"three")])
     changelog.commit(states(MANY, 10, b"four"))
     with restoring(settings, path) as restored:
-        restored.reader.replay(changelog.end, lambda: False)
+        restored.apply(restored.reader.replay(changelog.end, lambda: False))
 
         assert restored.contents() == changelog.expected
         assert sum(records for records, _ in restored.parts) == MANY + 3 + 10 + 3
@@ -150,7 +148,7 @@ def test_a_store_that_answers_gets_each_transaction_whole(settings: Settings, ch
     changelog.commit([(b"c000002", None)])
     changelog.commit([])
     with restoring(settings, path) as restored:
-        restored.reader.replay(changelog.end, lambda: False, answers=True)
+        restored.apply(restored.reader.replay(changelog.end, lambda: False, answers=True))
 
         assert restored.parts == [(MANY + 1, True), (2, True), (1, True)]
         assert restored.contents() == changelog.expected
@@ -162,14 +160,14 @@ def test_an_end_within_a_transaction_is_left_for_the_transactions_own(
     changelog.commit(states(0, 10, b"zero"))
     changelog.commit(states(0, MANY, b"one"))
     with restoring(settings, path) as restored:
-        restored.reader.replay(MANY // 2, lambda: False, fenced=False)
+        restored.apply(restored.reader.replay(MANY // 2, lambda: False, fenced=False))
 
         assert restored.contents() == changelog.expected
         assert restored.parts[-1][1]
 
         changelog.commit(states(0, MANY, b"two"))
         while restored.contents() != changelog.expected:
-            restored.reader.tail()
+            restored.apply(restored.reader.tail())
 
         assert restored.parts[-1][1]
 
@@ -177,12 +175,12 @@ def test_an_end_within_a_transaction_is_left_for_the_transactions_own(
 def test_a_restore_that_is_given_up_goes_on_where_it_was(settings: Settings, changelog: Changelog, path: Path) -> None:
     changelog.commit(states(0, MANY, b"one"))
     with restoring(settings, path) as given_up, pytest.raises(TaskMigratedError):
-        given_up.reader.replay(changelog.end, lambda: len(given_up.parts) == 1)
+        given_up.apply(given_up.reader.replay(changelog.end, lambda: len(given_up.parts) == 1))
     with restoring(settings, path) as restored:
         assert 0 < restored.start < changelog.end
         assert restored.store.position is None
 
-        restored.reader.replay(changelog.end, lambda: False)
+        restored.apply(restored.reader.replay(changelog.end, lambda: False))
 
         assert sum(records for records, _ in restored.parts) < MANY
         assert restored.contents() == changelog.expected
@@ -203,7 +201,7 @@ def test_a_restore_that_is_killed_goes_on_where_it_was(settings: Settings, chang
         assert 0 < restored.start < changelog.end
         assert len(restored.contents()) < len(changelog.expected)
 
-        restored.reader.replay(changelog.end, lambda: False)
+        restored.apply(restored.reader.replay(changelog.end, lambda: False))
 
         assert restored.contents() == changelog.expected
         assert restored.store.changelog_offset <= changelog.end
@@ -215,7 +213,7 @@ def _restore_and_be_killed(overrides: dict[str, Any], path: Path, end: int) -> N
             os.kill(os.getpid(), signal.SIGKILL)
 
     restored = Restoring(load_settings(**overrides), path, kill)
-    restored.reader.replay(end, lambda: False)
+    restored.apply(restored.reader.replay(end, lambda: False))
 
 
 @pytest.mark.parametrize("foreign", [1, 20_000, MANY])
@@ -229,4 +227,4 @@ def test_states_without_a_position_halt_every_restore(
     assert stranger.flush(30) == 0
     for _ in range(2):
         with restoring(settings, path) as restored, pytest.raises(TaskHaltedError, match="states without a position"):
-            restored.reader.replay(changelog.end, lambda: False)
+            restored.apply(restored.reader.replay(changelog.end, lambda: False))

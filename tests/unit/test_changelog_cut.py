@@ -101,10 +101,10 @@ def test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again(
     assert len(log.records) > store.changelog_offset
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: len(log.records)})
     context = SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog"))
-    replica = Replica(TASK, cast("Any", context), cast("Any", None), structlog.get_logger())
+    replica = Replica(TASK, cast("Any", context), structlog.get_logger())
     replica.store, replica._reader = store, cast("Any", object())
     with pytest.raises(StoreCorruptedError, match="beyond the changelog's end"):
-        replica.catch_up(lambda: False, is_fenced=True, answers=False)
+        [*replica.catch_up(lambda: False, is_fenced=True, answers=False)]
     store.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.state.changelog.reader import Part
 from balance_service.state.completeness import Wholeness
 from balance_service.state.records import Role, TaskId
 from balance_service.state.replica import Replica
@@ -18,13 +19,19 @@ from balance_service.state.task_state import TaskState
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from balance_service.state.opening import TaskContext
 
 TASK = TaskId("balance", 0)
 
 
+def up_to(changelog_offset: int, *, is_whole: bool = True) -> Part:
+    return Part(StoreBatch(), changelog_offset, is_whole)
+
+
 def replica_of(context: Any = None) -> Replica:
-    return Replica(TASK, cast("TaskContext", context), lambda *_: None, structlog.get_logger())
+    return Replica(TASK, cast("TaskContext", context), structlog.get_logger())
 
 
 class Reading:
@@ -34,17 +41,20 @@ class Reading:
         self.store: Any = SimpleNamespace(view="a view", position=None)
         self.restoration = SimpleNamespace(restored=0)
         self.is_complete = False
+        self.parts: list[Part] = []
         self.applied_while: list[TaskState] = []
         self.task: Any = None
 
-    def tail(self) -> None: ...
+    def tail(self) -> Iterator[Part]:
+        yield from self.parts
+        self.parts = []
 
     def close(self) -> None: ...
 
-    def passed(self, _offset: int, *, is_whole: bool) -> bool:
-        return is_whole
+    def passed(self, part: Part) -> bool:
+        return part.is_whole
 
-    def apply(self, _batch: StoreBatch, _offset: int, *, is_whole: bool) -> None:
+    def apply(self, _part: Part) -> None:
         self.applied_while.append(self.task.state)
 
 
@@ -53,16 +63,18 @@ class SlowReader:
 
     is_whole = True
     whole_up_to = 8
+    met_end = True
 
     def __init__(self, clock: Clock, seconds: int) -> None:
         self._clock = clock
         self._seconds = seconds
 
-    def replay(self, *_: object, **__: object) -> None:
+    def replay(self, *_: object, **__: object) -> Sequence[Part]:
         self._clock.now += self._seconds
+        return ()
 
-    def tail(self) -> bool:
-        return True
+    def tail(self) -> Sequence[Part]:
+        return ()
 
 
 @pytest.fixture
@@ -82,12 +94,12 @@ def standby(reading: Reading) -> Task:
 def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing_was_missed() -> None:
     clock, replica = Clock(), replica_of()
     replica._wholeness = Wholeness(lambda: 0, clock)
-    before = replica.passed(5, is_whole=True)
+    before = replica.passed(up_to(5))
     replica._wholeness.met_end()
-    part, whole = replica.passed(6, is_whole=False), replica.passed(7, is_whole=True)
+    part, whole = replica.passed(up_to(6, is_whole=False)), replica.passed(up_to(7))
     clock.now += 600
 
-    assert (before, part, whole, replica.passed(8, is_whole=True)) == (False, False, True, False)
+    assert (before, part, whole, replica.passed(up_to(8))) == (False, False, True, False)
 
 
 def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is() -> None:
@@ -98,7 +110,7 @@ def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though
     replica._wholeness.look()
 
     with pytest.raises(RetriableError, match="tombstones may have gone"):
-        replica.passed(7, is_whole=True)
+        replica.passed(up_to(7))
 
 
 def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
@@ -108,7 +120,7 @@ def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
     replica._reader = cast("Any", object())
 
     with pytest.raises(StoreCorruptedError, match="beyond the changelog's end 8"):
-        replica.catch_up(lambda: False, is_fenced=True, answers=False)
+        [*replica.catch_up(lambda: False, is_fenced=True, answers=False)]
 
 
 def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest(
@@ -117,7 +129,8 @@ def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_
     standby._to(TaskState.TAILING)
     answers = [standby.view is not None]
     for is_whole in (True, False):
-        standby._apply(StoreBatch(), 5, is_whole)
+        reading.parts = [up_to(5, is_whole=is_whole)]
+        standby.tail()
         answers.append(standby.view is not None)
     reading.is_complete = True
     standby.tail()
