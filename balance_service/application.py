@@ -18,10 +18,10 @@ import structlog
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.answering import Answering
+from balance_service.hosting.binding import bound
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.running import Running
-from balance_service.http.commands import Commands
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.wiring import Front
@@ -36,6 +36,7 @@ from balance_service.state.store.directory import StateDirectory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from balance_service.http.commands import Command
     from balance_service.http.peers.proxy import Proxy
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
@@ -58,6 +59,7 @@ class Application:
         models: Sequence[ReadModel | type[ReadModel]],
         *,
         known: Sequence[ReadModel] = (),
+        commands: Sequence[Command] = (),
         state_directory: StateDirectory | None = None,
     ) -> None:
         """Take the port and the state directory.
@@ -65,16 +67,19 @@ class Application:
         Args:
             models: that it hosts.
             known: others that peers may host, so that it answers for them by asking there.
+            commands: requests that append events.
             state_directory: closed in the end; by default the one that the settings name.
 
         Raises:
-            ConfigurationError: the port is in use, nobody can reach the advertised address, or a file that HTTP's
-                security rests on cannot be used.
+            ConfigurationError: a model cannot be as it is declared, the port is in use, nobody can reach the advertised
+                address, or a file that HTTP's security rests on cannot be used.
+            RetriableError: the registry is asked for a schema, and does not answer.
         """
         _check_resolves(settings.application_server)
         self._settings = settings
-        hosted = [model() if isinstance(model, type) else model for model in models]
+        hosted = bound(models, settings)
         self._models = hosted
+        self._commands = commands
         self._known = [*hosted, *(other for other in known if other.name not in {model.name for model in hosted})]
         self._stages = [*hosted_stages(hosted, settings), *stages_of_retries(self._known, settings)]
         self._metrics = Metrics()
@@ -85,7 +90,7 @@ class Application:
         self._waits_for = ""
         self._handlers = Handlers(Operations(self))
         self._front = Front(
-            settings, self._handlers, self._known, tracer=self._tracer, on_refused=self._metrics.refused.inc
+            settings, self._handlers, self._known, commands, tracer=self._tracer, on_refused=self._metrics.refused.inc
         )
         self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
         self._started = asyncio.Event()
@@ -207,7 +212,7 @@ class Application:
         )
         # Before its tasks open.
         loop.call_soon_threadsafe(self._front.bound, engine.open_files.connections)
-        running = Running.of(engine, settings, patience, self._front.trust, self._tracer)
+        running = Running.of(engine, settings, patience, self._front.trust, self._tracer, self._commands)
         EngineCollector(engine, running.directory.table).register(self._metrics.registry)
         running.start()
         favour_short_work()
@@ -219,7 +224,7 @@ class Application:
         answering = Answering(running, proxy, self._metrics, settings, self._known)
         self._handlers.models = answering.queries()
         self._handlers.dead_letters = answering.dead_letters()
-        self._handlers.commands = Commands(running.publisher, self._metrics)
+        self._handlers.commands = running.commands
         self._started.set()
         log.info("started", application_server=settings.application_server, models=list(running.engine.models))
 

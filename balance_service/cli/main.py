@@ -97,12 +97,14 @@ def serve(*, print_config: bool) -> None:
         # It comes up while the rest is imported, which is slow.
         launch_jvm(settings, directory.scratch)
         from balance_service.application import Application
-        from balance_service.cli.models import hosted_models, known_models
+        from balance_service.cli.models import hosted_models, with_shipped
+        from balance_service.read_models.add_funds import ADD_FUNDS
 
-        hosted, known = hosted_models(settings), known_models(settings)
+        hosted = hosted_models(settings)
+        known = with_shipped(hosted)
 
         async def run() -> None:
-            await Application(settings, hosted, known=known, state_directory=directory).serve()
+            await Application(settings, hosted, known=known, commands=[ADD_FUNDS], state_directory=directory).serve()
 
         asyncio.run(run())
 
@@ -142,8 +144,9 @@ def local(
         raise click.UsageError(
             f"--http-port {http_port} leaves no ports for {instances} instances; give {most} at most"
         )
-    models = known_models(load_settings()) if sample_events else []
-    run_local(instances, kafka_port, registry_port, http_port, data_dir, sample_models=models)
+    run_local(
+        instances, kafka_port, registry_port, http_port, data_dir, known=known_models, sample_events=sample_events
+    )
 
 
 @cli.command()
@@ -162,10 +165,11 @@ def demo() -> None:
 def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_json: bool) -> None:
     """Append one FundsAdded event straight to the topic."""
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.commands.add_funds import amount_of, idempotency_key_of
-    from balance_service.commands.publisher import FundsAddedPublisher
+    from balance_service.http.parameters import idempotency_key_of
     from balance_service.kafka.clients import producer_config
     from balance_service.model.keys import checked_key
+    from balance_service.read_models.add_funds import amount_of
+    from balance_service.read_models.funds_publisher import FundsAddedPublisher
 
     settings = load_settings()
     quiet_logging()
@@ -221,13 +225,13 @@ def load(events: int, customers: int, rate: float | None) -> None:
 @click.argument("model")
 def flow(model: str) -> None:
     """Draw the way of a read model's events, as Mermaid text."""
-    from balance_service.cli.models import hosted_models
+    from balance_service.cli.models import chosen_models
     from balance_service.model.drawing import flowchart
     from balance_service.model.placing import stages_of
 
-    settings = load_settings(models=(model,))
-    (known,) = hosted_models(settings)
-    click.echo(flowchart(known, stages_of(known, settings)))
+    settings = load_settings()
+    for known in chosen_models(settings, [model]):
+        click.echo(flowchart(known, stages_of(known, settings)))
 
 
 @cli.command()
@@ -237,15 +241,15 @@ def rebuild(models: tuple[str, ...]) -> None:
 
     Only while no instance runs.
     """
-    from balance_service.cli.models import hosted_models
+    from balance_service.cli.models import chosen_models
     from balance_service.devtools.progress import progress_bar
     from balance_service.hosting.rebuild import rebuild as run_rebuild
 
-    settings = load_settings(**({"models": models} if models else {}))
+    settings = load_settings()
     configure_logging("WARNING")
     raise_limit()
     _write_for_this_user_alone()
-    for model in hosted_models(settings):
+    for model in chosen_models(settings, models or settings.models):
         if not models and not model.has_states():
             click.echo(f"{model.name} keeps no states: there is nothing to rebuild")
             continue

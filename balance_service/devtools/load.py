@@ -7,8 +7,8 @@ import time
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.commands.publisher import FundsAddedSerializer
 from balance_service.kafka.bulk_producer import BulkProducer
+from balance_service.read_models.funds_publisher import FundsAddedSerializer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

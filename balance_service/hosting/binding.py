@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 
-def bound(models: Iterable[type[ReadModel]], settings: Settings) -> list[ReadModel]:
-    """The read models, each with the schemas that it names.
+def bound(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> list[ReadModel]:
+    """The read models, each with the schemas that it names; one that is bound already stays as it is.
 
     The schema that the registry is asked for first is recorded there, under a subject of the application, the model,
     its version and the record: all instances, and all rebuilds, come to the same one, whatever is registered later.
@@ -28,7 +28,12 @@ def bound(models: Iterable[type[ReadModel]], settings: Settings) -> list[ReadMod
         RetriableError: the registry is asked, and does not answer.
     """
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        return [model(Schemas.beside(model, partial(_in_registry, registry, settings, model))) for model in models]
+        return [
+            model(Schemas.beside(model, partial(_in_registry, registry, settings, model)))
+            if isinstance(model, type)
+            else model
+            for model in models
+        ]
 
 
 def _in_registry(

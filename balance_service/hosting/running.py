@@ -12,18 +12,19 @@ from balance_service.cluster.directory import Directory
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser
-from balance_service.commands.publisher import FundsAddedPublisher
+from balance_service.http.commands import Writing
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.state.records import Role
 from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
     from balance_service.hosting.engine import Engine, Patience
     from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.http.commands import Command, Taking
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.settings import Settings
     from balance_service.state.records import TaskSnapshot
@@ -39,13 +40,22 @@ class Running:
 
     engine: Engine
     directory: Directory
-    publisher: FundsAddedPublisher
+    commands: Mapping[str, Taking]
+    """What takes commands, by the names of their routes."""
 
     @staticmethod
-    def of(engine: Engine, settings: Settings, patience: Patience, trust: PeerTrust, tracer: Tracer) -> Running:
+    def of(
+        engine: Engine,
+        settings: Settings,
+        patience: Patience,
+        trust: PeerTrust,
+        tracer: Tracer,
+        commands: Iterable[Command],
+    ) -> Running:
         """Put together what an engine needs around it; nothing of it runs yet.
 
         Args:
+            commands: that it takes.
             trust: by which this run of the instance is known to its peers.
 
         Raises:
@@ -54,16 +64,8 @@ class Running:
         """
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
         codec = patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema))
-        publisher = patience.until_up(
-            partial(
-                FundsAddedPublisher,
-                producer_config(settings),
-                engine.registry,
-                settings.topic,
-                settings.read_timeout_seconds,
-                tracer,
-            )
-        )
+        writing = Writing(settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=tracer)
+        taking = {command.route.name: patience.until_up(partial(command.taking, writing)) for command in commands}
         models, stages, table = engine.models.values(), engine.stages.values(), ServerTable()
         # A copy of a stage without states would hold its position alone, which an owner reads at once.
         with_states = (hosted for hosted in models if hosted.folds is not None)
@@ -87,7 +89,7 @@ class Running:
             on_round=stand_by,
             on_refused=engine.metrics.directory_record_refused,
         )
-        return Running(engine=engine, directory=directory, publisher=publisher)
+        return Running(engine=engine, directory=directory, commands=taking)
 
     def start(self) -> None:
         """Be found by others, join the group, begin to fold; returns at once."""
@@ -100,7 +102,8 @@ class Running:
             self.engine.stop()
         finally:
             self.directory.stop(_STOP_DIRECTORY_SECONDS)
-            self.publisher.close()
+            for taking in self.commands.values():
+                taking.close()
 
     def unready(self) -> list[str]:
         """Why the instance should get no queries now."""

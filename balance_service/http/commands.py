@@ -1,49 +1,48 @@
-"""`POST /api/balance.addFunds`: appends one event to the source, nothing more."""
+"""Commands: requests that append events. Whoever puts an application together brings them."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
-from aiohttp import web
-
-from balance_service.errors import InvalidInputError, RetriableError
-from balance_service.http.bodies import add_funds
-from balance_service.http.given import Given
-from balance_service.http.parameters import IDEMPOTENCY_KEY
-from balance_service.http.server.problems import Problem, unavailable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from balance_service.commands.publisher import FundsAddedPublisher
+    from collections.abc import Callable
+
+    from aiohttp import web
+    from opentelemetry.trace import Tracer
+
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.http.api.route import Route
     from balance_service.observability.metrics import Metrics
+    from balance_service.settings import Settings
 
-PATH = "/api/balance.addFunds"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """What a running instance has for commands."""
+
+    settings: Settings
+    registry: SchemaRegistry
+    metrics: Metrics
+    tracer: Tracer
 
 
-class Commands:
-    """Takes commands."""
+class Taking(Protocol):
+    """Takes one command, from the time on at which the instance has reached its broker."""
 
-    def __init__(self, publisher: FundsAddedPublisher, metrics: Metrics) -> None:
-        self._publisher = publisher
-        self._metrics = metrics
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Append what the request says, and answer once all in-sync replicas have it."""
 
-    async def add_funds(self, request: web.Request) -> web.Response:
-        """Append `FundsAdded`, and answer with the position at which it will be visible."""
-        began, status = time.perf_counter(), 500
-        try:
-            key = Given(request).optional(IDEMPOTENCY_KEY)
-            command = add_funds(await request.read())
-            try:
-                partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
-            except RetriableError as error:
-                raise unavailable(str(error)) from error
-            status = 202
-        except InvalidInputError:
-            status = 400
-            raise
-        except Problem as problem:
-            status = problem.status
-            raise
-        finally:
-            self._metrics.command_seconds.labels(str(status)).observe(time.perf_counter() - began)
-        return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})
+    def close(self) -> None:
+        """Wait, within a bound, for what is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A route, whose answer asks `Handlers.command`, and what takes its requests.
+
+    `taking` raises RetriableError while broker or registry do not answer.
+    """
+
+    route: Route
+    taking: Callable[[Writing], Taking]

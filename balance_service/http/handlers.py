@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from balance_service.http.server.problems import unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiohttp import web
 
-    from balance_service.http.commands import Commands
+    from balance_service.http.commands import Taking
     from balance_service.http.dead_letters import DeadLetters
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
@@ -20,13 +22,9 @@ class Handlers:
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
-        self.commands: Commands | None = None
+        self.commands: Mapping[str, Taking] = {}
         self.models: ModelQueries | None = None
         self.dead_letters: DeadLetters | None = None
-
-    async def get_balance(self, request: web.Request) -> web.Response:
-        """See `Queries.get_balance`."""
-        return await self.any_model.of("balance").queries.get_balance(request)
 
     @property
     def any_model(self) -> ModelQueries:
@@ -42,8 +40,8 @@ class Handlers:
             raise unavailable("this instance is starting")
         return self.dead_letters
 
-    async def add_funds(self, request: web.Request) -> web.Response:
-        """See `Commands.add_funds`."""
-        if self.commands is None:
+    async def command(self, name: str, request: web.Request) -> web.StreamResponse:
+        """The answer of what takes a command. Raises Problem 503 while the instance is starting."""
+        if name not in self.commands:
             raise unavailable("this instance is starting; the event was certainly not written")
-        return await self.commands.add_funds(request)
+        return await self.commands[name].answer(request)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from balance_service.commands.add_funds import IDEMPOTENCY_KEY as KEY_PATTERN
-from balance_service.commands.add_funds import idempotency_key_of
+from balance_service.errors import InvalidInputError
 from balance_service.http.api.declarations import Parameter
-from balance_service.http.api.schemas import CUSTOMER_ID as CUSTOMER_ID_SCHEMA
+from balance_service.http.api.schemas import KEY as KEY_SCHEMA
 from balance_service.http.api.schemas import POSITION_PATTERN
 from balance_service.http.given import Given, formed, numbers, position_of
 from balance_service.model.keys import TEXT, checked_key
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
     from balance_service.model.keys import KeyType
 
-CUSTOMER_ID = Parameter(
-    name="customerId",
-    description="The customer. Percent-encoded UTF-8, given exactly once.",
-    schema=CUSTOMER_ID_SCHEMA,
-    parse=partial(checked_key, name="customerId"),
-    example="c1",
-    is_required=True,
-)
 MIN_POSITION = formed(
     "minPosition",
     POSITION_PATTERN,
@@ -50,13 +42,27 @@ MAX_LAG = formed(
     "catching up. If none is that near, 503.",
     example="100",
 )
+_IDEMPOTENCY_KEY = r"[!-~]{1,128}"
+
+
+def idempotency_key_of(text: str) -> bytes:
+    """The key by which a repeated command is recognised.
+
+    Raises:
+        InvalidInputError: the text cannot be one.
+    """
+    if not re.fullmatch(_IDEMPOTENCY_KEY, text):
+        raise InvalidInputError("Idempotency-Key must have 1 to 128 visible ASCII characters")
+    return text.encode()
+
+
 IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
     place="header",
     description="A name for this addition. Of several additions to one customer with the same name within "
     "`BALANCE_IDEMPOTENCY_WINDOW` (24 h unless configured), the first is applied; one with another amount goes to the "
     "dead letters. Every retry is answered 202, with the position of the retry. Given at most once.",
-    schema={"type": "string", "pattern": f"^{KEY_PATTERN}$"},
+    schema={"type": "string", "pattern": f"^{_IDEMPOTENCY_KEY}$"},
     parse=idempotency_key_of,
     example="9b2f0c1e-order-1041",
 )
@@ -75,7 +81,7 @@ KEY = Parameter(
     name="key",
     place="path",
     description="The key, percent-encoded.",
-    schema=CUSTOMER_ID_SCHEMA,
+    schema=KEY_SCHEMA,
     parse=partial(checked_key, name="key"),
     example="c1",
     is_required=True,
@@ -86,7 +92,7 @@ def _bound(name: str, description: str) -> Parameter[str]:
     return Parameter(
         name=name,
         description=description,
-        schema=CUSTOMER_ID_SCHEMA,
+        schema=KEY_SCHEMA,
         parse=partial(checked_key, name=name),
         example="c1",
     )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer
-from balance_service.http.parameters import CUSTOMER_ID, KeyQuery, key_query
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.server.problems import Problem, unavailable
 from balance_service.model.json_view import exact_json
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
     from aiohttp import web
     from prometheus_client import Histogram
 
+    from balance_service.http.parameters import KeyQuery
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import LocalAnswer, Readable, Routing
     from balance_service.observability.metrics import Metrics
 
-PATH = "/api/customers.getBalance"
 _MISDIRECTED = 421
 _UNAVAILABLE = 503
 _LOOKED_UP = (200, 404)
 _OUTCOMES = {_MISDIRECTED: "misdirected", _UNAVAILABLE: "unavailable"}
-CUSTOMER = "customer"
-"""What a key of the balance is called."""
 _LOOK_AGAIN_SECONDS = 0.01
 _REFRESH_SECONDS = 0.3
 
@@ -53,12 +50,8 @@ class Queries:
     metrics: Metrics
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
 
-    async def get_balance(self, request: web.Request) -> web.Response:
-        """A customer's state, from its owner; from a standby too, if the query says how recent it must be."""
-        return await self.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, CUSTOMER))
-
     async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
-        """The same for whichever key the request names.
+        """A key's state, from its owner; from a standby too, if the query says how recent it must be.
 
         Args:
             parse: the query in the request.

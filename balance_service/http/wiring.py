@@ -24,10 +24,11 @@ from balance_service.observability.tracing import UNTRACED
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
+    from balance_service.http.commands import Command
     from balance_service.http.handlers import Handlers
     from balance_service.http.server.reloading import Reloaded
     from balance_service.http.server.tls import Tls
@@ -50,6 +51,7 @@ class Front:
         settings: Settings,
         handlers: Handlers,
         models: Sequence[ReadModel],
+        commands: Iterable[Command] = (),
         look_seconds: float = LOOK_SECONDS,
         tracer: Tracer = UNTRACED,
         on_refused: Callable[[], None] = lambda: None,
@@ -58,6 +60,7 @@ class Front:
 
         Args:
             models: that this instance answers for, itself or by its peers.
+            commands: that it takes.
             look_seconds: how often those files are looked at.
             on_refused: told of each request that is not begun because too many are under way.
 
@@ -67,7 +70,7 @@ class Front:
         """
         self._handlers = handlers
         self._models = models
-        self._routes = routes_of(models)
+        self._routes = routes_of(models, commands)
         self._look_seconds = look_seconds
         self._tracer = tracer
         self._on_refused = on_refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum
 from balance_service.model.read_model import ReadModel
+from balance_service.model.routes import Routes
 
 
 class Balance(ReadModel):
@@ -14,5 +15,6 @@ class Balance(ReadModel):
     source = Stream("balance", "FundsAdded")
     key = "customerId"
     state = "BalanceState"
+    queries = Routes("/api/customers.getBalance", key="customerId", noun="customer")
 
     amount = RunningSum("FundsAdded.amount")

@@ -243,7 +243,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a command's Idempotency-Key is dropped",
-        "balance_service/commands/publisher.py",
+        "balance_service/read_models/funds_publisher.py",
         "        if idempotency_key is not None:\n",
         "        if False:\n",
         QUIET,

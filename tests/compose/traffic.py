@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Producer
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.commands.publisher import FundsAddedSerializer
+from balance_service.read_models.funds_publisher import FundsAddedSerializer
 from tests.compose.stack import HOST
 from tests.support.connections import Connection, query
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from balance_service.http import commands, queries
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     import httpx
@@ -17,7 +17,7 @@ def body_of(customer_id: str, amount: str) -> bytes:
 
 
 def post(http: httpx.Client, body: bytes) -> httpx.Response:
-    return http.post(commands.PATH, content=body, headers={"Content-Type": "application/json"})
+    return http.post(ADD_FUNDS, content=body, headers={"Content-Type": "application/json"})
 
 
 def add(http: httpx.Client, customer_id: str, amount: str) -> str:
@@ -29,7 +29,7 @@ def add(http: httpx.Client, customer_id: str, amount: str) -> str:
 
 def read(http: httpx.Client, customer_id: str, position: str | None) -> httpx.Response:
     parameters = {"customerId": customer_id} | ({} if position is None else {"minPosition": position})
-    return http.get(queries.PATH, params=parameters)
+    return http.get(GET_BALANCE, params=parameters)
 
 
 def assert_problem(answer: httpx.Response, status: int, detail: str = "") -> None:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import httpx
 
-from balance_service.http import commands, queries
 from tests.e2e.nonsense import CUSTOMERS, mutated, noise, text_of
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -39,8 +39,8 @@ _METHODS = [
     b"",
 ]
 _PATHS = [
-    queries.PATH.encode(),
-    commands.PATH.encode(),
+    GET_BALANCE.encode(),
+    ADD_FUNDS.encode(),
     b"/health/live",
     b"/health/ready",
     b"/metrics",
@@ -142,7 +142,7 @@ def _request(r: random.Random) -> bytes:
         return noise(r, 300) + b"\r\n\r\n"
     is_command = r.random() < 0.4
     method = r.choice(_METHODS) if r.random() < 0.2 else (b"POST" if is_command else b"GET")
-    path = r.choice(_PATHS) if r.random() < 0.2 else (commands.PATH if is_command else queries.PATH).encode()
+    path = r.choice(_PATHS) if r.random() < 0.2 else (ADD_FUNDS if is_command else GET_BALANCE).encode()
     body = _body(r) if is_command or r.random() < 0.1 else b""
     headers = [b"Host: localhost"] if r.random() < 0.97 else []
     if body and r.random() < 0.9:
@@ -206,7 +206,7 @@ async def ask_structured(url: str, count: int, seed: int, statuses: Counter[str]
                 for name in ("minPosition", "maxLag"):
                     if r.random() < 0.1:
                         parameters[name] = r.choice([text_of(r, 6), "0:1", "1:1", "7:7", "0", "5", "-1", "9" * 40])
-                answer = await http.get(queries.PATH, params=parameters)
+                answer = await http.get(GET_BALANCE, params=parameters)
             else:
                 amount: Any = r.choice(
                     [text_of(r, 6), r.random(), r.randrange(-5, 10**18), "0.01", 0.01, None, True, [], "1" * 99]
@@ -215,7 +215,7 @@ async def ask_structured(url: str, count: int, seed: int, statuses: Counter[str]
                     "customerId": r.choice([text_of(r, 20), *CUSTOMERS[:20], None, 5, {}]),
                     "amount": amount,
                 }
-                answer = await http.post(commands.PATH, json=command)
+                answer = await http.post(ADD_FUNDS, json=command)
             statuses[str(answer.status_code)] += 1
             is_problem = answer.headers.get("Content-Type", "").startswith("application/problem+json")
             if answer.status_code not in STATUSES or is_problem != (answer.status_code >= 400):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import httpx
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.http import queries
+from tests.support.paths import GET_BALANCE
 from tests.support.service import PARTITIONS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Poller:
             while not self._stopping.wait(0.01):
                 customer = chooser.choice(list(self._expected))
                 try:
-                    answer = http.get(queries.PATH, params={"customerId": customer})
+                    answer = http.get(GET_BALANCE, params={"customerId": customer})
                 except httpx.TransportError as error:
                     if instance not in self._may_be_away:
                         self.wrong.append(f"{instance.name} did not answer: {error!r}")

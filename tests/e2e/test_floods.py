@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.ports import HOST
-from balance_service.http import commands, queries
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.service import PARTITIONS, add, application, ask_again, customers_of, new_instance, running
 from tests.support.waiting import eventually
 
@@ -101,7 +101,7 @@ def test_compressed_bodies_keep_no_probe_waiting(
     port = httpx.URL(instance.url).port
     packed = gzip.compress(bytes(200 << 20))
     head = (
-        f"POST {commands.PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"POST {ADD_FUNDS} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
         f"Content-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     )
     with Waits(instance.url) as at_rest:
@@ -178,7 +178,7 @@ def test_thousands_of_silent_connections_keep_no_other_client_out(
                 for customer in customers:
                     # The peer asks the attacked instance about one of them.
                     for instance in (attacked, peer):
-                        failures += _failure(http, f"{instance.url}{queries.PATH}?customerId={customer}")
+                        failures += _failure(http, f"{instance.url}{GET_BALANCE}?customerId={customer}")
                 asked += 2 + 2 * len(customers)
 
     print(f"{asked} requests, {len(failures)} failed, longest wait of a probe {longest:.3f} s, {len(opened)} attempts")

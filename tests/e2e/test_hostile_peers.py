@@ -13,12 +13,12 @@ import pytest
 
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.shared_secret import SharedSecret
-from balance_service.http import queries
 from balance_service.http.peers.answers import AnswerReader
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER, Peer, PeerTrust
 from tests.e2e.poller import Poller
 from tests.support.hostile import FORGED, DirectoryWriter, lying
+from tests.support.paths import GET_BALANCE
 from tests.support.service import (
     PARTITIONS,
     add,
@@ -121,7 +121,7 @@ def test_a_proof_is_taken_once_and_the_answer_to_it_is_proven(fed: Pair) -> None
         known = status(instance)
         (itself,) = [s for s in known["applicationServers"] if s["applicationServer"] == address(instance)]
         (partition,) = [task["partition"] for task in known["tasks"] if task["role"] == "active"]
-        target = f"{queries.PATH}?customerId={customers_of(partition, 1)[0]}"
+        target = f"{GET_BALANCE}?customerId={customers_of(partition, 1)[0]}"
         peer = PeerTrust(_SECRET)
         for question in (target, f"{target}&maxLag=1000000"):  # ahead of aiohttp, and by it
             mark = peer.mark("peer:1", Peer(address(instance), itself["incarnation"]), f"GET {question}")
@@ -150,7 +150,7 @@ def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_
             with httpx.Client(base_url=instance.url, timeout=30) as client:
                 others = next(c for c in _CUSTOMERS if ask(instance.url, c).headers[_SERVER] != address(instance))
                 lists = [f"{models}/{question}" for question in ("entries", "count", "top?by=amount")]
-                for path in (*lists, f"{models}/keys/{others}", f"{queries.PATH}?customerId={others}"):
+                for path in (*lists, f"{models}/keys/{others}", f"{GET_BALANCE}?customerId={others}"):
                     _claim_anew(fed, directory, liar.address, signatures)
                     found = _asked_again(client, "GET", path)
                     assert found.status_code == 200
@@ -169,7 +169,7 @@ def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_
     assert asked == {
         *(f"{models}/{question}" for question in ("entries", "count", "top")),
         models,
-        queries.PATH,
+        GET_BALANCE,
         "/api/deadLetters",
         "/api/deadLetters.discard",
     }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.http import commands
 from tests.e2e.http_api import add, assert_problem, body_of, post, read
+from tests.support.paths import ADD_FUNDS
 
 if TYPE_CHECKING:
     import httpx
@@ -103,7 +103,7 @@ def test_a_body_that_is_no_command_is_a_400(http: httpx.Client, body: bytes) -> 
 
 def test_a_compressed_body_is_a_415(http: httpx.Client) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    answer = http.post(commands.PATH, content=b"not gzip", headers=headers)
+    answer = http.post(ADD_FUNDS, content=b"not gzip", headers=headers)
 
     assert_problem(answer, 415, "Content-Encoding")
 
@@ -113,14 +113,12 @@ def test_a_body_has_at_most_16_kib(http: httpx.Client, customer: str) -> None:
 
     assert post(http, fits).status_code == 202
     assert_problem(post(http, fits + b" "), 413)
-    assert_problem(
-        http.post(commands.PATH, content=iter([fits, b" "]), headers={"Content-Type": "application/json"}), 413
-    )
+    assert_problem(http.post(ADD_FUNDS, content=iter([fits, b" "]), headers={"Content-Type": "application/json"}), 413)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
 def test_a_command_takes_post_only(http: httpx.Client, method: str) -> None:
-    answer = http.request(method, commands.PATH)
+    answer = http.request(method, ADD_FUNDS)
 
     assert_problem(answer, 405, "Allow")
     assert answer.headers["Allow"] == "POST"
@@ -132,4 +130,4 @@ def test_a_body_that_is_not_said_to_be_json_is_a_415(
 ) -> None:
     headers = {} if content_type is None else {"Content-Type": content_type}
 
-    assert_problem(http.post(commands.PATH, content=body_of(customer, "1"), headers=headers), 415, "application/json")
+    assert_problem(http.post(ADD_FUNDS, content=body_of(customer, "1"), headers=headers), 415, "application/json")

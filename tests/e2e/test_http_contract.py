@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from balance_service.http import commands, queries
 from tests.e2e.conftest import READ_TIMEOUT_SECONDS
 from tests.e2e.http_api import add, assert_problem, body_of, post, read
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     import httpx
 
-_GET_PATHS = (queries.PATH, "/health/live", "/health/ready", "/metrics", "/api/status", "/openapi.json")
+_GET_PATHS = (GET_BALANCE, "/health/live", "/health/ready", "/metrics", "/api/status", "/openapi.json")
 
 
 def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client, customer: str) -> None:
@@ -59,7 +59,7 @@ def test_an_answer_says_where_it_came_from(http: httpx.Client, customer: str) ->
 
 
 def test_an_unknown_customer_is_a_404_that_says_how_far_was_read(http: httpx.Client, customer: str) -> None:
-    answer = http.get(queries.PATH, params={"customerId": customer})
+    answer = http.get(GET_BALANCE, params={"customerId": customer})
 
     assert_problem(answer, 404, "no such customer")
     assert answer.headers["Balance-Role"] == "active"
@@ -110,7 +110,7 @@ def test_a_malformed_position_is_a_400(http: httpx.Client, customer: str, positi
     ],
 )
 def test_a_query_without_exactly_one_good_id_is_a_400(http: httpx.Client, query: str) -> None:
-    assert_problem(http.get(f"{queries.PATH}?{query}"), 400)
+    assert_problem(http.get(f"{GET_BALANCE}?{query}"), 400)
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "客", "😀"])
@@ -122,7 +122,7 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
     position = add(http, longest, "1")
 
     assert read(http, longest, position).status_code == 200
-    assert_problem(http.get(queries.PATH, params={"customerId": longest + "x"}), 400, "256 bytes")
+    assert_problem(http.get(GET_BALANCE, params={"customerId": longest + "x"}), 400, "256 bytes")
     assert_problem(post(http, body_of(longest + "x", "1")), 400, "256 bytes")
 
 
@@ -153,8 +153,8 @@ def test_an_id_is_any_text_and_comes_through_untouched(http: httpx.Client, custo
 def test_a_plus_in_a_query_is_a_space(http: httpx.Client, customer: str) -> None:
     position = add(http, f"a {customer}", "1")
 
-    assert http.get(f"{queries.PATH}?customerId=a+{customer}&minPosition={position}").status_code == 200
-    assert http.get(f"{queries.PATH}?customerId=a%2B{customer}").status_code == 404
+    assert http.get(f"{GET_BALANCE}?customerId=a+{customer}&minPosition={position}").status_code == 200
+    assert http.get(f"{GET_BALANCE}?customerId=a%2B{customer}").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/api", "/api/customers.getBalance/", "/api//status", "/%ff"])
@@ -180,12 +180,12 @@ def test_head_answers_as_get_does_without_the_body(http: httpx.Client, path: str
 
 
 def test_head_of_a_command_is_refused(http: httpx.Client) -> None:
-    answer = http.head(commands.PATH)
+    answer = http.head(ADD_FUNDS)
 
     assert (answer.status_code, answer.content, answer.headers["Allow"]) == (405, b"", "POST")
 
 
-@pytest.mark.parametrize("path", [*_GET_PATHS, commands.PATH, "/nope"])
+@pytest.mark.parametrize("path", [*_GET_PATHS, ADD_FUNDS, "/nope"])
 def test_no_answer_may_be_stored(http: httpx.Client, path: str) -> None:
     headers = http.get(path).headers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.http import queries
+from tests.support.paths import GET_BALANCE
 from tests.support.service import (
     add,
     amount_of,
@@ -52,7 +52,7 @@ def as_standby(instance: LocalInstance, customer: str) -> httpx.Response:
 
     def answered() -> bool:
         query = {"customerId": customer, "maxLag": "0"}
-        answers.append(httpx.get(instance.url + queries.PATH, params=query, timeout=30))
+        answers.append(httpx.get(instance.url + GET_BALANCE, params=query, timeout=30))
         return answers[-1].status_code == 200
 
     eventually(answered, lambda: answers[-1].text)

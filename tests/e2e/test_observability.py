@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.http import commands, queries
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 from tests.support.collector import Collector
 from tests.support.observed import OF_OTHERS, documented, exported
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.service import (
     PARTITIONS,
     add,
@@ -65,7 +65,7 @@ def test_one_trace_leads_from_a_command_through_its_event_to_the_commit(pair: Pa
         trace = secrets.token_hex(16)
 
         added = httpx.post(
-            asked.url + commands.PATH,
+            asked.url + ADD_FUNDS,
             json={"customerId": customer, "amount": "1.50"},
             headers=_caller(trace),
             timeout=60,
@@ -74,7 +74,7 @@ def test_one_trace_leads_from_a_command_through_its_event_to_the_commit(pair: Pa
         assert added.status_code == 202
         spans = _collected(collector, trace, 3)
         post, send, commit = (_of(spans, kind) for kind in ("server", "producer", "consumer"))
-        assert (post.name, post.service, post.parent_id) == (f"POST {commands.PATH}", address(asked), _CALLER)
+        assert (post.name, post.service, post.parent_id) == (f"POST {ADD_FUNDS}", address(asked), _CALLER)
         assert (send.parent_id, send.service) == (post.span_id, address(asked))
         assert (commit.parent_id, commit.service) == (send.span_id, address(_owner(pair, partition)))
         assert commit.links == [(trace, send.span_id)]
@@ -94,7 +94,7 @@ def test_a_trace_goes_with_a_query_over_its_hop(pair: Pair, collector: Collector
 
     # As the owner's answer alone is taken, it comes from there.
     assert ask(owner.url, customer, position).status_code == 200
-    answer = httpx.get(asked.url + queries.PATH, params={"customerId": customer}, headers=_caller(trace), timeout=60)
+    answer = httpx.get(asked.url + GET_BALANCE, params={"customerId": customer}, headers=_caller(trace), timeout=60)
 
     assert answer.headers["Balance-Application-Server"] == address(owner)
     spans = _collected(collector, trace, 3)
@@ -111,7 +111,7 @@ def test_a_trace_that_is_not_kept_is_not_sent(pair: Pair, collector: Collector) 
     for trace, flags in ((unsampled, "00"), (sampled, "01")):
         headers = {TRACEPARENT_HEADER: f"00-{trace}-{_CALLER}-{flags}"}
         body = {"customerId": customer, "amount": "1"}
-        assert httpx.post(pair[0].url + commands.PATH, json=body, headers=headers, timeout=60).status_code == 202
+        assert httpx.post(pair[0].url + ADD_FUNDS, json=body, headers=headers, timeout=60).status_code == 202
 
     _collected(collector, sampled, 3)
 
@@ -122,7 +122,7 @@ def test_without_tracing_records_have_no_header(stack: LocalStack, warm_instance
     headers = _caller(secrets.token_hex(16))
     body = {"customerId": "untraced", "amount": "1"}
 
-    answer = httpx.post(warm_instance.url + commands.PATH, json=body, headers=headers, timeout=60)
+    answer = httpx.post(warm_instance.url + ADD_FUNDS, json=body, headers=headers, timeout=60)
 
     assert answer.status_code == 202
     records = read_topic(stack, warm_instance.environment["BALANCE_TOPIC"])

@@ -15,8 +15,8 @@ import pytest
 
 from balance_service.http.dead_letters import PATH as LETTERS_PATH
 from balance_service.http.model_queries import PATH as MODELS_PATH
-from balance_service.http.queries import PATH as BALANCE_PATH
 from tests.support.commands import run
+from tests.support.paths import GET_BALANCE
 from tests.support.service import application, on
 from tests.support.waiting import eventually
 
@@ -107,7 +107,7 @@ class Round:
                     # A client heeds a refusal a little.
                     await asyncio.sleep(pause if status == 200 else 0.05)
 
-            one_key = [f"{BALANCE_PATH}?customerId={key}" for key in keys]
+            one_key = [f"{GET_BALANCE}?customerId={key}" for key in keys]
             await asyncio.gather(
                 repeat(self.one_key, client, one_key, 0.004),
                 repeat(self.scans, client, [ENTRIES, TOP], 0.1),

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.ports import HOST, free_port
-from balance_service.http import commands, queries
 from tests.support.certificates import Authority
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.service import PARTITIONS, address, amount_of, application, customers_of, new_instance, running
 from tests.support.waiting import eventually
 
@@ -114,7 +114,7 @@ def owners(clients: httpx.Client, instance: LocalInstance) -> dict[str, int]:
 
 def add(clients: httpx.Client, instance: LocalInstance, customer: str, token: str) -> httpx.Response:
     body = {"customerId": customer, "amount": "1.50"}
-    return clients.post(at(instance, commands.PATH), json=body, headers=bearing(token))
+    return clients.post(at(instance, ADD_FUNDS), json=body, headers=bearing(token))
 
 
 def answered(clients: httpx.Client, instance: LocalInstance, parameters: dict[str, str]) -> httpx.Response:
@@ -122,7 +122,7 @@ def answered(clients: httpx.Client, instance: LocalInstance, parameters: dict[st
     answers: list[httpx.Response] = []
 
     def is_answered() -> bool:
-        url = at(instance, queries.PATH)
+        url = at(instance, GET_BALANCE)
         answers.append(clients.get(url, params=parameters, headers=bearing(_TOKENS["reader"])))
         return answers[-1].status_code != 503
 
@@ -151,7 +151,7 @@ def test_nobody_gets_more_than_his_token_allows(pair: Pair, clients: httpx.Clien
         _, customer = customers_of(partition, 2)
         for asked in pair:
             statuses = [
-                clients.get(at(asked, queries.PATH), params={"customerId": customer}, headers=headers).status_code
+                clients.get(at(asked, GET_BALANCE), params={"customerId": customer}, headers=headers).status_code
                 for headers in ({}, bearing("not-a-token"), bearing(_TOKENS["operator"]), bearing(_TOKENS["reader"]))
             ]
             statuses += [add(clients, asked, customer, token).status_code for token in ("x", _TOKENS["reader"])]

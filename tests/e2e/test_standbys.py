@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from balance_service.http import commands, queries
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
@@ -38,7 +38,7 @@ _OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
 def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Response:
     """A balance, with whatever bounds."""
     return httpx.get(
-        instance.url + queries.PATH, params={"customerId": customer, **parameters}, timeout=30, verify=False
+        instance.url + GET_BALANCE, params={"customerId": customer, **parameters}, timeout=30, verify=False
     )
 
 
@@ -80,7 +80,7 @@ def test_a_command_sent_again_with_its_idempotency_key_counts_once(stack: LocalS
     with running(new_instance(stack, application())) as (instance,):
         positions = [
             httpx.post(
-                instance.url + commands.PATH,
+                instance.url + ADD_FUNDS,
                 json={"customerId": "c", "amount": "1.00"},
                 headers={"Idempotency-Key": key},
                 timeout=30,
@@ -107,7 +107,7 @@ def test_peers_with_different_secrets_do_not_answer_each_other_and_say_why(stack
         told = [line for line in one.log.read_text().splitlines() if "a record of the directory was ignored" in line]
         assert any("give all instances the same BALANCE_PEER_SECRET" in line for line in told)
         unproven = httpx.get(
-            other.url + queries.PATH,
+            other.url + GET_BALANCE,
             params={"customerId": customer},
             headers={"Balance-Forwarded": "somebody:1"},
             verify=False,

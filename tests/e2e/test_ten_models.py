@@ -1,26 +1,25 @@
-"""Ten read models, each on four partitions, on three instances: right everywhere, after a kill too.
+"""Ten read models of two foreign packages beside the balance, each on four partitions, on three instances.
 
-The models are generated, each a file as one would be written, into a copy of the package.
+All are right everywhere, after a kill too.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
 from collections import defaultdict
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-import balance_service
 from tests.support.service import add, application, new_instance, running, status
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from balance_service.devtools.local.instances import LocalInstance
     from balance_service.devtools.local.stack import LocalStack
@@ -46,39 +45,42 @@ def _fold(number: int) -> tuple[str, str, Any]:
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with ten models more."""
-    folder, source = tmp_path_factory.mktemp("ten"), Path(balance_service.__file__).parent
-    shutil.copytree(source, folder / "balance_service", ignore=shutil.ignore_patterns("__pycache__"))
-    for beside in ("schemas", "deploy"):
-        shutil.copytree(source.parent / beside, folder / beside)
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two packages, five models in a module of each, their schemas beside them."""
+    folder = tmp_path_factory.mktemp("ten")
     for number in range(_MODELS):
         fold, kind, _ = _fold(number)
+        package = folder / _package_of(number)
+        (package / "schemas").mkdir(parents=True, exist_ok=True)
         schema = {
             "type": "record",
             "name": f"Generated{number}",
-            "namespace": "parts.code.balance.state",
+            "namespace": "tests",
             "fields": [{"name": "customerId", "type": "string"}, {"name": "result", "type": _KINDS[kind]}],
         }
-        (folder / "schemas" / f"Generated{number}.avsc").write_text(json.dumps(schema))
-        (folder / "balance_service" / "read_models" / f"generated_{number}.py").write_text(
-            "from balance_service.model.flow import Stream\n"
-            f"from balance_service.model.folds import {fold.partition('(')[0]}\n"
-            "from balance_service.model.read_model import ReadModel\n\n\n"
-            f"class Generated{number}(ReadModel):\n"
-            f'    """One of ten."""\n\n    name = "generated-{number}"\n    source = Stream("balance", "FundsAdded")\n'
-            f'    key = "customerId"\n    state = "Generated{number}"\n\n    result = {fold}\n'
-        )
+        (package / "schemas" / f"Generated{number}.avsc").write_text(json.dumps(schema))
+        with (package / "models.py").open("a") as module:
+            module.write(
+                f"from balance_service import {fold.partition('(')[0]}, ReadModel, Stream\n\n\n"
+                f"class Generated{number}(ReadModel):\n"
+                f'    """One of ten."""\n\n    name = "generated-{number}"\n'
+                f'    source = Stream("balance", "FundsAdded")\n'
+                f'    key = "customerId"\n    state = "Generated{number}"\n\n    result = {fold}\n\n\n'
+            )
     return folder
 
 
+def _package_of(number: int) -> str:
+    return "first" if number % 2 else "second"
+
+
 @pytest.fixture(scope="module")
-def instances(stack: LocalStack, package: Path) -> Iterator[Sequence[LocalInstance]]:
-    """Three instances that host all ten."""
+def instances(stack: LocalStack, packages: Path) -> Iterator[Sequence[LocalInstance]]:
+    """Three instances that host all ten, and the balance."""
     settings = application(
-        BALANCE_MODELS=",".join(f"generated-{number}" for number in range(_MODELS)),
+        BALANCE_MODELS="balance,first.models,second.models",
         BALANCE_PARTITIONS=str(_PARTITIONS),
-        PYTHONPATH=str(package),
+        PYTHONPATH=str(packages),
     )
     with running(*(new_instance(stack, settings) for _ in range(3))) as started:
         yield started
@@ -143,8 +145,11 @@ def test_every_key_of_every_model_is_answered_right_by_every_instance_after_a_ki
                 value = _get(instance, f"generated-{number}/keys/{customer}")["value"]
                 assert value["result"] == _fold(number)[2](of_one), (instance.name, number, customer)
             assert _get(instance, f"generated-{number}/count") == {"count": len(amounts)}
+    for instance, (customer, of_one) in itertools.product(instances, amounts.items()):
+        assert _get(instance, f"balance/keys/{customer}")["value"] == {"amount": sum(of_one)}
     tasks = [task["task"] for instance in instances for task in status(instance)["tasks"] if task["role"] == "active"]
-    assert sorted(tasks) == sorted(f"generated-{n}_{p}" for n in range(_MODELS) for p in range(_PARTITIONS))
+    models = ("balance", *(f"generated-{number}" for number in range(_MODELS)))
+    assert sorted(tasks) == sorted(f"{model}_{p}" for model in models for p in range(_PARTITIONS))
 
 
 def _added(instances: Sequence[LocalInstance], customer: str, amount: Decimal) -> None:

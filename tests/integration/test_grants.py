@@ -17,13 +17,13 @@ from balance_service.cluster.directory import Directory
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import ServerTable
-from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copy import copy_topic
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.topics import Topics
+from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
 from balance_service.state.changelog.dead_letters import Envelope
 from balance_service.state.changelog.reader import ChangelogReader

@@ -19,12 +19,13 @@ from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.queries import PATH
 from balance_service.http.server.tls import TlsFiles, client_context
 from balance_service.http.wiring import Front
+from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
 from tests.support.certificates import Authority
 from tests.support.fakes import Nobody
+from tests.support.paths import GET_BALANCE as PATH
 from tests.support.querying import CUSTOMER, Instance
 from tests.support.shipped import MODELS
 from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
@@ -74,7 +75,7 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[Front]:
     status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
     handlers = Handlers(Operations(Nobody(status)))
-    front = Front(load_settings(**settings), handlers, MODELS, LOOK_SECONDS)
+    front = Front(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
     handlers.models = instance.models(proxy)

@@ -8,6 +8,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import ClientSession, web
@@ -20,9 +21,10 @@ from balance_service.cluster.watermarks import Watermarks
 from balance_service.http.answer import Answer as Received
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
+from balance_service.http.parameters import key_query
 from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
-from balance_service.http.queries import PATH, Queries
+from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import problems
@@ -32,7 +34,8 @@ from balance_service.read_models.balance import Balance
 from balance_service.state.records import POSITION_KEY, Position, Role
 from balance_service.state.store.store import StateStore, StoreView
 from tests.support.fakes import Clock, balance_codec, position_codec
-from tests.support.shipped import KNOWN
+from tests.support.paths import GET_BALANCE as PATH
+from tests.support.shipped import CUSTOMER_ID, KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -194,11 +197,15 @@ class Instance:
         proxy = Proxy()
         queries = self.queries(proxy)
         app = web.Application(middlewares=[problems])
-        app.router.add_get(PATH, queries.get_balance, allow_head=False)
+        app.router.add_get(PATH, partial(_balance, queries), allow_head=False)
         try:
             yield app
         finally:
             await proxy.close()
+
+
+async def _balance(queries: Queries, request: web.Request) -> web.Response:
+    return await queries.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, "customer"))
 
 
 async def _ask(app: web.Application, headers: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:

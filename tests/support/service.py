@@ -15,7 +15,7 @@ import psutil
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.devtools.local.instances import LocalInstance
-from balance_service.http import commands, queries
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def address(instance: LocalInstance) -> str:
 def ask(url: str, customer: str, position: str | None = None, **headers: str) -> httpx.Response:
     """A customer's balance, asked once."""
     parameters = {"customerId": customer} | ({} if position is None else {"minPosition": position})
-    return _http.get(url + queries.PATH, params=parameters, headers=headers)
+    return _http.get(url + GET_BALANCE, params=parameters, headers=headers)
 
 
 def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Response:
@@ -178,7 +178,7 @@ def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Res
 
 def add(url: str, customer: str, amount: str) -> str:
     """Add funds; returns the position at which they are visible."""
-    answer = _http.post(url + commands.PATH, json={"customerId": customer, "amount": amount})
+    answer = _http.post(url + ADD_FUNDS, json={"customerId": customer, "amount": amount})
     assert answer.status_code == 202, answer.text
     return answer.headers["Balance-Position"]
 
@@ -187,7 +187,7 @@ def warm_up(url: str) -> None:
     """The first query and commit of a process take seconds; so that no test waits for them."""
     deadline = time.monotonic() + _WARM_UP_SECONDS
     while time.monotonic() < deadline:
-        appended = _http.post(url + commands.PATH, json={"customerId": "warm-up", "amount": 1})
+        appended = _http.post(url + ADD_FUNDS, json={"customerId": "warm-up", "amount": 1})
         if appended.status_code == 202:
             answer = ask(url, "warm-up", appended.headers["Balance-Position"])
             if answer.status_code == 200:
@@ -221,7 +221,7 @@ def all_balances(instance: LocalInstance, customers: Iterable[str], ends: Mappin
         for customer in customers:
             partition = partition_of(customer.encode(), PARTITIONS)
             parameters = {"customerId": customer, "minPosition": f"{partition}:{ends[partition]}"}
-            while (answer := http.get(queries.PATH, params=parameters)).status_code == 503:
+            while (answer := http.get(GET_BALANCE, params=parameters)).status_code == 503:
                 assert time.monotonic() < deadline, f"{instance.name} is not caught up: {answer.text}"
             if answer.status_code != 404:
                 found[customer] = amount_of(answer)

@@ -12,7 +12,9 @@ from balance_service.http.api.routes import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.model.stage import declared_stages
+from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.read_models.shipped import SHIPPED
+from tests.support.paths import GET_BALANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 MODELS = tuple(model() for model in SHIPPED.values())
 KNOWN = {model.name: model for model in MODELS}
-ROUTES = routes_of(MODELS)
+ROUTES = routes_of(MODELS, [ADD_FUNDS])
+(CUSTOMER_ID, *_) = next(route.parameters for route in ROUTES if route.path == GET_BALANCE)
 
 
 def hosted(settings: Settings) -> list[ReadModel]:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from balance_service.cluster.partitioner import partition_of
-from balance_service.http import queries
 from balance_service.http.access.authorization import Access
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
@@ -19,6 +18,7 @@ from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from tests.support.fakes import Nobody
+from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.support.shipped import MODELS, ROUTES
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SECRET = "a secret of all instances"
 CUSTOMER = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) == PARTITION)
 ELSEWHERE = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) != PARTITION)
-TARGET = f"{queries.PATH}?customerId={CUSTOMER}"
+TARGET = f"{GET_BALANCE}?customerId={CUSTOMER}"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 # What an nginx ingress adds, behind a load balancer of Amazon's.
 INGRESS = (

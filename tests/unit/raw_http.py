@@ -7,17 +7,17 @@ import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from balance_service.http import commands, queries
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from balance_service.http.server.app import HttpServer
 
 QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
-QUESTION = b"GET " + queries.PATH.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
+QUESTION = b"GET " + GET_BALANCE.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-COMMAND = b"POST " + commands.PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+COMMAND = b"POST " + ADD_FUNDS.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
 class Answering(Handlers):
@@ -40,10 +40,14 @@ class Answering(Handlers):
         super().__init__(Operations(Nobody({"filler": "x" * 100_000})))
         self._answer = answer
 
-    async def get_balance(self, request: web.Request) -> web.Response:
+    @property
+    def any_model(self) -> Any:
+        return self
+
+    async def by_route(self, request: web.Request, *_: object) -> web.Response:
         return await self._answer(request)
 
-    async def add_funds(self, request: web.Request) -> web.Response:
+    async def command(self, _name: str, request: web.Request) -> web.Response:
         return await self._answer(request)
 
 
@@ -154,6 +158,6 @@ def ask(data: bytes, limits: Limits = QUICK) -> Answer:
 
 
 def question(url_bytes: int = 0, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    url = (queries.PATH + "?customerId=c1&x=").ljust(url_bytes, "x")
+    url = (GET_BALANCE + "?customerId=c1&x=").ljust(url_bytes, "x")
     head = "".join(f"{name}: {value}\r\n" for name, value in (("Host", "x"), *headers))
     return f"GET {url} HTTP/1.1\r\n{head}\r\n".encode()

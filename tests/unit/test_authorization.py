@@ -14,7 +14,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.errors import ConfigurationError
-from balance_service.http import commands, queries
 from balance_service.http.access.authorization import Access, Authenticator
 from balance_service.http.access.jwts import load_jwts
 from balance_service.http.access.rate_limit import RateLimit
@@ -27,6 +26,7 @@ from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.fakes import Nobody
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.shipped import ROUTES
 from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SECRET = "a secret of all instances"
 TRUST = PeerTrust(SECRET)
 HERE = Peer("here:1", TRUST.incarnation)
-QUESTION = f"{queries.PATH}?customerId=c1"
+QUESTION = f"{GET_BALANCE}?customerId=c1"
 READER, WRITER, OPERATOR = "reader-token", "writer-token", "operator-token"
 
 
@@ -99,10 +99,14 @@ def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
 class Answering(Handlers):
     """Answers both routes of the API at once."""
 
-    async def get_balance(self, request: web.Request) -> web.Response:
+    @property
+    def any_model(self) -> Any:
+        return self
+
+    async def by_route(self, request: web.Request, *_: object) -> web.Response:
         return web.json_response({})
 
-    async def add_funds(self, request: web.Request) -> web.Response:
+    async def command(self, _name: str, request: web.Request) -> web.Response:
         return web.Response(status=202)
 
 
@@ -152,14 +156,14 @@ def bearer(text: str) -> dict[str, str]:
     ("method", "path", "expected"),
     [
         ("GET", QUESTION, [401, 200, 200, 403]),
-        ("POST", commands.PATH, [401, 403, 202, 403]),
+        ("POST", ADD_FUNDS, [401, 403, 202, 403]),
         ("GET", "/metrics", [401, 403, 403, 200]),
         ("GET", "/api/status", [401, 403, 403, 200]),
         ("GET", "/openapi.json", [401, 200, 200, 200]),
         ("GET", "/health/live", [200, 200, 200, 200]),
         ("GET", "/health/ready", [200, 200, 200, 200]),
         ("GET", "/nothing-there", [401, 404, 404, 404]),
-        ("GET", commands.PATH, [401, 405, 405, 405]),
+        ("GET", ADD_FUNDS, [401, 405, 405, 405]),
         ("GET", "/%61pi/status", [401, 403, 403, 200]),
         ("GET", "/health/../api/status", [401, 403, 403, 200]),
     ],
@@ -211,7 +215,7 @@ def test_a_query_that_a_peer_proves_is_let_in_and_nothing_else_that_is_marked(tm
     marks = mark(f"GET {QUESTION}"), mark(f"GET {QUESTION}", SECRET + "x"), mark("GET /x")
     assert statuses(tmp_path, "GET", QUESTION, *marks) == [200, 403, 403]
     assert statuses(tmp_path, "GET", "/api/status", mark("GET /api/status")) == [401]
-    assert statuses(tmp_path, "POST", commands.PATH, mark(f"POST {commands.PATH}")) == [401]
+    assert statuses(tmp_path, "POST", ADD_FUNDS, mark(f"POST {ADD_FUNDS}")) == [401]
 
 
 def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
@@ -306,7 +310,7 @@ def test_the_document_says_which_scopes_are_needed_and_what_is_answered_without(
             is_open = path.startswith("/health/")
             assert ("security" in operation) != is_open
             assert {"401", "403", "429"}.isdisjoint(operation["responses"]) == is_open, path
-    asked = secured["paths"][queries.PATH]["get"]
+    asked = secured["paths"][GET_BALANCE]["get"]
     assert asked["security"] == [{"bearer": ["balance:read"]}]
     assert "Balance-Forwarded" in asked["responses"]["403"]["description"]
 

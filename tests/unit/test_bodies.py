@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.bodies import add_funds, decision
+from balance_service.http.bodies import decision
+from balance_service.read_models.add_funds import add_funds
 from balance_service.state.letters.decisions import MOST_REASON
 
 AMOUNT_RULE = "amount must be a number or a decimal string"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError
 
-from balance_service.commands.publisher import FundsAddedPublisher
 from balance_service.errors import RetriableError
 from balance_service.kafka import bulk_producer
 from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.lasting_producer import LastingProducer
+from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from tests.support.fakes import FakeRegistry
 from tests.support.librdkafka import fail_for_ever
 

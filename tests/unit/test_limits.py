@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from balance_service.http import commands, queries
 from balance_service.http.server.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES
+from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.unit.raw_http import COMMAND, LIVE, QUICK, Answer, ask, question, serving
 
 
@@ -45,8 +45,8 @@ def test_there_are_at_most_64_headers() -> None:
 def test_a_body_has_at_most_16_kib_on_every_route() -> None:
     assert json.loads(ask(COMMAND % MAX_BODY_BYTES + b"x" * MAX_BODY_BYTES).body) == {"bytes": MAX_BODY_BYTES}
     too_much = MAX_BODY_BYTES + 1
-    for path in (commands.PATH, queries.PATH, "/nope"):
-        head = COMMAND.replace(commands.PATH.encode(), path.encode()) % too_much
+    for path in (ADD_FUNDS, GET_BALANCE, "/nope"):
+        head = COMMAND.replace(ADD_FUNDS.encode(), path.encode()) % too_much
         answer = ask(head + b"x" * too_much)
         assert (answer.status, answer.detail[:20]) == (413, "Maximum request body"), path
 

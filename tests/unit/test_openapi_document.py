@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.commands.add_funds import amount_of
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.api.answers import ok
@@ -26,10 +25,11 @@ from balance_service.http.api.route import Route, Routes, Tag
 from balance_service.http.given import Given
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.parameters import CUSTOMER_ID, IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION
+from balance_service.http.parameters import IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION
 from balance_service.http.server.app import make_app, make_health_app
+from balance_service.read_models.add_funds import amount_of
 from tests.support.fakes import Nobody
-from tests.support.shipped import ROUTES
+from tests.support.shipped import CUSTOMER_ID, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,18 +133,16 @@ def test_an_amount_in_a_string_is_taken_exactly_if_its_schema_allows_it(text: st
 
 def test_two_components_of_one_name_are_refused() -> None:
     route = next(iter(ROUTES))
-    other = replace(
-        route, path="/other", answers=(ok("Another.", Component("schemas", "Balance", {"type": "string"})),)
-    )
+    other = replace(route, path="/other", answers=(ok("Another.", Component("schemas", "Amount", {"type": "string"})),))
 
-    with pytest.raises(ValueError, match="two components of the name Balance"):
+    with pytest.raises(ValueError, match="two components of the name Amount"):
         document([route, other])
 
 
 def test_two_routes_of_one_method_and_path_are_refused() -> None:
     route = next(iter(ROUTES))
 
-    with pytest.raises(ValueError, match=f"GET {route.path} is declared twice"):
+    with pytest.raises(ValueError, match=f"{route.method} {route.path} is declared twice"):
         Routes([*ROUTES, replace(route, name="another")])
 
 

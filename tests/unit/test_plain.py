@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import StoreCorruptedError
-from balance_service.http import queries
 from balance_service.http.peers.answers import AnswerReader
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Limits
 from balance_service.observability.metrics import Metrics
 from balance_service.state.records import Role
 from balance_service.state.store.store import StoreView
+from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.unit.plain_queries import (
     CUSTOMER,
@@ -74,7 +74,7 @@ def test_the_owners_answer_is_aiohttps_byte_for_byte(instance: Instance, headers
 
 def test_so_is_that_for_an_unknown_customer(instance: Instance) -> None:
     unknown = next(f"n{n}" for n in range(99) if partition_of(f"n{n}".encode(), PARTITIONS) == PARTITION)
-    (answer,), at_once = both_ways(instance, question(f"{queries.PATH}?customerId={unknown}"))
+    (answer,), at_once = both_ways(instance, question(f"{GET_BALANCE}?customerId={unknown}"))
 
     assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
     assert at_once == 1
@@ -92,15 +92,15 @@ def test_so_is_one_whose_lag_is_not_known(instance: Instance) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        f"{queries.PATH}?customerId={ELSEWHERE}",
-        f"{queries.PATH}?customerId=",
-        f"{queries.PATH}?customerId={'x' * 257}",
-        f"{queries.PATH}?customerId=a%00b",
-        f"{queries.PATH}?customerId={CUSTOMER}&customerId=b",
-        f"{queries.PATH}?customerId={CUSTOMER}&minPosition={PARTITION}:10",
-        f"{queries.PATH}?customerId={CUSTOMER}&maxLag=1",
-        f"{queries.PATH}/?customerId={CUSTOMER}",
-        queries.PATH,
+        f"{GET_BALANCE}?customerId={ELSEWHERE}",
+        f"{GET_BALANCE}?customerId=",
+        f"{GET_BALANCE}?customerId={'x' * 257}",
+        f"{GET_BALANCE}?customerId=a%00b",
+        f"{GET_BALANCE}?customerId={CUSTOMER}&customerId=b",
+        f"{GET_BALANCE}?customerId={CUSTOMER}&minPosition={PARTITION}:10",
+        f"{GET_BALANCE}?customerId={CUSTOMER}&maxLag=1",
+        f"{GET_BALANCE}/?customerId={CUSTOMER}",
+        GET_BALANCE,
         "/health/live",
         "//" + TARGET,
         "/nope",
@@ -156,7 +156,7 @@ def test_a_request_that_means_more_than_its_target_is_left_to_aiohttp(instance: 
 REQUESTS = [
     question(),
     raw(f"{INGRESS}Host: x\r\n"),
-    question(f"{queries.PATH}?customerId={CUSTOMER}0"),
+    question(f"{GET_BALANCE}?customerId={CUSTOMER}0"),
     LIVE,
     question(f"{TARGET}&minPosition={PARTITION}:99"),
     b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(question()) + question(),
@@ -251,7 +251,7 @@ def test_a_query_that_is_left_to_aiohttp_has_its_mark_used_once_and_its_answer_p
 
 
 def test_one_for_another_instance_is_misdirected(instance: Instance) -> None:
-    asked = question(f"{queries.PATH}?customerId={ELSEWHERE}", "Balance-Forwarded: peer:1\r\n")
+    asked = question(f"{GET_BALANCE}?customerId={ELSEWHERE}", "Balance-Forwarded: peer:1\r\n")
     (answer,), at_once = both_ways(instance, asked)
 
     assert (answer[:12], at_once) == (b"HTTP/1.1 421", 0)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.http import queries
 from balance_service.http.access.authorization import Access, Authenticator
 from balance_service.http.access.browsers import Browsers
 from balance_service.http.access.jwts import Jwts, load_jwts
@@ -20,6 +19,7 @@ from balance_service.http.access.tokens import load_tokens
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.connections import Connection
 from balance_service.http.server.reloading import Reloaded
+from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, Instance
 from tests.support.signing import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
 from tests.unit.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, question, raw, serving
@@ -273,9 +273,9 @@ def test_a_mark_that_is_proven_needs_no_token_and_takes_nothing_of_a_rate(
     "first",
     [
         question(),
-        question(f"{queries.PATH}?customerId={ELSEWHERE}"),
+        question(f"{GET_BALANCE}?customerId={ELSEWHERE}"),
         question(f"{TARGET}&minPosition={PARTITION}:1"),
-        question(f"{queries.PATH}?customerId={ELSEWHERE}", MARK),
+        question(f"{GET_BALANCE}?customerId={ELSEWHERE}", MARK),
         question("/nope"),
     ],
     ids=["at once", "asks peers", "not plain", "handed over", "no route"],

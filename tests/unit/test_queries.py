@@ -13,10 +13,10 @@ from yarl import URL
 
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.queries import PATH
 from balance_service.http.server.problems import problems
 from balance_service.read_models.balance import Balance
 from balance_service.state.store.store import StateStore, StoreView
+from tests.support.paths import GET_BALANCE as PATH
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,

@@ -48,7 +48,7 @@ def running(*stages: Any, shared: str = "") -> Running:
     )
     table = SimpleNamespace(assigned=lambda _model, _partition: "here")
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
-    return Running(engine=engine, directory=directory, publisher=None)  # type: ignore[arg-type]
+    return Running(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
 
 
 def test_while_all_is_well_there_is_no_problem() -> None:

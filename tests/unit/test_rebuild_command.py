@@ -53,3 +53,12 @@ def test_one_that_keeps_none_is_refused_where_it_is_named(rebuilt: list[str]) ->
 
     assert isinstance(done.exception, ConfigurationError)
     assert rebuilt == []
+
+
+def test_a_model_of_ones_own_is_named_by_its_name_or_as_in_the_setting(rebuilt: list[str]) -> None:
+    own = "tests.support.models:Summary"
+
+    by_name, by_place = run("test-summary", hosted=f"balance,{own}"), run(own, hosted="balance")
+
+    assert (by_name.exit_code, by_place.exit_code) == (0, 0), (by_name.output, by_place.output)
+    assert rebuilt == ["test-summary", "test-summary"]

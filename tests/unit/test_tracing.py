@@ -19,7 +19,6 @@ from balance_service.events.commit_span import commit_traced
 from balance_service.http.answer import PROBLEM_JSON
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
-from balance_service.http.queries import PATH
 from balance_service.http.server.spans import traced
 from balance_service.observability.otlp_tracing import otlp_tracer
 from balance_service.observability.tracing import (
@@ -34,6 +33,7 @@ from balance_service.settings import load_settings
 from balance_service.state.commit import Committed
 from balance_service.state.records import TaskBatch, TaskId
 from tests.support.collector import Collector
+from tests.support.paths import GET_BALANCE as PATH
 from tests.support.shipped import ROUTES
 from tests.unit.decoded import row, table
 

@@ -120,7 +120,7 @@ def _answered(
             break
         expect(time.monotonic() - began < _TAKE_OVER_SECONDS, f"nobody took over: {answer.text}")
         time.sleep(0.2)
-    wanted = f'{{"amount": {_EXPECTED}}}'
+    wanted = f'{{"amount":{_EXPECTED}}}'
     expect(answer.text == wanted, f"{customer} should have {wanted}, but the answer was {answer.text}")
     return answer
 

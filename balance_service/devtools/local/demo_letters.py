@@ -65,7 +65,7 @@ class LetterStory:
         registry.register(subject, another)
         registry.close()
         say("   the schema is registered; nobody does anything else")
-        self._until("the balance", self._balance, lambda text: text == f'{{"amount": {_AMOUNT}}}')
+        self._until("the balance", self._balance, lambda text: text == f'{{"amount":{_AMOUNT}}}')
         say(f"   {_CUSTOMER} has {_AMOUNT}: {unknown['id']} is {self._status(unknown['id'])}")
         decision = {"ids": [malformed["id"]], "reason": "a test record"}
         answer = self.client.post(f"{self.instance.url}/api/deadLetters.discard", json=decision)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,10 +17,10 @@ from balance_service.devtools.local.stack import LocalStack
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.model.read_model import ReadModel
+    from balance_service.settings import Settings
 
 _LOOK_EVERY_SECONDS = 1.0
 
@@ -30,12 +32,14 @@ def run_local(
     http_port: int,
     data_dir: Path,
     *,
-    sample_models: Sequence[ReadModel],
+    known: Callable[[Settings], Sequence[ReadModel]],
+    sample_events: bool,
 ) -> None:
     """Run all of it in the foreground.
 
     Args:
-        sample_models: the read models that are known, to add samples for those that are hosted; empty: add none.
+        known: the stack's settings → the read models that are known.
+        sample_events: add samples for those that are hosted.
 
     Raises:
         ConfigurationError: a port or the data directory is in use, or Java is missing.
@@ -49,15 +53,15 @@ def run_local(
         stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
         say(f"  Kafka            {stack.bootstrap_servers}")
         say(f"  schema registry  {stack.schema_registry_url}")
-        running = start_instances(cleanup, stack, instances, http_port)
+        running = start_instances(cleanup, stack, instances, http_port, _own_modules())
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
-        if sample_models and running:
+        if sample_events and running:
             say("adding samples …")
             settings = load_settings(
                 bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url
             )
-            tries = add_samples(running, settings, sample_models)
+            tries = add_samples(running, settings, known(settings))
             say("try:")
             for command in tries:
                 say(f"  {command}")
@@ -88,6 +92,12 @@ def start_instances(
     for instance in instances:
         instance.wait_ready()
     return instances
+
+
+def _own_modules() -> dict[str, str]:
+    """Lets the instances, whose working directory is another, find read models in this one, as `serve` does."""
+    paths = filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def say(line: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.api.balance_routes import BALANCE_ROUTES
 from balance_service.http.api.collection_routes import collection_routes
 from balance_service.http.api.dead_letter_routes import DEAD_LETTER_ROUTES
 from balance_service.http.api.key_routes import key_routes
@@ -14,19 +13,21 @@ from balance_service.http.api.operations_routes import OPERATIONS_ROUTES
 from balance_service.http.api.route import Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from balance_service.http.commands import Command
     from balance_service.model.read_model import ReadModel
 
 
-def routes_of(models: Sequence[ReadModel]) -> Routes:
-    """The routes of an instance that knows some read models.
+def routes_of(models: Sequence[ReadModel], commands: Iterable[Command]) -> Routes:
+    """The routes of an instance that knows some read models, and takes some commands.
 
     Raises:
         ConfigurationError: two of them would answer the same request.
     """
+    taken = [command.route for command in commands]
     own = (*key_routes(models), *collection_routes(models))
     try:
-        return Routes((*BALANCE_ROUTES, *own, *MODEL_ROUTES, *DEAD_LETTER_ROUTES, *OPERATIONS_ROUTES))
+        return Routes((*taken, *own, *MODEL_ROUTES, *DEAD_LETTER_ROUTES, *OPERATIONS_ROUTES))
     except ValueError as error:
         raise ConfigurationError(f"BALANCE_MODELS: {error}") from None

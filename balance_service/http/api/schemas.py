@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.commands.add_funds import AMOUNT_RULE
 from balance_service.http.api.declarations import Component
 from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES
 
@@ -43,8 +42,8 @@ def _schema(name: str, definition: Mapping[str, Any]) -> Component:
     return Component("schemas", name, definition)
 
 
-CUSTOMER_ID = _schema(
-    "CustomerId",
+KEY = _schema(
+    "Key",
     text(
         f"1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters (U+0000 to U+001F, U+007F to U+009F). "
         "Bytes, not characters: 128 two-byte characters fit, 129 do not.",
@@ -56,50 +55,6 @@ CUSTOMER_ID = _schema(
 )
 NUMBER_KEY: Schema = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,17})$"}
 """A key that is a number, as it is written in a URL."""
-AMOUNT = _schema(
-    "Amount",
-    {
-        "description": f"Money, exactly: {AMOUNT_RULE.removeprefix('amount must be ')} (zeros at either end do not "
-        "count). A number keeps its digits: it never passes through a binary float here.",
-        "oneOf": [
-            {
-                "title": "Number",
-                "type": "number",
-                "exclusiveMinimum": 0,
-                "exclusiveMaximum": 10**16,
-                "multipleOf": 0.01,
-            },
-            text(
-                "No sign, no exponent.",
-                title="Decimal string",
-                pattern=r"^(?=.*[1-9])0*[0-9]{1,16}(\.[0-9]{1,2}0*)?$",
-            ),
-        ],
-        "examples": [12.34, "12.34"],
-    },
-)
-ADD_FUNDS = _schema(
-    "AddFunds",
-    {
-        "type": "object",
-        "required": ["customerId", "amount"],
-        "properties": {"customerId": CUSTOMER_ID, "amount": AMOUNT},
-    },
-)
-BALANCE = _schema(
-    "Balance",
-    exactly(
-        {
-            "amount": {
-                "type": "number",
-                "exclusiveMinimum": -(10**36),
-                "exclusiveMaximum": 10**36,
-                "description": "The exact sum, always with 2 decimals and up to 36 digits before the point. Parse it "
-                "as a decimal: a binary float may not hold its digits.",
-            }
-        }
-    ),
-)
 POSITION = _schema(
     "Position",
     text(

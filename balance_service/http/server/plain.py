@@ -20,11 +20,9 @@ from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.model_queries import PATH
-from balance_service.http.parameters import CUSTOMER_ID, KEY, KeyQuery
+from balance_service.http.parameters import KEY, KeyQuery
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER
-from balance_service.http.queries import CUSTOMER
-from balance_service.http.queries import PATH as BALANCE_PATH
 from balance_service.http.server.limits import headers_fit
 from balance_service.http.server.problems import Problem, unexpected
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
@@ -114,7 +112,7 @@ class PlainQueries:
         access: the checks that clients have to pass.
         models: of which it answers, where they are hosted.
         """
-        self._asked = {asked.before_key: asked for asked in (_BALANCE, *asked_of(models))}
+        self._asked = {asked.before_key: asked for asked in asked_of(models)}
         self._handlers = handlers
         self._trust = trust
         self._access = access
@@ -218,6 +216,3 @@ def asked_of(models: Iterable[ReadModel]) -> Iterator[OneKey]:
             # A text might be a route of its own, such as `count`.
             case Collection(path, _, noun) if model.key_type.is_number:
                 yield replace(of_model, noun=noun, path=path, tells_key=False, asks_peers=False)
-
-
-_BALANCE = OneKey(model="balance", noun=CUSTOMER, path=BALANCE_PATH, parameter=CUSTOMER_ID.name)

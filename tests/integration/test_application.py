@@ -1,0 +1,84 @@
+"""An application inside a program of one's own: models of its own, answered while it is entered."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import httpx
+import pytest
+
+from balance_service import Application, Event, ReadModel, Routes, Stream, add, col, scale
+from balance_service.events.spark.jvm import launch_jvm
+from balance_service.read_models.add_funds import ADD_FUNDS
+from tests.integration.engines import settings_for
+from tests.support.scratch import jvm_scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.settings import Settings
+
+
+@dataclass
+class Savings:
+    """What a customer has added."""
+
+    customerId: str  # noqa: N815  (as the events have it)
+    total: Annotated[Decimal, scale(2)] = Decimal("0.00")
+    largest: Annotated[Decimal, scale(2)] | None = None
+
+
+class Saved(ReadModel):
+    """FundsAdded → Savings, of amounts above 1."""
+
+    name = "saved"
+    source = Stream("balance", "FundsAdded").where(col("amount") > Decimal(1)).by("customerId")
+    state = Savings
+    queries = Routes("/api/saved.get", key="customerId", noun="saver")
+
+    def fold(self, savings: Savings | None, funds: Event) -> Savings:
+        before = savings or Savings(funds["customerId"])
+        largest = max(before.largest or funds["amount"], funds["amount"])
+        return Savings(before.customerId, add(before.total, funds["amount"]), largest)
+
+
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
+    launch_jvm(load := settings_for(stack, names, tmp_path / "state", http_port=0), jvm_scratch())
+    return load
+
+
+async def _until(ask: Callable[[], Awaitable[httpx.Response]], status: int, wanted: str) -> None:
+    """Ask until the answer is the one that is wanted."""
+    async with asyncio.timeout(90):
+        while True:
+            answer = await ask()
+            if (answer.status_code, answer.text) == (status, wanted):
+                return
+            await asyncio.sleep(0.1)
+
+
+def test_an_application_folds_and_answers_while_it_is_entered_and_goes_on_from_there(settings: Settings) -> None:
+    async def added(*amounts: str) -> None:
+        async with (
+            Application(settings, models=[Saved], commands=[ADD_FUNDS]) as application,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{application.port}", timeout=30, trust_env=False) as http,
+        ):
+            for amount in amounts:
+                body = {"customerId": "ada", "amount": amount}
+                await _until(partial(http.post, "/api/balance.addFunds", json=body), httpx.codes.ACCEPTED, "")
+            wanted = {1: '{"total":12.00,"largest":12.00}', 2: '{"total":15.50,"largest":12.00}'}
+            query = partial(http.get, "/api/saved.get?customerId=ada")
+            await _until(query, httpx.codes.OK, wanted[len(amounts)])
+            assert (await http.get("/api/saved.get?customerId=bob")).json()["detail"] == "no such saver"
+            assert (await http.get("/health/ready")).status_code == httpx.codes.OK
+
+    # What is not above 1 is ignored.
+    asyncio.run(added("12.00"))
+    asyncio.run(added("1.00", "3.50"))

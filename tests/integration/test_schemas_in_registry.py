@@ -1,0 +1,126 @@
+"""Schemas that only the registry has: found under every strategy, recorded once for all, pulled to files."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.errors import ConfigurationError
+from balance_service.hosting.binding import bound
+from balance_service.model.flow import Stream
+from balance_service.model.read_model import ReadModel
+from balance_service.settings import load_settings
+from tests.support.commands import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.settings import Settings
+
+
+@pytest.fixture
+def settings(stack: LocalStack, names: dict[str, str]) -> Settings:
+    return load_settings(
+        bootstrap_servers=stack.bootstrap_servers, schema_registry_url=stack.schema_registry_url, **names
+    )
+
+
+@pytest.fixture
+def registry(settings: Settings) -> Iterator[SchemaRegistry]:
+    with closing(SchemaRegistry.from_settings(settings)) as made:
+        yield made
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{uuid.uuid4().hex[:8]}"
+
+
+def order(name: str, *more: str) -> Schema:
+    columns = [{"name": column, "type": "string", "default": ""} for column in ("customerId", *more)]
+    return {"type": "record", "name": name, "namespace": "shop", "fields": columns}
+
+
+def counting(topic: str, record: str, version: int = 1) -> type[ReadModel]:
+    """A model that counts orders, whose schema no file has."""
+    attributes: dict[str, Any] = {
+        "__module__": __name__,
+        "name": "orders",
+        "source": Stream(topic, record),
+        "key": "customerId",
+        "state": "Activity",
+        "version": version,
+        "fold": lambda _model, state, _event: state,
+    }
+    return type("Counting", (ReadModel,), attributes)
+
+
+def columns_of(model: ReadModel) -> list[str]:
+    (schema,) = model.stages[0].schemas.values()
+    return [field["name"] for field in schema["fields"]]
+
+
+@pytest.mark.parametrize("strategy", ["{topic}-shop.{record}", "{topic}-value", "shop.{record}"])
+def test_the_newest_schema_is_found_under_every_strategy(
+    settings: Settings, registry: SchemaRegistry, topic: str, strategy: str
+) -> None:
+    record = f"Order{uuid.uuid4().hex[:8]}"
+    for schema in (order(record), order(record, "note")):
+        registry.register(strategy.format(topic=topic, record=record), schema)
+
+    (model,) = bound([counting(topic, record)], settings)
+
+    assert columns_of(model) == ["customerId", "note"]
+
+
+def test_all_come_to_the_schema_that_was_found_first_until_the_models_version_changes(
+    settings: Settings, registry: SchemaRegistry, topic: str
+) -> None:
+    registry.register(f"{topic}-shop.Order", order("Order"))
+    (first,) = bound([counting(topic, "Order")], settings)
+    registry.register(f"{topic}-shop.Order", order("Order", "later"))
+
+    (second,) = bound([counting(topic, "Order")], settings)
+    (changed,) = bound([counting(topic, "Order", version=2)], settings)
+
+    assert (columns_of(first), columns_of(second)) == (["customerId"], ["customerId"])
+    assert columns_of(changed) == ["customerId", "later"]
+
+
+def test_what_the_registry_does_not_have_is_refused_with_the_subjects_that_were_asked_for(
+    settings: Settings, registry: SchemaRegistry, topic: str
+) -> None:
+    registry.register(f"{topic}-shop.Another", order("Another"))
+
+    with pytest.raises(ConfigurationError) as refused:
+        bound([counting(topic, "Order")], settings)
+
+    assert f"has no record Order under the subjects {topic}-NAMESPACE.Order, {topic}-value or" in str(refused.value)
+
+
+def test_schemas_are_pulled_to_files_and_never_over_another(
+    stack: LocalStack, registry: SchemaRegistry, topic: str, tmp_path: Path
+) -> None:
+    at = {"BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url}
+    registry.register(f"{topic}-shop.Order", order("Order"))
+    registry.register(f"{topic}-shop.Return", order("Return"))
+
+    first = run(at, "schemas", "pull", topic, "--to", str(tmp_path))
+    again = run(at, "schemas", "pull", topic, "--to", str(tmp_path))
+    registry.register(f"{topic}-shop.Order", order("Order", "later"))
+    refused = run(at, "schemas", "pull", topic, "--to", str(tmp_path))
+    unknown = run(at, "schemas", "pull", f"{topic}-x", "--to", str(tmp_path))
+
+    assert (first.code, again.code, refused.code, unknown.code) == (0, 0, 2, 2), (first, again, refused, unknown)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["Order.avsc", "Return.avsc"]
+    assert json.loads((tmp_path / "Order.avsc").read_text()) == order("Order")
+    assert f"{tmp_path / 'Order.avsc'} holds another schema" in refused.stderr
+    assert f"has no record under the subjects {topic}-x-NAMESPACE.NAME" in unknown.stderr
