@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from balance_service.errors import ConfigurationError as ConfigurationError
     from balance_service.errors import PoisonRecordError as PoisonRecordError
     from balance_service.model.conditions import col as col
+    from balance_service.model.event import Event as Event
+    from balance_service.model.event import State as State
     from balance_service.model.flow import Stream as Stream
     from balance_service.model.folds import Count as Count
     from balance_service.model.folds import Earliest as Earliest
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from balance_service.model.outputs import EVENT as EVENT
     from balance_service.model.outputs import LAST as LAST
     from balance_service.model.outputs import Emit as Emit
-    from balance_service.model.read_model import Event as Event
     from balance_service.model.read_model import ReadModel as ReadModel
-    from balance_service.model.read_model import State as State
     from balance_service.model.routes import Collection as Collection
     from balance_service.model.routes import Routes as Routes
     from balance_service.model.states import scale as scale
@@ -54,7 +54,8 @@ _WHERE = {
     "model.joins": ("Global", "Table", "days"),
     "model.order": ("ANY", "PER_KEY"),
     "model.outputs": ("EVENT", "LAST", "Emit"),
-    "model.read_model": ("Event", "ReadModel", "State"),
+    "model.event": ("Event", "State"),
+    "model.read_model": ("ReadModel",),
     "model.routes": ("Collection", "Routes"),
     "model.states": ("scale",),
     "settings": ("Settings", "load_settings"),

@@ -11,8 +11,7 @@ from balance_service.events.conditions import column_of
 from balance_service.events.notes import IGNORED
 from balance_service.events.shape import all_of, any_of
 from balance_service.model.folds import StandardFold, Top
-from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT
-from balance_service.model.read_model import words_of
+from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from balance_service.events.spark.rehearsal import Rehearsal
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.read_model import State
+    from balance_service.model.event import State
     from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings

@@ -93,3 +93,8 @@ class KeyType:
 
 TEXT = KeyType("key", is_number=False)
 """Keys as they are."""
+
+
+def words_of(column: str) -> list[str]:
+    """A column's name in words, for causes: `customerId` is customer and id."""
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", column).lower().split("_")

@@ -11,7 +11,7 @@ from balance_service.model.conditions import checked
 
 if TYPE_CHECKING:
     from balance_service.model.conditions import Condition
-    from balance_service.model.read_model import Event
+    from balance_service.model.event import Event
 
 Sent = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 """A record to send, or several, or none."""

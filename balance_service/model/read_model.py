@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.avro.types import fields_of, type_name
@@ -11,6 +10,7 @@ from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration
 from balance_service.model.declared_source import refuse
 from balance_service.model.folds import OutOfRangeError, StandardFold
+from balance_service.model.keys import words_of
 from balance_service.model.outputs import EVENT
 from balance_service.model.schemas import Schemas
 from balance_service.model.states import spelled_out
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
     from balance_service.model.addition import Addition
+    from balance_service.model.event import Event, State, Update
     from balance_service.model.flow import Stream
     from balance_service.model.folds import Combination
     from balance_service.model.keys import KeyType
@@ -27,33 +28,8 @@ if TYPE_CHECKING:
     from balance_service.model.routes import Collection, Routes
     from balance_service.model.stage import Stage
 
-State = Mapping[str, Any]
-"""What is kept per key: an Avro record of the read model's state schema."""
-
-Update = Mapping[str, Any]
-"""What an event, or several combined, changes, by name of an update column.
-
-There is a column for each standard fold, by the name of its field. Where a `fold` or an `emit` is told of events, there
-is one for each record of the source, by its simple name: the event's fields, None where it is of another record.
-"""
-
-
 # What every attempt at a command gives its event anew.
 _ANEW = frozenset({"id", "occurredOn"})
-
-
-class Event(dict[str, Any]):
-    """An event's fields, by name."""
-
-    record: str
-    """The simple name of its record."""
-    timestamp_ms: int
-    """Of its record in the topic, in ms since 1970."""
-
-    def __init__(self, record: str, fields: Mapping[str, Any], timestamp_ms: int) -> None:
-        super().__init__(fields)
-        self.record = record
-        self.timestamp_ms = timestamp_ms
 
 
 class ReadModel:
@@ -268,24 +244,7 @@ class ReadModel:
             ) from None
 
 
-def event_of(records: Iterable[str], update: Update, timestamp_ms: int) -> Event | None:
-    """The event of an update that has events' fields; None of a tombstone.
-
-    Args:
-        records: the simple names of those that it may be of.
-    """
-    for record in records:
-        if (fields := update.get(record)) is not None:
-            return Event(record, fields, timestamp_ms)
-    return None
-
-
 def _without_new(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_new(member) for name, member in sorted(value.items()) if name not in _ANEW}
     return [_without_new(member) for member in value] if isinstance(value, list) else value
-
-
-def words_of(column: str) -> list[str]:
-    """A column's name in words, for causes: `customerId` is customer and id."""
-    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", column).lower().split("_")

@@ -15,7 +15,7 @@ from balance_service.model.routes import Collection
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 _PLACES = 3
 

@@ -10,7 +10,7 @@ from balance_service.model.outputs import Emit
 from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
-    from balance_service.model.read_model import Event
+    from balance_service.model.event import Event
 
 _SHOWN_DIGITS = 4
 

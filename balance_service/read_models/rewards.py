@@ -14,7 +14,7 @@ from balance_service.model.read_model import ReadModel
 from balance_service.model.routes import Routes
 
 if TYPE_CHECKING:
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 # Points per unit of money. Of amounts with two digits after the point, points have four.
 _SHARE = Decimal("0.02")

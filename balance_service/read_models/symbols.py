@@ -9,7 +9,7 @@ from balance_service.model.flow import Stream
 from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 _TICKER = re.compile(r"[A-Z]{1,5}(\.[A-Z])?")
 

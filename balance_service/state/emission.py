@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.model.event import Event, State
     from balance_service.model.outputs import Emit
-    from balance_service.model.read_model import Event, ReadModel, State
+    from balance_service.model.read_model import ReadModel
     from balance_service.state.outputs import Target
     from balance_service.state.records import KeyedUpdate, Output, Position, TaskBatch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
-from balance_service.model.read_model import event_of
+from balance_service.model.event import event_of
 from balance_service.state.idempotency import Retries
 from balance_service.state.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.state.outputs import ENVELOPE_BYTES
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.model.addition import Addition
-    from balance_service.model.read_model import Event, ReadModel, State
+    from balance_service.model.event import Event, State
+    from balance_service.model.read_model import ReadModel
     from balance_service.state.emission import BatchEmission, Emission
     from balance_service.state.letters.letters import Letters
     from balance_service.state.records import (
@@ -87,7 +88,14 @@ def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding
     # A key that has a state here was checked when it came.
     new = [key for key, state in before.items() if state is None]
     strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
-    retries = Retries.of(batch.events, store, folding, stands_at.stream_time_ms)
+    retries = Retries.of(
+        batch.events,
+        store,
+        folding.marker_codec,
+        folding.idempotency_window_ms,
+        folding.read_model.repeated,
+        stands_at.stream_time_ms,
+    )
     folded = Folded(retries.stream_time_ms, columns, created=created)
     one_by_one = _OneByOne(folding, batch, stands_at.source, held, emission, retries, folded)
     for key in singly.keys() - strangers:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.state.fold import Folding
     from balance_service.state.records import KeyedUpdate, Record
     from balance_service.state.store.store import StateStore
 
@@ -58,10 +57,20 @@ class Retries:
     fresh: dict[bytes, Marker] = field(default_factory=dict)
 
     @staticmethod
-    def of(updates: Iterable[KeyedUpdate], store: StateStore, folding: Folding, stream_time_ms: int) -> Retries:
+    def of(
+        updates: Iterable[KeyedUpdate],
+        store: StateStore,
+        codec: AvroCodec,
+        window_ms: int,
+        repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        stream_time_ms: int,
+    ) -> Retries:
         """Look up the markers of all updates that have an idempotency key.
 
         Args:
+            codec: of markers.
+            window_ms: for how long a key is recognised.
+            repeated: an update → what of it a retry repeats.
             stream_time_ms: as it was before the batch; -1 for none.
         """
         once = sorted((u.record.offset, u.record.timestamp_ms, _name(u)) for u in updates if u.record and _is_once(u))
@@ -71,10 +80,8 @@ class Retries:
             times[offset] = now = max(now, _in_ms(timestamp_ms, now))
         names = list({name for _, _, name in once})
         frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
-        known = {name: _marker(folding.marker_codec.decode(frame)) for name, frame in frames if frame is not None}
-        return Retries(
-            folding.idempotency_window_ms, folding.marker_codec, folding.read_model.repeated, known, times, now
-        )
+        known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
+        return Retries(window_ms, codec, repeated, known, times, now)
 
     def is_repeated(self, update: KeyedUpdate) -> bool:
         """Whether an event with the same idempotency key was applied to the same state within the window.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
 from balance_service.errors import FatalError, PoisonRecordError
-from balance_service.model.read_model import event_of
+from balance_service.model.event import event_of
 from balance_service.state.outputs import Sender, encoded, passed_on
 from balance_service.state.own_code import OwnCodeFailedError, made_by_own
 from balance_service.state.records import DeadLetter

@@ -16,9 +16,8 @@ from balance_service.avro.types import fields_of, simple_name, type_name, withou
 from balance_service.events.notes import IGNORED, NOTE
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
-from balance_service.model.keys import MAX_KEY_BYTES, KeyType
+from balance_service.model.keys import MAX_KEY_BYTES, KeyType, words_of
 from balance_service.model.placing import placed
-from balance_service.model.read_model import words_of
 from balance_service.state.records import RESERVED_PREFIX, DeadLetter
 
 if TYPE_CHECKING:

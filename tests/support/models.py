@@ -19,7 +19,7 @@ from balance_service.model.read_model import ReadModel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
 WIDE_MONEY = {**MONEY, "precision": 38}

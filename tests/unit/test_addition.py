@@ -19,7 +19,7 @@ from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
     from balance_service.model.addition import Addition
-    from balance_service.model.read_model import State
+    from balance_service.model.event import State
 
 REGISTRY = FakeRegistry()
 CODEC = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))

@@ -17,7 +17,7 @@ from balance_service.read_models.balance import Balance
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from balance_service.model.read_model import State
+    from balance_service.model.event import State
 
 BALANCE = Balance()
 LARGEST = Decimal("9" * 36 + ".99")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 UNKNOWN = "schema-id-unknown"
 INCOMPATIBLE = "schema-incompatible"

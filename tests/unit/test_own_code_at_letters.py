@@ -15,7 +15,7 @@ from balance_service.testing import Driver, event
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
 
 UNKNOWN = "schema-id-unknown"
 FAILED = "own-code-failed"

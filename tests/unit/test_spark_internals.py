@@ -90,7 +90,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.sql.Encoders": ["static INT()"],
         "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
     },
-    "spark/class_archive.py": {
+    "spark/archiving.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
         "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
         "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory": [],
@@ -182,8 +182,8 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
     ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
     ("spark/rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
-    ("spark/class_archive.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("spark/class_archive.py", "pyspark.SparkContext", _has, "_gateway"),
+    ("spark/archiving.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("spark/archiving.py", "pyspark.SparkContext", _has, "_gateway"),
     ("spark/sampler.py", "pyspark.SparkContext", _has, "_jvm"),
 ]
 

@@ -23,7 +23,7 @@ from tests.unit.test_tables_topics import Topics
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.read_model import Event, State
+    from balance_service.model.event import Event, State
     from balance_service.testing.rows import Given
 
 TEXT = ["null", "string"]

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
     from balance_service.http.access.clients import Scope
     from balance_service.http.api.declarations import Answer, Body, Parameter
-    from balance_service.http.handlers import Handlers
 
 _GET = hdrs.METH_GET
 
-Answering = Callable[["Handlers", web.Request], Awaitable[web.StreamResponse]]
-"""An instance's handlers and a request → the answer."""
+Answering = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
+"""An instance's handlers (`http.handlers`, which this must not know: they know routes) and a request → the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Routes:
         method = _GET if matched.method == hdrs.METH_HEAD else matched.method
         return self._routes[method, matched.resource.canonical]
 
-    def add_to(self, app: web.Application, handlers: Handlers) -> None:
+    def add_to(self, app: web.Application, handlers: Any) -> None:
         """Have an application answer them; HEAD as GET, without the body (RFC 9110, section 9.3.2)."""
         for route in self:
             # By itself aiohttp would find no parameter that has a brace in it.
@@ -107,7 +106,7 @@ class Routes:
                 app.router.add_route(method, path, handler)
 
 
-def _handler(answer: Answering, handlers: Handlers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(answer: Answering, handlers: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         return await answer(handlers, request)
 
