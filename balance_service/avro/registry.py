@@ -217,8 +217,14 @@ class SchemaRegistry:
         """
         first = self._version(subject, 1)
         if first is None and (proposed := propose()) is not None:
-            self.register(subject, proposed)
-            first = self._version(subject, 1)
+            try:
+                self.register(subject, proposed)
+            except ConfigurationError:
+                # Another may have been first, with a schema that is not compatible.
+                if (first := self._version(subject, 1)) is None:
+                    raise
+            else:
+                first = self._version(subject, 1)
         return first
 
     def close(self) -> None:

@@ -91,9 +91,16 @@ def schemas_pull(topic: str, folder: Path) -> None:
         )
     texts = {folder / f"{name}.avsc": json.dumps(schema, indent=2) + "\n" for name, schema in found.items()}
     for file, text in texts.items():
-        if file.exists() and json.loads(file.read_text(encoding="utf-8")) != json.loads(text):
+        if file.exists() and not _holds(file, text):
             raise ConfigurationError(f"{file} holds another schema; move it away, or pull to another folder by --to")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
         click.echo(f"wrote {file}")
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")) == json.loads(text))
+    except ValueError:
+        return False

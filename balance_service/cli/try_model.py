@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -205,7 +206,7 @@ class _Tried:
             "applied": self.applied,
             "ignored": self.taken - self.applied - self.duplicates - refused,
             "duplicates": self.duplicates,
-            "dead letters": refused,
+            "dead letter" if refused == 1 else "dead letters": refused,
         }
         told = [f"{count:,} {what}" for what, count in counts.items() if count or what == "applied"]
         return f"{_counted(self.taken, 'event')}: {', '.join(told)}"
@@ -259,7 +260,7 @@ def _print_dead_letters(console: Console, tried: _Tried, lines: Sequence[_Line],
         return
     # A re-keyed event is a new object with the same fields.
     numbers = {id(line.event.fields): line.number for line in lines}
-    console.print(f"dead letters: {len(letters):,}")
+    console.print(_counted(len(letters), "dead letter"))
     rows = [
         {"line": str(numbers.get(id(event.fields), "")), "cause": cause, "event": exact_json(event.fields)}
         for event, cause in letters[:limit]
@@ -297,6 +298,8 @@ def _counted(count: int, what: str) -> str:
 
 def _watch(model: str, file: Path) -> None:
     """Run this command at each save until Ctrl-C, in a new process each time, which imports the changed code."""
+    # A shell that starts it in the background has it ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "balance_service", *(given for given in sys.argv[1:] if given != "--watch")]
     try:
         while True:

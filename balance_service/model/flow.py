@@ -42,7 +42,7 @@ Step = Where | By | Join | Select
 
 @dataclass(frozen=True, slots=True, init=False)
 class Stream:
-    """The events of some record types on one topic, each known by the simple name of its shipped schema.
+    """The events of some record types on one topic, each known by the simple name of its schema.
 
     With `tombstones`, a record without a value deletes the state of its key; else it is a dead letter.
     """

@@ -30,6 +30,8 @@ _LONG_LIMIT = 2**63
 # Ordered alike by Arrow and by Python; a double has values that are in no order.
 _ORDERED = ("decimal", "int", "long", "string", "date", "timestamp-millis", "timestamp-micros")
 _DOUBLES = ("double", "float")
+# Every value of the one is one of the other.
+_WIDENED = {("int", "long"), ("float", "double"), ("timestamp-millis", "timestamp-micros")}
 
 
 class Combine(Enum):
@@ -280,5 +282,9 @@ def _difference(written: Any, kept: Any) -> str:
     if simple_name(written) == "decimal":
         wanted = f"decimal({_DIGITS},{written.get('scale', 0)})"
         return "" if type_name(kept) == wanted else f"it is of type {type_name(kept)}, and {wanted} keeps every digit"
-    same = type_name(without_null(written)[0]) == type_name(without_null(kept)[0])
-    return "" if same else f"it is of type {type_name(kept)}, the column of {type_name(written)}"
+    found, wanted = type_name(without_null(written)[0]), type_name(without_null(kept)[0])
+    return (
+        ""
+        if found == wanted or (found, wanted) in _WIDENED
+        else f"it is of type {type_name(kept)}, the column of {type_name(written)}"
+    )

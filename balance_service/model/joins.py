@@ -32,7 +32,7 @@ class Table:
 
     topic: str
     record: str
-    """The simple name of its rows' shipped schema."""
+    """The simple name of its rows' schema."""
     history: timedelta = timedelta(days=1)
 
 

@@ -114,9 +114,9 @@ def test_dead_letters_are_printed_with_line_and_cause(events: Path, given: tuple
 
     printed = tried("balance", "--events", events, *given).output
 
-    assert "dead letters: 1" in printed
+    assert "1 dead letter\n" in printed
     assert ["2", "key-is-not-customer-id"] in [row[:2] for row in rows(printed)]
-    assert printed.endswith("2 events: 1 applied, 1 dead letters\n")
+    assert printed.endswith("2 events: 1 applied, 1 dead letter\n")
 
 
 def test_emitted_records_are_printed_by_topic(tmp_path: Path) -> None:
