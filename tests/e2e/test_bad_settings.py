@@ -100,6 +100,60 @@ def test_a_file_that_security_rests_on_and_that_is_no_such_file_is_named_with_it
     assert _SECRET not in done.stderr
 
 
+_MODEL = """
+from dataclasses import dataclass
+from balance_service import Count, ReadModel, Stream
+
+@dataclass
+class Placed:
+    customerId: str
+    items: set[str]
+
+class Orders(ReadModel):
+    name = "{name}"
+    source = Stream("{topic}", "{record}")
+    key = "customerId"
+    state = {state}
+
+    additions = Count("{record}")
+"""
+_AS_IT_SHOULD_BE = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state": '"Activity"'}
+
+
+@pytest.mark.parametrize(
+    ("models", "changed", "said"),
+    [
+        ("shop.order", {}, ["'shop.order' is not found: there is no order in", "which has orders"]),
+        ("shop.orders:Order", {}, ["shop/orders.py has no class Order; it defines Orders"]),
+        ("shop.orders:Placed", {}, ["Placed in ", "shop/orders.py is not a subclass of ReadModel"]),
+        ("shop.orders", {"record": "X}"}, ["cannot be imported: ", "shop/orders.py:12"]),
+        ("shop.orders", {"name": "Orders"}, ["Orders (", "shop/orders.py:10) has the name 'Orders': a name is lower"]),
+        ("balance,shop.orders", {"name": "balance"}, ["shop/orders.py) both have the name 'balance'; rename one"]),
+        ("shop.orders", {"state": "Placed"}, ["the dataclass Placed (", "shop/orders.py, line 5", "'items'"]),
+        (
+            "shop.orders",
+            {"topic": "orders", "record": "OrderPlaced"},
+            [
+                "shop/orders.py:10) names the schema OrderPlaced: there is no OrderPlaced.avsc in ",
+                "register the schema",
+            ],
+        ),
+    ],
+    ids=["module", "class", "no model", "import", "name", "two of a name", "state", "schema"],
+)
+def test_a_model_that_cannot_be_hosted_is_refused_with_its_place_and_a_remedy(
+    settings: dict[str, str], tmp_path: Path, models: str, changed: dict[str, str], said: list[str]
+) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    text = _MODEL.format(**_AS_IT_SHOULD_BE | changed)
+    (tmp_path / "shop" / "orders.py").write_text(text.replace('Stream("balance", "X}")', "Stream(balance)"))
+
+    done = run(settings | {"BALANCE_MODELS": models, "PYTHONPATH": str(tmp_path)}, "serve")
+
+    assert_refused(done, _REFUSED, *said)
+
+
 def test_a_state_directory_below_a_file_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
 
