@@ -16,6 +16,7 @@ from balance_service.model.flow import Stream
 from balance_service.model.outputs import EVENT, Emit
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
+from tests.support.shipped import KNOWN
 from tests.support.topics import Writer, read_topic
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def named(application_id: str) -> Named:
             ),
         },
     )
+    # So that settings may name them.
+    KNOWN.update({model.name: model() for model in (rewards, purchases)})
     return Named(pos, notifications, shipments, hadoop, rewards, purchases)
 
 
