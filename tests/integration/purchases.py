@@ -71,9 +71,10 @@ def named(application_id: str) -> Named:
             ),
         },
     )
+    made = Named(pos, notifications, shipments, hadoop, rewards, purchases)
     # So that settings may name them.
-    KNOWN.update({model.name: model() for model in (rewards, purchases)})
-    return Named(pos, notifications, shipments, hadoop, rewards, purchases)
+    KNOWN.update({model.name: model() for model in (made.rewards, made.purchases)})
+    return made
 
 
 def invoice(number: int, card: str, amount: str, *, kind: str = "PRIME", delivery: str = "TAKEAWAY") -> dict[str, Any]:
