@@ -24,7 +24,8 @@ SYSTEMS = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding
 _TRANSCRIPT = re.compile(
     r"^```sh\ncurl 'http://127.0.0.1:\d+([^']+)'\n```\n```json\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
-_READY_SECONDS = 120.0
+# As long as `local` gives an instance to start, and its samples to show.
+_READY_SECONDS = 240.0
 
 
 def transcripts(model: str) -> dict[str, str]:
@@ -50,6 +51,7 @@ def get(url: str) -> httpx.Response:
     return httpx.get(url, timeout=30, trust_env=False)
 
 
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("models", TOGETHER, ids="-".join)
 def test_what_the_samples_come_with_is_answered_as_the_documents_show(models: tuple[str, ...], tmp_path: Path) -> None:
     ports = ["--kafka-port", "0", "--registry-port", "0", "--http-port", "0", "--data-dir", str(tmp_path / "data")]
