@@ -78,18 +78,59 @@ def _with_uuid_as_text(kind: Any) -> Any:
     return {name: part for name, part in kind.items() if name != "__fastavro_parsed"}
 
 
-class AvroCodec:
-    """Writes records of one schema as frames, and reads them whatever version wrote them.
+class AvroReader:
+    """Reads records of one schema from frames, whatever version wrote them. Any thread may use it."""
+
+    def __init__(self, registry: SchemaRegistry, schema: Schema) -> None:
+        self._registry = registry
+        self._schema = parsed(schema)
+        self._writers: dict[int, Any] = {}
+
+    def decode_foreign(self, frame: bytes) -> dict[str, Any]:
+        """The record in a frame of anybody's making.
+
+        Raises:
+            PoisonRecordError: the bytes are not such a frame.
+            RetriableError: the writer's schema is not known here yet and the registry cannot be reached.
+        """
+        schema_id, body = opened(frame)
+        writer = self._writers.get(schema_id) or self._learn(schema_id)
+        try:
+            record = fastavro.schemaless_reader(
+                io.BytesIO(body), writer, None if writer is self._schema else self._schema
+            )
+        except Exception as error:  # fastavro raises whatever its reader trips over
+            message = f"a record under schema {schema_id} does not decode: {error}"
+            raise PoisonRecordError("body-undecodable", message) from error
+        if not isinstance(record, dict):
+            raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is not that of a record")
+        return record
+
+    def _learn(self, schema_id: int) -> Any:
+        registered = self._registry.writer_schema(schema_id)
+        if registered is None:
+            message = f"a record names schema {schema_id}, which the registry does not know"
+            raise PoisonRecordError("schema-id-unknown", message)
+        try:
+            writer = parsed_of_writer(registered.text)
+        except Exception as error:  # fastavro raises whatever its parser trips over
+            message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
+            raise PoisonRecordError("schema-incompatible", message) from error
+        self._writers[schema_id] = writer
+        return writer
+
+
+class AvroCodec(AvroReader):
+    """Writes records of one schema as frames, and reads them; what it writes is registered.
 
     Made once its schema's id is known; then any thread may use it.
     """
 
     def __init__(self, registry: SchemaRegistry, subject: str, schema: Schema) -> None:
-        self._registry = registry
+        super().__init__(registry, schema)
         self.schema_id = registry.register(subject, schema)
-        self._schema = parsed(schema)
         self._header = frame_header(self.schema_id)
-        self._writers: dict[int, Any] = {self.schema_id: self._schema}
+        self._writers[self.schema_id] = self._schema
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """The frame of a record. Raises whatever fastavro does of one that the schema does not allow."""
@@ -125,36 +166,3 @@ class AvroCodec:
             return self.decode(frame)[name]
 
         return number_of
-
-    def decode_foreign(self, frame: bytes) -> dict[str, Any]:
-        """The record in a frame of anybody's making.
-
-        Raises:
-            PoisonRecordError: the bytes are not such a frame.
-            RetriableError: as `decode`.
-        """
-        schema_id, body = opened(frame)
-        writer = self._writers.get(schema_id) or self._learn(schema_id)
-        try:
-            record = fastavro.schemaless_reader(
-                io.BytesIO(body), writer, None if writer is self._schema else self._schema
-            )
-        except Exception as error:  # fastavro raises whatever its reader trips over
-            message = f"a record under schema {schema_id} does not decode: {error}"
-            raise PoisonRecordError("body-undecodable", message) from error
-        if not isinstance(record, dict):
-            raise PoisonRecordError("schema-incompatible", f"schema {schema_id} is not that of a record")
-        return record
-
-    def _learn(self, schema_id: int) -> Any:
-        registered = self._registry.writer_schema(schema_id)
-        if registered is None:
-            message = f"a record names schema {schema_id}, which the registry does not know"
-            raise PoisonRecordError("schema-id-unknown", message)
-        try:
-            writer = parsed_of_writer(registered.text)
-        except Exception as error:  # fastavro raises whatever its parser trips over
-            message = f"schema {schema_id} is no Avro schema, or no safe one: {error}"
-            raise PoisonRecordError("schema-incompatible", message) from error
-        self._writers[schema_id] = writer
-        return writer

@@ -19,6 +19,14 @@ def load_schema(name: str) -> Schema:
     return schema
 
 
+def is_shipped(schema: Schema) -> bool:
+    """Whether a schema is one of ours."""
+    try:
+        return load_schema(schema["name"]) == schema
+    except FileNotFoundError:
+        return False
+
+
 def subject_of(topic: str, schema: Schema) -> str:
     """What the registry knows a record on a topic by.
 

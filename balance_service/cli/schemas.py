@@ -18,12 +18,12 @@ def schemas() -> None:
 
 @schemas.command("register")
 def schemas_register() -> None:
-    """Register every schema that the registry lacks.
+    """Register every schema that the registry lacks, except those of topics that others write.
 
     Instances do so themselves as they start, if they may; this is for whoever prepares a registry for them.
     """
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.avro.schemas import load_schema, subject_of
+    from balance_service.avro.schemas import is_shipped, load_schema, subject_of
     from balance_service.cli.models import hosted_models, known_models
     from balance_service.model.placing import hosted_stages, stages_of_retries
 
@@ -38,9 +38,9 @@ def schemas_register() -> None:
     for stage in stages:
         model = models.get(stage.owner)
         if not stage.reads_rekeyed:
-            written.setdefault(stage.source, []).extend(stage.schemas.values())
+            written.setdefault(stage.source, []).extend(filter(is_shipped, stage.schemas.values()))
         for join in stage.joins:
-            written.setdefault(join.table.topic, []).append(stage.rows[join.table.record])
+            written.setdefault(join.table.topic, []).extend(filter(is_shipped, [stage.rows[join.table.record]]))
         if stage.makes is not None:
             written[stage.rekeyed] = [stage.makes]
         written[stage.changelog] = [load_schema("Position"), load_schema("Letter")]

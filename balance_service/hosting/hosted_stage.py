@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from balance_service.avro.schemas import subject_of
+from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.errors import (
     FatalError,
     NotAuthorizedError,
@@ -152,12 +152,15 @@ class HostedStage:
     def learn_schemas(self, registry: SchemaRegistry) -> None:
         """Learn every schema of the source: one that a plan does not know when it comes up costs a new plan.
 
+        Ours are registered, for we write such events. The schemas of others' topics are their producers' to register:
+        a version of ours, which may have but some columns, would be the newest there.
+
         Raises:
             RetriableError: the registry does not answer.
         """
         if not self.stage.schemas:
             return
-        topic, schemas = self.stage.written_to, self.stage.schemas.values()
+        topic, schemas = self.stage.written_to, filter(is_shipped, self.stage.schemas.values())
         ours = [registry.register(subject_of(topic, schema), schema) for schema in schemas]
         self.decoder.resolve({*ours, *registry.schema_ids(topic)})
 

@@ -6,8 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.schemas import subject_of
+from balance_service.avro.codec import AvroReader
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
 from balance_service.state.tables.partition import TableContext
@@ -47,7 +46,7 @@ def table_contexts(
             settings=settings,
             topics=topics,
             topic=prepared[topic],
-            codec=AvroCodec(registry, subject_of(topic, schema), schema),
+            codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
             partition_of=partial(partition_of, partitions=prepared[topic].partitions),
         )

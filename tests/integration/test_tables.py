@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from balance_service.avro.codec import AvroCodec
+from balance_service.avro.codec import AvroReader
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.avro.schemas import load_schema
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.topics import Topics
 from balance_service.state.tables.partition import TableContext, TablePartition
@@ -57,7 +57,7 @@ class Players:
                 settings=self.settings,
                 topics=self.topics,
                 topic=self.topic,
-                codec=AvroCodec(self.registry, subject_of(self.name, schema), schema),
+                codec=AvroReader(self.registry, schema),
                 history_ms=A_DAY_MS,
                 partition_of=lambda key: int(key == b"elsewhere"),
             ),
@@ -87,7 +87,7 @@ class Players:
         """The player's name as of a time; None if there is no such player."""
         version = partition.view.as_of(key.encode(), timestamp_ms)
         frame = None if version is None else version.frame
-        return None if frame is None else partition._context.codec.decode(frame)["name"]
+        return None if frame is None else partition._context.codec.decode_foreign(frame)["name"]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.codec import AvroReader
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
     from balance_service.state.tables.store import TableView
@@ -52,7 +52,7 @@ class TableContext:
     settings: Settings
     topics: Topics
     topic: Topic
-    codec: AvroCodec
+    codec: AvroReader
     history_ms: int
     partition_of: Callable[[bytes], int]
     """Where the row of a key is looked for."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from structlog.typing import FilteringBoundLogger
 
-    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.codec import AvroReader
 
 # A topic of rubbish must not fill the log.
 _MOST_TOLD = 10
@@ -29,7 +29,7 @@ class TableRows:
     that of the latest event that was joined. Any thread may read these.
     """
 
-    def __init__(self, codec: AvroCodec, is_here: Callable[[bytes], bool], log: FilteringBoundLogger) -> None:
+    def __init__(self, codec: AvroReader, is_here: Callable[[bytes], bool], log: FilteringBoundLogger) -> None:
         """Args:
         is_here: whether the row of a key is looked for in this partition.
         """

@@ -16,7 +16,7 @@ from balance_service.state.tables.partition import TablePartition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.avro.codec import AvroCodec
+    from balance_service.avro.codec import AvroReader
     from balance_service.state.store.directory import StateDirectory
     from balance_service.state.tables.partition import TableContext, TableSnapshot
 
@@ -46,7 +46,7 @@ class Tables:
         """How many a table has."""
         return self._contexts[topic].topic.partitions
 
-    def codec(self, topic: str) -> AvroCodec:
+    def codec(self, topic: str) -> AvroReader:
         """Of a table's rows."""
         return self._contexts[topic].codec
 
