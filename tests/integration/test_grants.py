@@ -124,7 +124,8 @@ def read_decisions(settings: Settings) -> None:
     topics = Topics(settings)
     topic = topics.find(settings.dead_letter_decisions_topic)
     assert topic is not None
-    with reader_of_all(settings, topics, topic) as reader:
+    # A commit returns before the broker has marked its end, and nothing may be read up to there.
+    with reader_of_all(settings, topics, topic, waits_for_open=True) as reader:
         while reader.unfinished:
             reader.read()
 
