@@ -42,20 +42,25 @@ def combined_equals_single(read_model: ReadModel, batches: Batches) -> None:
     """All events combined in one batch come to what they do one after the other."""
     whole = [[event for batch in batches for event in batch]]
     with Driver(read_model, combines_few=True, is_accelerated=False) as driver:
-        _check("combined", _driven(driver, whole), _folded(read_model, whole, driver.state_codec))
+        _check("combined", _driven(driver, whole), _folded(read_model, whole, driver.state_codec), driver.state_codec)
 
 
 def cuts_do_not_matter(read_model: ReadModel, batches: Batches) -> None:
     """Cut into batches anywhere, events come to the same."""
     with Driver(read_model, combines_few=True) as driver:
-        _check("cut into batches", _driven(driver, batches), _folded(read_model, batches, driver.state_codec))
+        _check(
+            "cut into batches",
+            _driven(driver, batches),
+            _folded(read_model, batches, driver.state_codec),
+            driver.state_codec,
+        )
 
 
 def redelivery_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
     """A batch that is delivered twice counts once."""
     with Driver(read_model) as driver:
         expected = _folded(read_model, batches, driver.state_codec)
-        _check("delivered twice", _driven(driver, batches, after_each=driver.redeliver), expected)
+        _check("delivered twice", _driven(driver, batches, after_each=driver.redeliver), expected, driver.state_codec)
 
 
 def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
@@ -64,7 +69,7 @@ def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
         Driver(read_model, combines_few=True) as accelerated,
         Driver(read_model, combines_few=True, is_accelerated=False) as folded,
     ):
-        _check("accelerated", _driven(accelerated, batches), _driven(folded, batches))
+        _check("accelerated", _driven(accelerated, batches), _driven(folded, batches), None)
 
 
 def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
@@ -72,7 +77,9 @@ def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
     history = [*batches, *batches]
     with Driver(read_model) as driver:
         expected = _folded(read_model, history, driver.state_codec)
-        _check("deleted and restored", _driven(driver, history, after_each=driver.restart), expected)
+        _check(
+            "deleted and restored", _driven(driver, history, after_each=driver.restart), expected, driver.state_codec
+        )
 
 
 def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
@@ -181,6 +188,20 @@ def _arrived(read_model: ReadModel, batch: Sequence[Given]) -> tuple[list[Given]
     return came, refused
 
 
-def _check(how: str, found: Outcome, expected: Outcome) -> None:
+def _check(how: str, found: Outcome, expected: Outcome, codec: AvroCodec | None) -> None:
     if found != expected:
-        raise AssertionError(f"{how}, the events come to {found}, and by the fold to {expected}")
+        raise AssertionError(
+            f"{how}, the events come to {_told(found, expected, codec)}, and by the fold to "
+            f"{_told(expected, found, codec)}; a fold must depend on nothing but its arguments"
+        )
+
+
+def _told(outcome: Outcome, other: Outcome, codec: AvroCodec | None) -> str:
+    """What an outcome has that another has not."""
+    states = {
+        key.decode(errors="replace"): frame if codec is None else codec.decode(frame)
+        for key, frame in outcome.states.items()
+        if other.states.get(key) != frame
+    }
+    refused = [letter for letter in outcome.refused if letter not in other.refused]
+    return f"states {states}, dead letters {refused}, {outcome.counted} keys, {outcome.deleted} deletions"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.ports import HOST
 from balance_service.devtools.local.samples import add_samples
 from balance_service.devtools.local.stack import LocalStack
 from balance_service.settings import load_settings
@@ -56,6 +57,8 @@ def run_local(
         running = start_instances(cleanup, stack, instances, http_port, _own_modules())
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
+        say("for other commands:")
+        say(f"  export {' '.join(f'{name}={value}' for name, value in _addresses(stack, running).items())}")
         if sample_events and running:
             say("adding samples …")
             settings = load_settings(
@@ -92,6 +95,16 @@ def start_instances(
     for instance in instances:
         instance.wait_ready()
     return instances
+
+
+def _addresses(stack: LocalStack, instances: Sequence[LocalInstance]) -> dict[str, str]:
+    """What other commands need to reach the stack."""
+    of_one = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
+    return {
+        "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
+        **of_one,
+    }
 
 
 def _own_modules() -> dict[str, str]:
