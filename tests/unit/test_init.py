@@ -15,7 +15,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import balance_service
 from balance_service.avro.from_json import parsed_json, record_of
 from balance_service.cli.init import FILES, TEMPLATES, write_project
 from balance_service.cli.main import cli
@@ -131,7 +130,6 @@ def test_the_override_replaces_the_image_of_services_that_the_projects_compose_f
         assert service["build"]["dockerfile"] == "Dockerfile"
 
 
-@pytest.mark.skipif(not hasattr(balance_service, "ReadModel"), reason="the library has no public imports yet")
 def test_the_projects_own_test_passes_and_its_samples_are_folded(project: Path) -> None:
     tested = in_project(project, "pytest", "-q")
     tried = in_project(project, "balance_service", "try", "shop.orders:Orders", "--events", "samples/orders.jsonl")
