@@ -54,7 +54,10 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Names the consumer group, the internal topics and the transactional ids.",
     )
     models: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("balance",), min_length=1, description="Comma-separated read models that this instance hosts."
+        ("balance",),
+        min_length=1,
+        description="Comma-separated read models that this instance hosts: names of shipped ones or of entry points, "
+        "`package.module` or `package.module:Class` ([read-models.md](read-models.md#name-the-models)).",
     )
     topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of funds that were added: the truth.")
     partitions: int = Field(2, ge=1, le=10_000, description="Partitions of the source topic, when created here.")
