@@ -176,13 +176,16 @@ class ReadModel:
 
     def view(self, state: Any) -> Any:
         """What a query answers: values of Avro types. By default the state without its key."""
-        record = state if isinstance(state, Mapping) else self._states.to_record(state)
-        return {name: value for name, value in record.items() if name != self.key}
+        return self._without_key(state if isinstance(state, Mapping) else self._states.to_record(state))
 
     def told(self, state: State) -> Any:
         """What a query answers of a state's record. For the service to call."""
-        has_own_view = type(self).view is not ReadModel.view
-        return self.view(self._states.from_record(state) if has_own_view else state)
+        if type(self).view is ReadModel.view:
+            return self._without_key(state)
+        return self.view(self._states.from_record(state))
+
+    def _without_key(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in record.items() if name != self.key}
 
     def sent(self, state: State | None, event: Event | None) -> Sent:
         """What is sent of a state's record. For the engine to call. Raises as `emit`."""
