@@ -24,7 +24,7 @@ def schemas_register() -> None:
     """
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import is_shipped, load_schema, subject_of
-    from balance_service.cli.models import hosted_models, known_models
+    from balance_service.cli.models import hosted_models, with_shipped
     from balance_service.model.placing import hosted_stages, stages_of_retries
 
     settings = load_settings()
@@ -34,8 +34,8 @@ def schemas_register() -> None:
         settings.dead_letter_decisions_topic: [load_schema("DeadLetterDecision")],
     }
     models = {model.name: model for model in hosted_models(settings)}
-    stages = hosted_stages(models.values(), settings) + stages_of_retries(known_models(settings), settings)
-    for stage in stages:
+    retries = stages_of_retries(with_shipped(models.values()), settings)
+    for stage in (*hosted_stages(models.values(), settings), *retries):
         model = models.get(stage.owner)
         if not stage.reads_rekeyed:
             written.setdefault(stage.source, []).extend(filter(is_shipped, stage.schemas.values()))

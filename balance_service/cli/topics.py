@@ -17,14 +17,15 @@ def topics() -> None:
 @topics.command("create")
 def topics_create() -> None:
     """Create every topic that is missing, and check those that are there."""
-    from balance_service.cli.models import hosted_models, known_models
+    from balance_service.cli.models import hosted_models, with_shipped
     from balance_service.kafka.topic_setup import prepare_topics
     from balance_service.kafka.topics import Topics
     from balance_service.model.placing import hosted_stages, stages_of_retries
 
     settings = load_settings(create_topics=True)
     quiet_logging()
-    stages = hosted_stages(hosted_models(settings), settings) + stages_of_retries(known_models(settings), settings)
+    models = hosted_models(settings)
+    stages = [*hosted_stages(models, settings), *stages_of_retries(with_shipped(models), settings)]
     for topic in prepare_topics(Topics(settings), settings, stages).values():
         click.echo(f"topic {topic.name} with {topic.partitions} partitions, and the internal topics, are there")
 

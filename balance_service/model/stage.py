@@ -81,12 +81,12 @@ class Stage:
     @property
     def tables(self) -> tuple[str, ...]:
         """The topics of the tables that it joins with, which have as many partitions as its source."""
-        return tuple({join.table.topic: 0 for join in self.joins if not isinstance(join.table, Global)})
+        return tuple(dict.fromkeys(join.table.topic for join in self.joins if not isinstance(join.table, Global)))
 
     @property
     def global_tables(self) -> tuple[str, ...]:
         """The topics of the tables that it joins with, and that may have any number of partitions."""
-        return tuple({join.table.topic: 0 for join in self.joins if isinstance(join.table, Global)})
+        return tuple(dict.fromkeys(join.table.topic for join in self.joins if isinstance(join.table, Global)))
 
     @property
     def full_name(self) -> str:
