@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from balance_service.engine.store.directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.answering import Answering
 from balance_service.hosting.binding import bound
@@ -31,7 +32,6 @@ from balance_service.observability.tracing import start_tracing
 from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
 from balance_service.process.thread_failures import noting_failures
 from balance_service.settings.address import address_of
-from balance_service.state.store.directory import StateDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ import numpy as np
 from confluent_kafka import Producer
 
 from balance_service.devtools.local.stack import LocalStack
-from balance_service.events.spark.row_query import RowQuery
+from balance_service.engine.store.directory import StateDirectory
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
@@ -27,7 +27,7 @@ from balance_service.process import failpoints
 from balance_service.process.interpreter import favour_short_work
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
-from balance_service.state.store.directory import StateDirectory
+from balance_service.spark.row_query import RowQuery
 from bench.events import encoded
 from bench.load import PRODUCER, generate
 

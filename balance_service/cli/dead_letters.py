@@ -10,9 +10,9 @@ from urllib.parse import quote
 import click
 
 from balance_service.cli.client import AnsweredError, ask, at_url
+from balance_service.engine.letters.decisions import MOST_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
-from balance_service.state.letters.decisions import MOST_IDS, LetterId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -88,8 +88,8 @@ def serve(*, print_config: bool) -> None:
     arm(settings.failpoints)
     # The JVM inherits the limit.
     raise_limit()
-    from balance_service.events.spark.jvm import launch_jvm
-    from balance_service.state.store.directory import StateDirectory
+    from balance_service.engine.store.directory import StateDirectory
+    from balance_service.spark.jvm import launch_jvm
 
     _write_for_this_user_alone()
     directory = StateDirectory(settings.state_dir, settings.application_id)

@@ -8,11 +8,11 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from balance_service.engine.letters.letter import open_letters
+from balance_service.engine.records import Role
+from balance_service.engine.store.database import room_bytes
+from balance_service.engine.store.options import block_cache_bytes
 from balance_service.process.clock import elapsed
-from balance_service.state.letters.letter import open_letters
-from balance_service.state.records import Role
-from balance_service.state.store.database import room_bytes
-from balance_service.state.store.options import block_cache_bytes
 from balance_service.version import __version__
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
     from balance_service.cluster.server_table import ServerTable
-    from balance_service.events.spark.sampler import SparkSample
+    from balance_service.engine.records import TaskSnapshot
     from balance_service.hosting.engine import Engine
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.settings import Settings
-    from balance_service.state.records import TaskSnapshot
+    from balance_service.spark.sampler import SparkSample
 
 _TASK = ("read_model", "partition", "role")
 

@@ -18,11 +18,12 @@ from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.watermarks import Watermarks
+from balance_service.engine.letters.decisions import Decisions
+from balance_service.engine.purge import Purge
+from balance_service.engine.store.options import limit_open_files
+from balance_service.engine.tables.joined import JoinedTables
+from balance_service.engine.tables.tables import Tables
 from balance_service.errors import RetriableError
-from balance_service.events.spark.rehearsal import Rehearsal
-from balance_service.events.spark.row_query import in_short
-from balance_service.events.spark.sampler import SparkSampler
-from balance_service.events.spark.session import start_spark
 from balance_service.hosting.hosted_stage import HostedStage, host
 from balance_service.hosting.table_contexts import table_contexts
 from balance_service.hosting.works import Surroundings, work_of
@@ -32,11 +33,10 @@ from balance_service.kafka.topics import Topics
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.worker import Worker
-from balance_service.state.letters.decisions import Decisions
-from balance_service.state.purge import Purge
-from balance_service.state.store.options import limit_open_files
-from balance_service.state.tables.joined import JoinedTables
-from balance_service.state.tables.tables import Tables
+from balance_service.spark.rehearsal import Rehearsal
+from balance_service.spark.row_query import in_short
+from balance_service.spark.sampler import SparkSampler
+from balance_service.spark.session import start_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.cluster.membership import Partitions
+    from balance_service.engine.store.directory import StateDirectory
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
-    from balance_service.state.store.directory import StateDirectory
 
 log = structlog.get_logger(__name__)
 

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from balance_service.avro.schemas import is_shipped, subject_of
+from balance_service.engine.fold import Folding
+from balance_service.engine.joining import Joining
+from balance_service.engine.opening import TaskContext
+from balance_service.engine.source_check import SourceCheck
+from balance_service.engine.task_state import TaskState
+from balance_service.engine.tasks import Tasks
 from balance_service.errors import (
     FatalError,
     NotAuthorizedError,
@@ -13,16 +19,10 @@ from balance_service.errors import (
     StoreCorruptedError,
     TaskMigratedError,
 )
-from balance_service.events.decode import Decoder
-from balance_service.events.feed import Feed
 from balance_service.model.read_model import ReadModel
 from balance_service.observability.tracing import UNTRACED
-from balance_service.state.fold import Folding
-from balance_service.state.joining import Joining
-from balance_service.state.opening import TaskContext
-from balance_service.state.source_check import SourceCheck
-from balance_service.state.task_state import TaskState
-from balance_service.state.tasks import Tasks
+from balance_service.spark.decode import Decoder
+from balance_service.spark.feed import Feed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.cluster.watermarks import Watermarks
-    from balance_service.events.spark.rehearsal import Rehearsal
+    from balance_service.engine.letters.decisions import Decisions, Verdict
+    from balance_service.engine.store.directory import StateDirectory
+    from balance_service.engine.work import Work
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.event import State
     from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
     from balance_service.settings import Settings
-    from balance_service.state.letters.decisions import Decisions, Verdict
-    from balance_service.state.store.directory import StateDirectory
-    from balance_service.state.work import Work
+    from balance_service.spark.rehearsal import Rehearsal
 
 
 class Shared(Protocol):

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.avro.registry import SchemaRegistry
+from balance_service.engine.opening import was_purged
+from balance_service.engine.store.directory import StateDirectory
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.kept_before import KeptBefore
@@ -24,19 +27,16 @@ from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process.thread_failures import noting_failures
-from balance_service.state.opening import was_purged
-from balance_service.state.store.directory import StateDirectory
-from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from balance_service.engine.commit import Committed
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
-    from balance_service.state.commit import Committed
 
 log = structlog.get_logger(__name__)
 

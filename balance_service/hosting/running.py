@@ -12,23 +12,23 @@ from balance_service.cluster.directory import Directory
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser
+from balance_service.engine.records import Role
+from balance_service.engine.task_state import TaskState
 from balance_service.http.commands import Writing
 from balance_service.kafka.clients import producer_config, reader_config
-from balance_service.state.records import Role
-from balance_service.state.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
 
+    from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.tables.partition import TableSnapshot
     from balance_service.hosting.engine import Engine, Patience
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.http.commands import Command, Taking
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.settings import Settings
-    from balance_service.state.records import TaskSnapshot
-    from balance_service.state.tables.partition import TableSnapshot
 
 _STOP_DIRECTORY_SECONDS = 2.0
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"

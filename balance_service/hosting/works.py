@@ -13,28 +13,28 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
 from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
+from balance_service.engine.emission import Emission
+from balance_service.engine.fold import Folding
+from balance_service.engine.joining import Joining
+from balance_service.engine.letters.letters import Letters
+from balance_service.engine.outputs import Target, sender_of
+from balance_service.engine.passing import Emitting, Rekeying
+from balance_service.engine.retrying import Retrying
 from balance_service.errors import FatalError
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
 from balance_service.process.clock import now_ms
-from balance_service.state.emission import Emission
-from balance_service.state.fold import Folding
-from balance_service.state.joining import Joining
-from balance_service.state.letters.letters import Letters
-from balance_service.state.outputs import Target, sender_of
-from balance_service.state.passing import Emitting, Rekeying
-from balance_service.state.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
+    from balance_service.engine.tables.joined import JoinedTables
+    from balance_service.engine.work import Work
     from balance_service.model.outputs import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
-    from balance_service.state.tables.joined import JoinedTables
-    from balance_service.state.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from balance_service.engine.letters.decisions import MOST_IDS, LetterId, reason_of
 from balance_service.errors import InvalidInputError
-from balance_service.state.letters.decisions import MOST_IDS, LetterId, reason_of
 
 _DECISION_EXAMPLE = '{"ids": ["balance/1:42"], "reason": "a test event"}'
 

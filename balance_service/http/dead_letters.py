@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from balance_service.engine.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,
@@ -43,7 +44,6 @@ from balance_service.http.scatter import NOT_OF_FORM
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.problems import Problem, unavailable
 from balance_service.http.turns import asker_of
-from balance_service.state.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.engine.records import Role
+from balance_service.engine.task_state import ANSWERING
 from balance_service.http.peers.trust import Peer
-from balance_service.state.records import Role
-from balance_service.state.task_state import ANSWERING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Lease
     from balance_service.cluster.server_table import ServerTable
     from balance_service.cluster.watermarks import Watermarks
-    from balance_service.state.records import Position
-    from balance_service.state.store.store import StoreView
+    from balance_service.engine.records import Position
+    from balance_service.engine.store.store import StoreView
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _WATERMARK_SECONDS = 3.0

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from balance_service.cluster.record_signatures import REASONS
-from balance_service.state.commit import Committed
+from balance_service.engine.commit import Committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.state.records import TaskId
+    from balance_service.engine.records import TaskId
 
 _BATCH_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _QUERY_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)

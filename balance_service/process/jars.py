@@ -7,8 +7,8 @@ Layout, below XDG_CACHE_HOME or ~/.cache:
         <configuration>.log         what Ivy said
         <configuration>.lock        held by the process that resolves
         <archive>.unpacked/         contents of a tar.gz
-        handover-<hash>.jar         our own class for Spark, see events/spark/handover_jar.py
-        classes-<hash>.jsa          classes of Spark's JVM, see events/spark/class_archive.py
+        handover-<hash>.jar         our own class for Spark, see spark/handover_jar.py
+        classes-<hash>.jsa          classes of Spark's JVM, see spark/class_archive.py
 
 A folder appears under its final name by a rename, so a reader needs no lock. Downloaded files must have the digests
 of deploy/jars.sha256; `python -m balance_service.process.jars` renews them.

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import PoisonRecordError
-from balance_service.events.combine import PartitionRows
-from balance_service.events.notes import IGNORED
 from balance_service.model.event import event_of
 from balance_service.model.outputs import Each
 from balance_service.model.read_model import ReadModel
+from balance_service.spark.combine import PartitionRows
+from balance_service.spark.notes import IGNORED
 from balance_service.testing.driver import Driver, Refused
 from balance_service.testing.rows import Given, driven_stages, letter_of, passed_on, rows_of, written
 

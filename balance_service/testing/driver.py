@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.engine.letters.letter import Status
 from balance_service.errors import TaskMigratedError
 from balance_service.model.json_view import exact_json
-from balance_service.state.letters.letter import Status
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import Given, driven_stages, key_of
 from balance_service.testing.stage import DrivenTask
@@ -18,10 +18,10 @@ from balance_service.testing.stage import DrivenTask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from balance_service.engine.commit import Committed
+    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.records import Output
     from balance_service.model.read_model import ReadModel
-    from balance_service.state.commit import Committed
-    from balance_service.state.letters.letter import Letter
-    from balance_service.state.records import Output
 
 _A_DAY_MS = 24 * 60 * 60 * 1000
 

@@ -6,16 +6,16 @@ import json
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import full_name
+from balance_service.engine.changelog.writer import ChangelogWriter
 from balance_service.errors import RetriableError, TaskMigratedError
-from balance_service.state.changelog.writer import ChangelogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from balance_service.avro.registry import SchemaRegistry, WriterSchema
     from balance_service.avro.schemas import Schema
+    from balance_service.engine.records import DeadLetter, Output, Record
     from balance_service.errors import BalanceServiceError
-    from balance_service.state.records import DeadLetter, Output, Record
 else:
     # Its client takes longer to import than a thousand events to fold.
     SchemaRegistry = object

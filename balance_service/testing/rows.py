@@ -13,12 +13,12 @@ import pyarrow as pa
 from balance_service.avro.codec import parsed
 from balance_service.avro.schemas import full_name
 from balance_service.avro.types import fields_of, simple_name, type_name, without_null
-from balance_service.events.notes import IGNORED, NOTE
+from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, words_of
 from balance_service.model.placing import placed
-from balance_service.state.records import RESERVED_PREFIX, DeadLetter
+from balance_service.spark.notes import IGNORED, NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

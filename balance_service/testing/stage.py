@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.fold import Folding
+from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
+from balance_service.engine.store.store import StateStore
 from balance_service.errors import FatalError
-from balance_service.events.combine import PartitionRows
 from balance_service.hosting.works import Surroundings, work_of
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
-from balance_service.state.commit import Committed, commit, decide, write_position
-from balance_service.state.fold import Folding
-from balance_service.state.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
-from balance_service.state.store.store import StateStore
+from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeWriter
 from balance_service.testing.rows import letter_of, rows_of, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from balance_service.engine.letters.letter import Letter, Status
+    from balance_service.engine.records import KeyedUpdate, Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
-    from balance_service.state.letters.letter import Letter, Status
-    from balance_service.state.records import KeyedUpdate, Output
     from balance_service.testing.fakes import FakeRegistry
     from balance_service.testing.rows import Given
 
@@ -106,7 +106,7 @@ class DrivenTask:
     def due(self) -> TaskBatch | None:
         """The dead letters that are to be tried again now, or forgotten; None if there are none."""
         # Brings Spark along, which most tests of a model do without.
-        from balance_service.events.redrive import redriven
+        from balance_service.spark.redrive import redriven
 
         due = self._work.letters.due(self.store)
         if not due.again and not due.forgotten:

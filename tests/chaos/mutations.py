@@ -38,7 +38,7 @@ class Mutation(NamedTuple):
 MUTATIONS = (
     Mutation(
         "position committed in a transaction of its own, before the states",
-        "balance_service/state/commit.py",
+        "balance_service/engine/commit.py",
         "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "        writer.commit([], [], frame, store.changelog_offset)\n"
         "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
@@ -47,7 +47,7 @@ MUTATIONS = (
     ),
     Mutation(
         "aborted records are read",
-        "balance_service/events/spark/session.py",
+        "balance_service/spark/session.py",
         '"kafka.isolation.level": "read_committed"',
         '"kafka.isolation.level": "read_uncommitted"',
         QUIET,
@@ -55,7 +55,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is taken twice",
-        "balance_service/events/feed.py",
+        "balance_service/spark/feed.py",
         "                    self._commit(part, start, task, gathering)\n",
         "                    self._commit(part, start, task, gathering)\n"
         "                    self._commit(part, part.end, task, gathering)\n",
@@ -65,7 +65,7 @@ MUTATIONS = (
     Mutation(
         # The first offset after a batch is a control record's more often than not.
         "rows are dropped when a query is started anew",
-        "balance_service/events/feed.py",
+        "balance_service/spark/feed.py",
         "partial(self._rows, partition, start)\n",
         "partial(self._rows, partition, start + 4 * (start > 0))\n",
         "kill=3",
@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation(
         # The rows that come later would be counted all the same, were it not for another query.
         "a position is moved over records, for nobody looks whether there are any",
-        "balance_service/events/feed.py",
+        "balance_service/spark/feed.py",
         "                elif began - looked > _LOOK_EVERY_SECONDS:\n"
         "                    start = self._pass_over(start, task, interrupted)\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
@@ -87,7 +87,7 @@ MUTATIONS = (
     ),
     Mutation(
         "rows are dropped between two pulls: of several that have arrived, the first",
-        "balance_service/events/spark/row_query.py",
+        "balance_service/spark/row_query.py",
         "        return rows\n",
         "        return rows.slice(1) if rows.num_rows > 1 else rows\n",
         QUIET,
@@ -95,7 +95,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a new task starts at the source's end",
-        "balance_service/state/opening.py",
+        "balance_service/engine/opening.py",
         "            start,\n            least_epoch,\n",
         "            end,\n            least_epoch,\n",
         QUIET,
@@ -152,7 +152,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the replay drops the first record of every read",
-        "balance_service/state/changelog/reader.py",
+        "balance_service/engine/changelog/reader.py",
         "        for message in messages:\n",
         "        for message in messages[1:] or messages:\n",
         QUIET,
@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a standby writes the position before the states",
-        "balance_service/state/changelog/reader.py",
+        "balance_service/engine/changelog/reader.py",
         "            if answers and key == POSITION_KEY:\n",
         "            if answers and key == POSITION_KEY:\n"
         "                ahead = StoreBatch()\n"
@@ -188,7 +188,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dead letters are committed in a transaction of their own, before the states",
-        "balance_service/state/changelog/writer.py",
+        "balance_service/engine/changelog/writer.py",
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
         "        for letter in dead_letters:\n"
@@ -202,7 +202,7 @@ MUTATIONS = (
     ),
     Mutation(
         "idempotency keys are forgotten after each batch",
-        "balance_service/state/idempotency.py",
+        "balance_service/engine/idempotency.py",
         "        return [*removed, *records]\n",
         "        return removed\n",
         QUIET,
@@ -210,7 +210,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the store is written before the transaction is committed",
-        "balance_service/state/commit.py",
+        "balance_service/engine/commit.py",
         "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "        store.write((*records(), (POSITION_KEY, frame)), store.changelog_offset)\n"
         "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a dead letter stays open after its record is applied",
-        "balance_service/state/letters/letters.py",
+        "balance_service/engine/letters/letters.py",
         "                self._change(changes, offset, before, before.closed(Status.APPLIED, now))\n",
         "                self._change(changes, offset, before, before.due_at_once(now))\n",
         QUIET,
@@ -235,7 +235,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a task that is opened takes no new epoch",
-        "balance_service/state/opening.py",
+        "balance_service/engine/opening.py",
         "epoch=max(stored.epoch + 1, least_epoch)",
         "epoch=max(stored.epoch, least_epoch)",
         "kill=3",
@@ -276,7 +276,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dead letters are kept without their bytes",
-        "balance_service/state/changelog/dead_letters.py",
+        "balance_service/engine/changelog/dead_letters.py",
         "        key, value = letter.key, letter.value\n",
         "        key, value = letter.key, None\n",
         QUIET,

@@ -10,7 +10,7 @@ from tests.chaos.mutations import QUIET, WRONG, Mutation
 PARTS_MUTATIONS = (
     Mutation(
         "of several parts that are committed one after the other, only the last is",
-        "balance_service/events/feed.py",
+        "balance_service/spark/feed.py",
         "                for part in gathered:\n",
         "                for part in gathered[-1:]:\n",
         QUIET,
@@ -18,7 +18,7 @@ PARTS_MUTATIONS = (
     ),
     Mutation(
         "events that stay single are in the sums, too",
-        "balance_service/events/combine.py",
+        "balance_service/spark/combine.py",
         "_aggregated(rows.filter(pc.invert(apart)), combine), self.singly",
         "_aggregated(rows, combine), self.singly",
         QUIET,
@@ -27,7 +27,7 @@ PARTS_MUTATIONS = (
     Mutation(
         # So the position, too, is taken for that of what the store has.
         "of a large commit, the end goes to the store with the first part",
-        "balance_service/state/store/store.py",
+        "balance_service/engine/store/store.py",
         "                batch.put(_REACHES_KEY, changelog_offset",
         "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
         "kill-at-part-stored=4",
@@ -44,7 +44,7 @@ PARTS_MUTATIONS = (
     ),
     Mutation(
         "idempotency keys are forgotten before the window is over",
-        "balance_service/state/idempotency.py",
+        "balance_service/engine/idempotency.py",
         "        horizon = self.stream_time_ms - self.window_ms\n",
         "        horizon = self.stream_time_ms - self.window_ms // 4\n",
         QUIET,

@@ -7,17 +7,17 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from balance_service.engine.records import Role, TaskId
+from balance_service.engine.store.directory import StateDirectory
+from balance_service.engine.task import Task
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import RetriableError, TaskMigratedError
-from balance_service.events.spark.jvm import launch_jvm
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings
-from balance_service.state.records import Role, TaskId
-from balance_service.state.store.directory import StateDirectory
-from balance_service.state.task import Task
-from balance_service.state.task_state import TaskState
+from balance_service.spark.jvm import launch_jvm
 from tests.support.scratch import jvm_scratch
 from tests.support.shipped import KNOWN, stages_in
 from tests.support.shipped import hosted as hosted_models
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.store.store import StoreView
     from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
-    from balance_service.state.store.store import StoreView
 
 SESSION_TIMEOUT_MS = 6_000
 

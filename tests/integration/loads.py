@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.task_state import TaskState
     from balance_service.hosting.engine import Engine
-    from balance_service.state.task_state import TaskState
     from tests.support.topics import Writer
 
 _LOOK_EVERY_SECONDS = 0.01

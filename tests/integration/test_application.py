@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from balance_service import Application, Event, ReadModel, Routes, Stream, add, col, scale
-from balance_service.events.spark.jvm import launch_jvm
 from balance_service.read_models.add_funds import ADD_FUNDS
+from balance_service.spark.jvm import launch_jvm
 from tests.integration.engines import settings_for
 from tests.support.scratch import jvm_scratch
 

@@ -13,8 +13,8 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
-from balance_service.events import gathering
 from balance_service.kafka.topics import Topics
+from balance_service.spark import gathering
 from tests.integration.engines import balance, balance_stage, catch_up, counted, prepare, running_engine, settings_for
 from tests.integration.loads import queries
 from tests.support.topics import Writer, read_topic

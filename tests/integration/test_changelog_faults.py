@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.engine.changelog.reader import Part
+from balance_service.engine.opening import open_writer
+from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.store.batch import StoreBatch
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
-from balance_service.state.changelog.reader import Part
-from balance_service.state.opening import open_writer
-from balance_service.state.records import POSITION_KEY, Position, TaskId
-from balance_service.state.store.batch import StoreBatch
-from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
     balance,
     balance_stage,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.task import Task
     from balance_service.hosting.engine import Engine
-    from balance_service.state.task import Task
 
 CUSTOMERS = [k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == 0]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.state.records import RESERVED_PREFIX
+from balance_service.engine.records import RESERVED_PREFIX
 from tests.integration.engines import (
     balance_stage,
     catch_up,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.task import Task
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.state.task import Task
 
 STATES = (b"", RESERVED_PREFIX)
 MARKERS = (RESERVED_PREFIX + b"once", RESERVED_PREFIX + b"oncf")

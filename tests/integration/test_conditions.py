@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from balance_service.avro import arrow_rows
 from balance_service.avro.types import fields_of, without_null
-from balance_service.events.conditions import column_of
-from balance_service.events.spark.session import start_spark
 from balance_service.model.conditions import col
 from balance_service.settings import load_settings
+from balance_service.spark.conditions import column_of
+from balance_service.spark.session import start_spark
 from balance_service.testing.rows import arrow_type
 from balance_service.testing.strategies import values_of
 from tests.support.scratch import jvm_scratch

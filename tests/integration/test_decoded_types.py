@@ -18,9 +18,6 @@ from balance_service.avro.codec import frame_header
 from balance_service.avro.registry import WriterSchema
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.avro.types import fields_of, without_null
-from balance_service.events.combine import PartitionRows
-from balance_service.events.decode import Decoder
-from balance_service.events.spark.session import start_spark
 from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.outputs import Emit
@@ -31,6 +28,9 @@ from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.read_models.symbols import Symbols
 from balance_service.settings import load_settings
+from balance_service.spark.combine import PartitionRows
+from balance_service.spark.decode import Decoder
+from balance_service.spark.session import start_spark
 from balance_service.testing import event, tombstone
 from balance_service.testing.rows import key_of, rows_of
 from balance_service.testing.rows import written as written_on

@@ -6,12 +6,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from balance_service.cluster.partitioner import partition_of
+from balance_service.engine.task_state import TaskState
 from balance_service.hosting.engine import Engine
 from balance_service.model.flow import Stream
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.observability.metrics import Metrics
-from balance_service.state.task_state import TaskState
 from tests.integration.engines import balance, hosted, patience, settings_for, state_directory
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.task import Task
     from balance_service.model.event import Event, State
-    from balance_service.state.task import Task
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
 

@@ -19,17 +19,17 @@ from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import ServerTable
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copy import copy_topic
+from balance_service.engine.changelog.dead_letters import Envelope
+from balance_service.engine.changelog.reader import ChangelogReader
+from balance_service.engine.changelog.writer import ChangelogWriter
+from balance_service.engine.outputs import OF_THE_KEY
+from balance_service.engine.records import POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
-from balance_service.state.changelog.dead_letters import Envelope
-from balance_service.state.changelog.reader import ChangelogReader
-from balance_service.state.changelog.writer import ChangelogWriter
-from balance_service.state.outputs import OF_THE_KEY
-from balance_service.state.records import POSITION_KEY, DeadLetter, Output, TaskId
 from tests.integration.engines import balance_stage, prepare
 from tests.integration.grants import Grant, listed
 from tests.support.waiting import eventually

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.devtools.tail import tail
+from balance_service.engine.letters.letter import Status
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
-from balance_service.state.letters.letter import Status
 from tests.integration.engines import hosted, prepare, running_engine, settings_for
 from tests.integration.loads import customers_in
 from tests.integration.test_directory import following, heard_of

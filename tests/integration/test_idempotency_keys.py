@@ -6,7 +6,7 @@ import shutil
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.state.idempotency import REUSED
+from balance_service.engine.idempotency import REUSED
 from tests.integration.engines import balance, balance_stage, catch_up, counted, running_engine, settings_for
 from tests.support.topics import Writer, read_topic
 

@@ -12,11 +12,11 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.engine.tables.joined import JoinedTables
+from balance_service.engine.tables.rows import TableRows
 from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.model.keys import KeyType
-from balance_service.state.tables.joined import JoinedTables
-from balance_service.state.tables.rows import TableRows
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.rows import Rows
 from tests.support.waiting import eventually
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.tables.store import Version
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.state.tables.store import Version
 
 SECONDS = 60.0
 # A task that waits looks again every two seconds, for five seconds at most.

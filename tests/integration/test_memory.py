@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from balance_service.engine import tasks
 from balance_service.errors import RetriableError
-from balance_service.events import feed
-from balance_service.state import tasks
+from balance_service.spark import feed
 from tests.integration.engines import catch_up, hosted, is_running, running_engine, settings_for
 from tests.support.topics import Writer
 from tests.support.waiting import eventually

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import ConfigurationError
 from balance_service.hosting import engine as engine_module
 from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.topics import Topics
-from balance_service.state.task_state import TaskState
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.purchases import Named, Till, named, points_of
 from tests.integration.test_outputs import points, sales, states, wait_until_caught_up

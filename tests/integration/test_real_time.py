@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.events.spark import row_query
-from balance_service.events.spark.row_query import RowQuery
-from balance_service.state.task import Task
-from balance_service.state.task_state import TaskState
+from balance_service.engine.task import Task
+from balance_service.engine.task_state import TaskState
+from balance_service.spark import row_query
+from balance_service.spark.row_query import RowQuery
 from tests.integration.engines import (
     balance,
     balance_stage,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.state.commit import Committed
-    from balance_service.state.records import TaskBatch
+    from balance_service.engine.commit import Committed
+    from balance_service.engine.records import TaskBatch
 
 IN_0, IN_1 = customers_in(0), customers_in(1)
 LAG_WITHIN_SECONDS = 15

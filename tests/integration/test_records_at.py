@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from balance_service.avro.codec import frame_header
-from balance_service.events.combine import SCHEMA_ID_UNKNOWN
-from balance_service.events.redrive import Redrive
+from balance_service.engine.letters.changes import Due
+from balance_service.engine.letters.letter import Letter
 from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
-from balance_service.state.letters.changes import Due
-from balance_service.state.letters.letter import Letter
+from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
+from balance_service.spark.redrive import Redrive
 from tests.integration.engines import prepare, settings_for
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
     Topics(settings).delete_before(topic, {0: 2})
     redrive = redrive_of(settings, topic, set())
     monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
-    monkeypatch.setattr("balance_service.events.redrive._READ_SECONDS", _SECONDS)
+    monkeypatch.setattr("balance_service.spark.redrive._READ_SECONDS", _SECONDS)
 
     batch = redrive.batch(0, 16, Due([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
 

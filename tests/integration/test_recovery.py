@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from balance_service.engine.opening import open_writer
+from balance_service.engine.records import DeadLetter, TaskId
+from balance_service.engine.task import Task
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topics import Topics
-from balance_service.state.opening import open_writer
-from balance_service.state.records import DeadLetter, TaskId
-from balance_service.state.task import Task
-from balance_service.state.task_state import TaskState
 from tests.integration.engines import (
     balance,
     balance_stage,

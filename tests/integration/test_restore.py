@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from balance_service.engine.changelog.dead_letters import Envelope
+from balance_service.engine.changelog.reader import ChangelogReader, Part
+from balance_service.engine.changelog.writer import ChangelogWriter
+from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.store.store import StateStore
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.topic_setup import prepare_changelog
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
-from balance_service.state.changelog.dead_letters import Envelope
-from balance_service.state.changelog.reader import ChangelogReader, Part
-from balance_service.state.changelog.writer import ChangelogWriter
-from balance_service.state.records import POSITION_KEY, Position, TaskId
-from balance_service.state.store.store import StateStore
 from tests.integration.engines import balance_stage, prepare, settings_for
 from tests.support.fakes import position_codec
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.state.records import Record
+    from balance_service.engine.records import Record
 
 CODEC = position_codec()
 MANY = 70_000

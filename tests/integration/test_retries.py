@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from balance_service.events.combine import PartitionRows
-from balance_service.events.decode import Decoder
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topics import Topics
+from balance_service.spark.combine import PartitionRows
+from balance_service.spark.decode import Decoder
 from tests.integration.engines import running_engine, settings_for
 from tests.support.shipped import stages_in
 from tests.support.topics import Writer, read_topic

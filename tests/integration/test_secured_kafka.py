@@ -19,11 +19,11 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.events.spark.row_query import RowQuery
-from balance_service.events.spark.session import read_source, start_spark
 from balance_service.kafka.bounded_reader import BoundedReader
 from balance_service.kafka.topics import Topics
 from balance_service.settings import load_settings
+from balance_service.spark.row_query import RowQuery
+from balance_service.spark.session import read_source, start_spark
 from tests.integration import secured as planted
 from tests.integration.engines import prepare
 from tests.integration.grants import listed

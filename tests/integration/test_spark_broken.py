@@ -7,10 +7,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import FatalError
-from balance_service.events import feed
-from balance_service.events.spark import rehearsal
-from balance_service.events.spark.rehearsal import Rehearsal
 from balance_service.process.thread_failures import noting_failures
+from balance_service.spark import feed, rehearsal
+from balance_service.spark.rehearsal import Rehearsal
 from tests.integration.engines import balance, counted, problems, running_engine, settings_for
 from tests.support.topics import Writer
 from tests.support.waiting import eventually

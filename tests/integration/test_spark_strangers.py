@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from balance_service.events.spark.jvm import MODULE_OPTIONS, class_path, spark_java
-from balance_service.events.spark.session import start_spark
 from balance_service.settings import load_settings
+from balance_service.spark.jvm import MODULE_OPTIONS, class_path, spark_java
+from balance_service.spark.session import start_spark
 from tests.support.scratch import jvm_scratch
 from tests.support.waiting import eventually
 

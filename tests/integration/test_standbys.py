@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.state.completeness import Wholeness
-from balance_service.state.opening import open_writer
-from balance_service.state.records import POSITION_KEY, Role, TaskId
-from balance_service.state.task_state import TaskState
+from balance_service.engine.completeness import Wholeness
+from balance_service.engine.opening import open_writer
+from balance_service.engine.records import POSITION_KEY, Role, TaskId
+from balance_service.engine.task_state import TaskState
 from tests.integration.engines import (
     balance_stage,
     catch_up,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.state.task import Task
+    from balance_service.engine.task import Task
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
@@ -111,9 +111,9 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes ten minutes takes four seconds."""
-    monkeypatch.setattr("balance_service.state.completeness.WHOLE_FOR_SECONDS", 4.0)
-    monkeypatch.setattr("balance_service.state.completeness._LOOK_AFTER_SECONDS", 0.5)
-    monkeypatch.setattr("balance_service.state.completeness._LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("balance_service.engine.completeness.WHOLE_FOR_SECONDS", 4.0)
+    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.engine.letters.decisions import Decision, Verdict
+from balance_service.engine.task_state import TaskState
 from balance_service.errors import StoreCorruptedError, StoreFullError
 from balance_service.kafka.topics import Topics
-from balance_service.state.letters.decisions import Decision, Verdict
-from balance_service.state.task_state import TaskState
 from tests.integration.engines import balance, catch_up, counted, hosted, prepare, running_engine, settings_for
 from tests.support.topics import Writer
 from tests.support.waiting import eventually
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.task import Task
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.state.store.store import StoreView
-    from balance_service.state.task import Task
 
 CUSTOMERS = [f"c{n}" for n in range(300)]
 _MIB = 1 << 20

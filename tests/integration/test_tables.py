@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from balance_service.avro.codec import AvroReader
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
+from balance_service.engine.tables.partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.topics import Topics
-from balance_service.state.tables.partition import TableContext, TablePartition
 from tests.integration.engines import settings_for
 from tests.integration.rows import Rows
 from tests.support.cleaner import clean_eagerly

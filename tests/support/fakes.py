@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.state.letters.letters import Letters
+from balance_service.engine.letters.letters import Letters
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.state.store.store import StateStore
+from balance_service.engine.store.store import StateStore
 
 if TYPE_CHECKING:
     import pytest

@@ -18,6 +18,8 @@ from balance_service.cluster.membership import Lease
 from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.watermarks import Watermarks
+from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.engine.store.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
@@ -31,8 +33,6 @@ from balance_service.http.server.problems import problems
 from balance_service.http.turns import Asker, Turns
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
-from balance_service.state.records import POSITION_KEY, Position, Role
-from balance_service.state.store.store import StateStore, StoreView
 from tests.support.fakes import Clock, balance_codec, position_codec
 from tests.support.paths import GET_BALANCE as PATH
 from tests.support.shipped import CUSTOMER_ID, KNOWN

@@ -3,8 +3,8 @@
 aiohttp's own parser reads every byte. aiohttp queues what has been read, and begins with it once the future is done on
 which it waits for a request. So as long as it waits there, everything before is answered, and it begins with nothing
 behind our back if that future is out of its sight. Attributes that aiohttp does not document are touched here and
-nowhere else: `pyproject.toml` bounds the version, and `tests/unit/test_ahead_of_aiohttp.py` names what another one has
-changed. Everything runs on the event loop's thread.
+nowhere else: `pyproject.toml` bounds the version, and `tests/unit/http/test_ahead_of_aiohttp.py` names what another one
+has changed. Everything runs on the event loop's thread.
 """
 
 from __future__ import annotations

@@ -1,0 +1,277 @@
+"""The one writer of a task's changelog partition, and of what goes with it; used under that task's lock."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from balance_service.engine.records import POSITION_KEY
+from balance_service.errors import (
+    BalanceServiceError,
+    NotAuthorizedError,
+    RetriableError,
+    TaskMigratedError,
+)
+from balance_service.kafka.clients import by_remedy, new_client, not_authorized, transaction_error
+from balance_service.kafka.deliveries import undelivered
+from balance_service.kafka.messages import offset_of
+from balance_service.process.failpoints import reach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from confluent_kafka import Message
+
+    from balance_service.engine.changelog.dead_letters import Envelope
+    from balance_service.engine.records import DeadLetter, Output, Record, TaskId
+    from balance_service.kafka.clients import ClientConfig
+
+_FENCE_ATTEMPTS = 5
+_FENCE_TIMEOUT_SECONDS = 10.0
+_CONNECT_TIMEOUT_SECONDS = 2.0
+_COMMIT_TIMEOUT_SECONDS = 30.0
+_ROOM_WITHIN_SECONDS = 0.01
+# To librdkafka 0 is now, and -1 too.
+_EARLIEST_MS = 1
+_CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
+
+
+class ChangelogCutError(RetriableError):
+    """The changelog ends before the store does: it was made anew, or has lost its end."""
+
+
+class ChangelogWriter:
+    """The one writer of a task's changelog partition, by its transactional id.
+
+    Once any call has failed the writer is spent: close it, open another. (librdkafka must not go on with a
+    producer whose commit timed out.)
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        task_id: TaskId,
+        changelog: str,
+        dead_letters: str,
+        envelope: Envelope,
+    ) -> None:
+        """Args:
+        envelope: in what dead letters are written.
+        """
+        self._envelope = envelope
+        self._producer: Producer | None = new_client(Producer, config)
+        self._transactional_id = str(config["transactional.id"])
+        self._partition = task_id.partition
+        self._changelog = changelog
+        self._dead_letters = dead_letters
+        self._written_to = {changelog, dead_letters}
+
+    def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """End what a predecessor left pending and fence it for ever.
+
+        Args:
+            should_stop: asked before each attempt: who has lost the partition must not fence its successor.
+
+        Raises:
+            RetriableError: the transaction coordinator does not answer in time.
+            TaskMigratedError: a successor fenced us meanwhile, or asked to stop.
+        """
+        self._connect(self._open_producer())
+        for attempt in range(_FENCE_ATTEMPTS):
+            if should_stop():
+                raise TaskMigratedError("the task was closed before it fenced its predecessor")
+            try:
+                self._open_producer().init_transactions(_FENCE_TIMEOUT_SECONDS)
+            except KafkaException as error:
+                if not error.args[0].retriable() or attempt == _FENCE_ATTEMPTS - 1:
+                    raise self._by_remedy(error, "fencing the task's previous holder") from error
+            else:
+                return
+
+    def commit(
+        self,
+        states: Iterable[Record],
+        dead_letters: Iterable[DeadLetter],
+        position: bytes,
+        holds_up_to: int,
+        outputs: Iterable[Output] = (),
+    ) -> int:
+        """Write states, dead letters, outputs and last the position, in one transaction.
+
+        Args:
+            holds_up_to: the changelog offset up to which the store holds its content.
+
+        Returns:
+            The changelog offset after the position record.
+
+        Raises:
+            TaskMigratedError: fenced; certainly not committed.
+            NotAuthorizedError: the brokers do not allow it; not committed.
+            ChangelogCutError: it ends below that; not committed.
+            RetriableError: not committed, or nobody knows, and the changelog will say.
+        """
+        try:
+            return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to, outputs)
+        except KafkaException as error:
+            # A large batch meets what became of its transaction while it still produces.
+            if error.args[0].code() in _CONSEQUENCES:
+                self._raise_cause(self._open_producer())
+            raise self._by_remedy(error, "committing a micro-batch") from error
+
+    def close(self) -> None:
+        """Destroy the producer without waiting for what it still holds. Idempotent.
+
+        Not by its own `close`, which would wait for the broker to abort the transaction: the next `fence` does that.
+        """
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _connect(self, producer: Producer) -> None:
+        """Be connected before the coordinator is asked for: without that, librdkafka asks again after half a second.
+
+        The first answer makes it leave the bootstrap connection for one to a broker; the second comes over that.
+        """
+        with suppress(KafkaException):
+            for _ in range(2):
+                producer.list_topics(self._changelog, _CONNECT_TIMEOUT_SECONDS)
+
+    def _transact(
+        self,
+        producer: Producer,
+        states: Iterable[Record],
+        dead_letters: Iterable[DeadLetter],
+        position: bytes,
+        holds_up_to: int,
+        outputs: Iterable[Output],
+    ) -> int:
+        delivery = _Delivery()
+        count = 0
+        producer.begin_transaction()
+        reach("begun")
+        # A report for each would cost as much as the records. They go before the position to the same partition, and
+        # librdkafka commits no transaction of which it could not deliver all.
+        for state_key, state in states:
+            self._produce(producer, self._changelog, self._partition, state, state_key)
+            count += 1
+        for output in outputs:
+            self._written_to.add(output.topic)
+            self._produce(
+                producer,
+                output.topic,
+                output.partition,
+                output.value,
+                output.key,
+                timestamp=max(output.timestamp_ms, _EARLIEST_MS),
+                headers=output.headers,
+            )
+        for letter in dead_letters:
+            key, value, headers = self._envelope.of(letter)
+            report = delivery.report
+            self._produce(
+                producer, self._dead_letters, self._partition, value, key, on_delivery=report, headers=headers
+            )
+        report = delivery.report_position
+        self._produce(producer, self._changelog, self._partition, position, POSITION_KEY, on_delivery=report)
+        unsent = undelivered(producer, _COMMIT_TIMEOUT_SECONDS)
+        if delivery.failed or unsent:
+            self._raise_cause(producer)
+        delivery.check(unsent)
+        # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
+        # would be believed, and all that the changelog had before be lost.
+        if (began := delivery.position_offset - count) < holds_up_to:
+            raise ChangelogCutError(
+                f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
+                f"{holds_up_to}: it was made anew, or has lost its end"
+            )
+        reach("produced")
+        producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
+        reach("committed")
+        return delivery.position_offset + 1
+
+    @staticmethod
+    def _produce(
+        producer: Producer, topic: str, partition: int, value: bytes | None, key: bytes | None, **more: Any
+    ) -> None:
+        """Queue a record; where the queue is full, once some of it is sent."""
+        deadline = math.inf
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, **more)
+            except BufferError as error:
+                now = time.monotonic()
+                deadline = min(deadline, now + _COMMIT_TIMEOUT_SECONDS)
+                if now > deadline:
+                    raise RetriableError("the producer's queue stays full") from error
+                producer.poll(_ROOM_WITHIN_SECONDS)
+            except KafkaException as error:
+                # What is known not to be allowed is refused at once, not in a report.
+                forbidden = _forbidden(error.args[0], topic)
+                if forbidden is None:
+                    raise
+                raise forbidden from error
+            else:
+                return
+
+    def _raise_cause(self, failed: Producer) -> None:
+        """Raise that we were fenced, or what is not allowed, if that is why nothing was delivered."""
+        error = transaction_error(failed)
+        if error is not None:
+            cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", self._topic_grants())
+            if not isinstance(cause, RetriableError):
+                raise cause
+
+    def _open_producer(self) -> Producer:
+        if self._producer is None:
+            raise TaskMigratedError("the task's writer is closed")
+        return self._producer
+
+    def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
+        of_topic = error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        grants = self._topic_grants() if of_topic else f"Write on transactional id '{self._transactional_id}'"
+        return by_remedy(error, doing, grants)
+
+    def _topic_grants(self) -> str:
+        """Write on whatever is written to: the brokers do not say which topic it is that they do not allow."""
+        topics = [f"topic '{name}'" for name in sorted(self._written_to)]
+        return f"Write on {' and on '.join(topics)}"
+
+
+class _Delivery:
+    """What the broker said of each record of one transaction."""
+
+    def __init__(self) -> None:
+        self._error: KafkaError | None = None
+        self._forbidden: NotAuthorizedError | None = None
+        self.position_offset = -1
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._error = self._error or error
+            self._forbidden = self._forbidden or _forbidden(error, str(message.topic()))
+
+    def report_position(self, error: KafkaError | None, message: Message) -> None:
+        self.report(error, message)
+        if error is None:
+            self.position_offset = offset_of(message)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a record was not delivered for a reason that is no answer of the brokers'."""
+        return self._error is not None and self._forbidden is None
+
+    def check(self, unsent: int) -> None:
+        if self._forbidden is not None:
+            raise self._forbidden
+        if self._error is not None:
+            raise KafkaException(self._error)
+        if unsent or self.position_offset < 0:
+            raise RetriableError(f"{unsent} records of a micro-batch were not delivered in time")
+
+
+def _forbidden(error: KafkaError, topic: str) -> NotAuthorizedError | None:
+    return not_authorized(error, f"writing to {topic}", f"Write on topic '{topic}'")

@@ -1,0 +1,168 @@
+"""Of several events with one idempotency key and one state key, the first counts.
+
+What was applied is remembered by markers, which lie in the store and the changelog beside the states and are written
+with them. Two records each: one by name, to find it, and one by time, to find what has expired. Time is the
+partition's stream time: the greatest timestamp of an event with an idempotency key up to the one at hand, those aside
+that are of no year with four digits. So what is decided depends on the order of the records alone, not on where batches
+begin or when expired markers are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.errors import PoisonRecordError
+from balance_service.process.failpoints import in_a_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.records import KeyedUpdate, Record
+    from balance_service.engine.store.store import StateStore
+
+REUSED = "idempotency-key-reused"
+_BY_NAME = RESERVED_PREFIX + b"once-by-name"
+_BY_TIME = RESERVED_PREFIX + b"once-by-time"
+_NAME_BYTES = 16
+_FINGERPRINT_BYTES = 16
+# The end of the year 9999. What is beyond was counted in another unit, and as stream time would make every key expire.
+_LATEST_MS = 253_402_300_799_999
+# More than a batch adds, so that what has expired does not pile up; not all, so that no commit takes long.
+_REMOVED_AT_LEAST = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """An event that was applied: when it was, in ms, and what it changed, as a digest."""
+
+    timestamp_ms: int
+    fingerprint: bytes
+
+
+@dataclass(slots=True)
+class Retries:
+    """What is known of the idempotency keys of one batch, while it is folded."""
+
+    window_ms: int
+    codec: AvroCodec
+    repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    known: Mapping[bytes, Marker]
+    times: Mapping[int, int]
+    stream_time_ms: int
+    fresh: dict[bytes, Marker] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        updates: Iterable[KeyedUpdate],
+        store: StateStore,
+        codec: AvroCodec,
+        window_ms: int,
+        repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        stream_time_ms: int,
+    ) -> Retries:
+        """Look up the markers of all updates that have an idempotency key.
+
+        Args:
+            codec: of markers.
+            window_ms: for how long a key is recognised.
+            repeated: an update → what of it a retry repeats.
+            stream_time_ms: as it was before the batch; -1 for none.
+        """
+        once = sorted((u.record.offset, u.record.timestamp_ms, _name(u)) for u in updates if u.record and _is_once(u))
+        times: dict[int, int] = {}
+        now = _in_ms(stream_time_ms, -1)
+        for offset, timestamp_ms, _ in once:
+            times[offset] = now = max(now, _in_ms(timestamp_ms, now))
+        names = list({name for _, _, name in once})
+        frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
+        known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
+        return Retries(window_ms, codec, repeated, known, times, now)
+
+    def is_repeated(self, update: KeyedUpdate) -> bool:
+        """Whether an event with the same idempotency key was applied to the same state within the window.
+
+        Raises:
+            PoisonRecordError: yes, but that event changed something else.
+        """
+        if update.record is None or not _is_once(update):
+            return False
+        name = _name(update)
+        marker = self.fresh.get(name) or self.known.get(name)
+        if marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:
+            return False
+        if marker.fingerprint != self._fingerprint(update):
+            raise PoisonRecordError(REUSED, "an event with this idempotency key changed something else")
+        return True
+
+    def remember(self, update: KeyedUpdate) -> None:
+        """An event was applied; one without an idempotency key leaves nothing."""
+        if update.record is None or not _is_once(update):
+            return
+        now = self.times[update.record.offset]
+        timestamp_ms = _in_ms(update.record.timestamp_ms, now)
+        # Where it has expired already, it would never be found.
+        if timestamp_ms + self.window_ms > now:
+            self.fresh[_name(update)] = Marker(timestamp_ms, self._fingerprint(update))
+
+    def forget(self, updates: Iterable[KeyedUpdate]) -> None:
+        """These were not applied after all: they will be judged again."""
+        for update in updates:
+            if _is_once(update):
+                self.fresh.pop(_name(update), None)
+
+    def _fingerprint(self, update: KeyedUpdate) -> bytes:
+        changed = repr(sorted((name, str(value)) for name, value in self.repeated(update.update).items()))
+        return hashlib.sha256(changed.encode()).digest()[:_FINGERPRINT_BYTES]
+
+    def records(self, store: StateStore) -> list[Record]:
+        """What the changelog and the store are to be told: new markers, and expired ones removed."""
+        records: list[Record] = []
+        for name, marker in self.fresh.items():
+            frame = self.codec.encode({"timestamp": marker.timestamp_ms, "fingerprint": marker.fingerprint})
+            records += [(_BY_NAME + name, frame), (_by_time(marker.timestamp_ms) + name, b"")]
+        removed = self._expired(store)
+        # Where the batch spans more than the window, some have expired by its end.
+        store.look_for(_BY_TIME, records)
+        return [*removed, *records]
+
+    def _expired(self, store: StateStore) -> list[Record]:
+        horizon = self.stream_time_ms - self.window_ms
+        if horizon < 0:
+            return []
+        keys = store.first_keys(_BY_TIME, _by_time(horizon + 1), in_a_part(_REMOVED_AT_LEAST) + 2 * len(self.fresh))
+        names = [key[-_NAME_BYTES:] for key in keys]
+        frames = store.get_many([_BY_NAME + name for name in names]) if names else []
+        removed: list[Record] = [(key, None) for key in keys]
+        for key, name, frame in zip(keys, names, frames, strict=True):
+            # Named anew since, it lives on under a later time.
+            is_current = frame is not None and _by_time(_marker(self.codec.decode(frame)).timestamp_ms) + name == key
+            if is_current and name not in self.fresh:
+                removed.append((_BY_NAME + name, None))
+        return removed
+
+
+def _in_ms(timestamp: int, otherwise: int) -> int:
+    """A timestamp, unless it is in another unit."""
+    return timestamp if timestamp <= _LATEST_MS else otherwise
+
+
+def _is_once(update: KeyedUpdate) -> bool:
+    return update.idempotency_key is not None
+
+
+def _name(update: KeyedUpdate) -> bytes:
+    framed = struct.pack(">I", len(update.key)) + update.key + (update.idempotency_key or b"")
+    return hashlib.sha256(framed).digest()[:_NAME_BYTES]
+
+
+def _by_time(timestamp_ms: int) -> bytes:
+    return _BY_TIME + max(timestamp_ms, 0).to_bytes(8, "big")
+
+
+def _marker(record: Mapping[str, Any]) -> Marker:
+    return Marker(record["timestamp"], record["fingerprint"])

@@ -1,0 +1,125 @@
+"""The state directory of one instance: held by one process, written by one application id."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+from typing import TYPE_CHECKING
+
+from balance_service.errors import ConfigurationError
+from balance_service.process.scratch import take_scratch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import TextIO
+
+    from balance_service.engine.records import TaskId
+
+FORMAT = 1
+"""Of the directory, and of each store in it."""
+_LOCK = ".lock"
+_MARKER = "state-directory.json"
+_NEW_MARKER = _MARKER + ".new"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+# What ext4 has in the root of every new volume.
+_LOST_AND_FOUND = "lost+found"
+
+
+class StateDirectory:
+    """Locks the directory as long as the process lives (the kernel drops the lock when it dies)."""
+
+    def __init__(self, path: Path, application_id: str) -> None:
+        """Take the directory.
+
+        Raises:
+            ConfigurationError: it cannot be written, is in use, or belongs to something else.
+        """
+        self.path = path.absolute()
+        self._refuse_strangers()
+        self._lock = self._take_lock()
+        try:
+            self._check_marker(application_id)
+            self.scratch = take_scratch(self.path)
+            """What an earlier process left there is removed."""
+        except ConfigurationError:
+            self._lock.close()
+            raise
+        except OSError as error:
+            self._lock.close()
+            raise self._unusable("written", error) from error
+
+    def store_path(self, task_id: TaskId) -> Path:
+        """Where a task keeps its store."""
+        return self.path / str(task_id)
+
+    def table_path(self, topic: str, partition: int) -> Path:
+        """Where the store of a table's partition is kept."""
+        return self.path / "tables" / f"{topic}_{partition}"
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self.scratch.close()
+        self._lock.close()
+
+    def _refuse_strangers(self) -> None:
+        """Before the lock, so that nothing is left in a directory that is not ours."""
+        try:
+            if not self.path.is_dir():
+                return
+            names = {p.name for p in self.path.iterdir()}
+        except OSError as error:
+            raise self._unusable("read", error) from error
+        strangers = sorted(names - {_LOCK, _NEW_MARKER, _LOST_AND_FOUND})
+        if strangers and _MARKER not in names:
+            raise ConfigurationError(
+                f"BALANCE_STATE_DIR {self.path} holds files that are not ours ({strangers[0]}, …); "
+                "name an empty directory"
+            )
+
+    def _take_lock(self) -> TextIO:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / _LOCK).open("w")
+        except OSError as error:
+            raise self._unusable("written", error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ConfigurationError(
+                f"BALANCE_STATE_DIR {self.path} is in use by another process; give each instance its own"
+            ) from None
+        return lock
+
+    def _check_marker(self, application_id: str) -> None:
+        marker = self.path / _MARKER
+        try:
+            if not marker.exists():
+                # Renamed whole, so that a crash leaves no half marker.
+                written_beside = self.path / _NEW_MARKER
+                written_beside.write_text(json.dumps({"format": FORMAT, "application_id": application_id}))
+                written_beside.replace(marker)
+        except OSError as error:
+            raise self._unusable("written", error) from error
+        try:
+            written = json.loads(marker.read_text())
+            owner, version = written["application_id"], written["format"]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ConfigurationError(
+                f"{marker} cannot be read ({error}); remove the state directory to restore it from the changelog"
+            ) from error
+        if owner != application_id:
+            raise ConfigurationError(
+                f"BALANCE_STATE_DIR {self.path} was written by application id '{owner}', "
+                f"not '{application_id}'; name another directory"
+            )
+        if version != FORMAT:
+            raise ConfigurationError(
+                f"BALANCE_STATE_DIR {self.path} has format {version}, this version knows {FORMAT}; "
+                "run the version that wrote it, or name another directory"
+            )
+
+    def _unusable(self, done: str, error: OSError) -> ConfigurationError:
+        way_out = "make room on its disk" if error.errno in _FULL else "name a directory this user may write"
+        return ConfigurationError(f"BALANCE_STATE_DIR {self.path} cannot be {done}: {error.strerror}; {way_out}")

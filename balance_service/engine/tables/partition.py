@@ -1,0 +1,285 @@
+"""Follows one partition of a table: reads its topic into a store, for as long as somebody joins with it.
+
+A thread of its own, `table-<topic>_<partition>`, reads and writes; any thread may wait for it, take a view, or ask how
+it is. What goes wrong is told, and tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from balance_service.engine import tombstones
+from balance_service.engine.completeness import WHOLE_FOR_SECONDS, Wholeness
+from balance_service.engine.records import StoreSizes
+from balance_service.engine.store.database import Database
+from balance_service.engine.tables.rows import TableRows
+from balance_service.engine.tables.store import TableStore
+from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.messages import offset_of
+from balance_service.kafka.partition_reader import PartitionReader
+from balance_service.process.clock import now_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from balance_service.avro.codec import AvroReader
+    from balance_service.engine.tables.store import TableView
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+_LOOK_EVERY_SECONDS = 5.0
+_SWEEP_EVERY_SECONDS = 1.0
+_SWEPT_AT_ONCE = 1_000
+# Whoever waits looks so often whether it is still wanted.
+_LISTEN_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableContext:
+    """What the partitions of a table share; `topic` is as it was when the instance started."""
+
+    settings: Settings
+    topics: Topics
+    topic: Topic
+    codec: AvroReader
+    history_ms: int
+    partition_of: Callable[[bytes], int]
+    """Where the row of a key is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """What a partition of a table says of itself, for people."""
+
+    topic: str
+    partition: int
+    position: int
+    """The next offset of the topic to apply; -1 while that is not known."""
+    is_whole: bool
+    """Whether it has been at the end of the topic since it was opened."""
+    reason: str
+    skipped: Mapping[str, int]
+    """Records that are no rows, by cause."""
+    late: int
+    """Records with a timestamp below that of an event that was joined before they came."""
+    sizes: StoreSizes
+
+
+class TablePartition:
+    """A partition of a table on this instance, from `start` to `stop`."""
+
+    def __init__(self, context: TableContext, partition: int, path: Path) -> None:
+        self._context = context
+        self._partition = partition
+        self._path = path
+        self._store: TableStore | None = None
+        self._moved = threading.Condition()
+        self._reached = -1
+        self._waited_for = -1
+        self._topic_id = ""
+        self._is_whole = False
+        self._reason = ""
+        self._damage = ""
+        self._stopping = threading.Event()
+        self.name = f"{context.topic.name}_{partition}"
+        """Of the partition, as tasks are called."""
+        self._log = log.bind(table=self.name)
+        self._rows = TableRows(context.codec, lambda key: context.partition_of(key) == partition, self._log)
+        self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def give_up(self) -> None:
+        """Follow no longer; returns at once."""
+        self._stopping.set()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Follow no longer, and free the store; returns whether that has happened within the bound."""
+        self.give_up()
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def wait_for(self, offset: int, timeout_seconds: float, should_stop: Callable[[], bool]) -> bool:
+        """Wait until everything below an offset is in the store; returns whether it is, within the bound."""
+        deadline = time.monotonic() + timeout_seconds
+        with self._moved:
+            while self._reached < offset and not should_stop():
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                self._moved.wait(min(left, _LISTEN_SECONDS))
+            if self._reached < offset:
+                return False
+            self._waited_for = max(self._waited_for, offset)
+            return True
+
+    @property
+    def problem(self) -> str:
+        """Why it is not followed now; empty while all is well."""
+        return self._reason
+
+    @property
+    def view(self) -> TableView:
+        """The rows as of the last write.
+
+        Raises:
+            RetriableError: there is no store to ask, or one that is read anew and not yet where it was waited for.
+        """
+        store = self._store
+        view = None if store is None else store.view
+        if view is None or self._reached < self._waited_for:
+            why = f": {self._reason}" if self._reason else ""
+            raise RetriableError(f"the table {self.name} is not open, or not read to where it was{why}")
+        return view
+
+    def joined(self, timestamp_ms: int) -> None:
+        """An event of this time was joined: what comes with an earlier one is late."""
+        self._rows.joined_up_to_ms = max(self._rows.joined_up_to_ms, timestamp_ms)
+
+    def damaged(self, error: StoreCorruptedError) -> None:
+        """The store was found to be damaged while it was read: it is wiped, and read anew; returns at once."""
+        self._damage = str(error)
+
+    def snapshot(self) -> TableSnapshot:
+        """What it says of itself."""
+        store = self._store
+        return TableSnapshot(
+            self._context.topic.name,
+            self._partition,
+            self._reached,
+            self._is_whole,
+            self._reason,
+            dict(self._rows.skipped),
+            self._rows.late,
+            StoreSizes() if store is None else store.sizes,
+        )
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._follow()
+            except BalanceServiceError as error:
+                self._fail(str(error))
+                if isinstance(error, StoreCorruptedError):
+                    Database.wipe(self._path)
+            except Exception as error:
+                self._log.exception("the table cannot be followed")
+                self._fail(str(error))
+            failures = 0 if time.monotonic() - began > max(_BACK_OFF_SECONDS) else failures
+            self._stopping.wait(_BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)])
+            failures += 1
+
+    def _fail(self, reason: str) -> None:
+        self._log.warning("table not followed for now", reason=reason)
+        self._reason = reason
+        self._reach(-1)
+
+    def _follow(self) -> None:
+        """Read until stopped."""
+        context, name = self._context, self._context.topic.name
+        topic_id = self._present_topic_id()
+        if topic_id != self._topic_id:
+            self._topic_id, self._waited_for = topic_id, -1
+        self._is_whole = False
+        with closing(self._open(topic_id)) as store:
+            start = store.offset
+            if start is not None:
+                tombstones.check_by_time(context.topics, context.topic, self._partition, store.seen_to_ms)
+            else:
+                start = context.topics.offsets(name, [self._partition], earliest=True)[self._partition]
+            config = reader_config(context.settings)
+            with closing(PartitionReader(config, "table", name, self._partition, start)) as reader:
+                try:
+                    self._store = store
+                    self._tail(reader, store, topic_id)
+                finally:
+                    self._reach(-1)
+                    self._store = None
+
+    def _tail(self, reader: PartitionReader, store: TableStore, topic_id: str) -> None:
+        looked = swept = time.monotonic()
+        wholeness = Wholeness(self._end)
+        while not self._stopping.is_set():
+            if self._damage:
+                damage, self._damage = self._damage, ""
+                raise StoreCorruptedError(damage)
+            if messages := reader.read():
+                if wholeness.was_away:
+                    raise RetriableError("the topic was not read for an hour, in which tombstones may have gone")
+                store.apply(
+                    [row for message in messages if (row := self._rows.of(message)) is not None],
+                    offset_of(messages[-1]) + 1,
+                )
+            if reader.met_end:
+                wholeness.met_end()
+                if not self._is_whole:
+                    self._is_whole = True
+                    self._log.info("table read to its end", position=reader.stands_at)
+            wholeness.passed(reader.stands_at)
+            wholeness.look()
+            self._reason = ""
+            self._reach(reader.stands_at)
+            now = time.monotonic()
+            if now - swept > _SWEEP_EVERY_SECONDS:
+                swept = now
+                store.sweep(_SWEPT_AT_ONCE)
+            if now - looked > _LOOK_EVERY_SECONDS:
+                looked = now
+                if self._present_topic_id() != topic_id:
+                    raise StoreCorruptedError("the topic was made anew: the table is read from its start")
+                _note_seen(store, wholeness)
+        _note_seen(store, wholeness)
+
+    def _present_topic_id(self) -> str:
+        """Of the topic as it is now. Raises RetriableError if it is gone, or has another partition count."""
+        ours = self._context.topic
+        found = self._context.topics.find_patiently(ours.name)
+        if found is None:
+            raise RetriableError(f"the topic '{ours.name}' is gone")
+        if found.partitions != ours.partitions:
+            raise RetriableError(
+                f"the topic '{ours.name}' had {ours.partitions} partitions and has {found.partitions}; "
+                "restart the instances, once all topics that it is joined with have as many"
+            )
+        return found.topic_id
+
+    def _open(self, topic_id: str) -> TableStore:
+        store = TableStore(self._path, self._context.history_ms)
+        if store.topic_id == topic_id:
+            return store
+        if store.topic_id is not None or store.offset is not None:
+            store.close()
+            self._log.warning("the store is of another topic: the table is read from its start")
+            Database.wipe(self._path)
+            store = TableStore(self._path, self._context.history_ms)
+        store.topic_id = topic_id
+        return store
+
+    def _end(self) -> int:
+        topic, partition = self._context.topic.name, self._partition
+        return self._context.topics.offsets(topic, [partition], committed=True)[partition]
+
+    def _reach(self, offset: int) -> None:
+        with self._moved:
+            if offset != self._reached:
+                self._reached = offset
+                self._moved.notify_all()
+
+
+def _note_seen(store: TableStore, wholeness: Wholeness) -> None:
+    if wholeness.holds:
+        store.seen_to_ms = now_ms() - int(1_000 * WHOLE_FOR_SECONDS)

@@ -1,1 +1,0 @@
-"""Spark: its JVM, its session, and the queries that hand over rows."""

@@ -1,0 +1,138 @@
+"""`python -m balance_service.spark.archiving`: makes the archive of the classes that Spark's JVM needs.
+
+A JVM runs what an instance runs first, and writes the classes down that were loaded for it as it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum
+from balance_service.model.read_model import ReadModel
+from balance_service.model.schemas import Schemas
+from balance_service.process.jars import locked
+from balance_service.process.scratch import temporary_scratch
+from balance_service.settings import load_settings
+from balance_service.spark.class_archive import QUIET, archive_of, is_stale
+from balance_service.spark.decode import Decoder
+from balance_service.spark.jvm import class_path, spark_java
+from balance_service.spark.rehearsal import one_record
+from balance_service.spark.row_query import RowQuery
+from balance_service.spark.session import start_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.process.scratch import Scratch
+
+_END_SECONDS = 240
+_ROW_SECONDS = 30.0
+# Loaded by opening clients, which needs no broker.
+_CLIENTS = {
+    "bootstrap.servers": "127.0.0.1:1",
+    "key.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+    "value.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+}
+_CONNECTOR = (
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+    "org.apache.spark.sql.kafka010.KafkaMicroBatchStream",
+    "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory",
+    "org.apache.spark.sql.kafka010.KafkaBatchPartitionReader",
+    "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin",
+    "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer",
+)
+
+
+_MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+_TIME = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+
+
+def make_archive() -> Path:
+    """Run what an instance runs first, and keep the classes that were loaded for it.
+
+    Raises:
+        ConfigurationError: no suitable Java, or the connector jars cannot be had.
+    """
+    settings = load_settings()
+    jars = class_path(settings)
+    archive = archive_of(spark_java(), jars)
+    with locked(archive):
+        if is_stale(archive, jars):
+            fresh = archive.with_name(archive.name + ".partial")
+            with temporary_scratch() as scratch:
+                spark = start_spark(settings, scratch, 1, [f"-XX:ArchiveClassesAtExit={fresh}", *QUIET])
+                _exercise(spark, scratch)
+                _end(spark)
+            if fresh.is_file():
+                fresh.replace(archive)
+    return archive
+
+
+def _exercise(spark: SparkSession, scratch: Scratch) -> None:
+    read_model = _Sums(_Own(()))
+    (stage,) = read_model.stages
+    decoder = Decoder(spark, read_model, stage, _Registered(stage.event_schemas))
+    decoder.resolve(range(1, len(stage.event_schemas) + 1))
+    with RowQuery(spark, scratch, lambda: decoder.updates(one_record(spark)), 0) as query:
+        query.pull(_ROW_SECONDS)
+    jvm: Any = spark._jvm
+    for name in _CONNECTOR:
+        jvm.java.lang.Class.forName(name)
+    properties = jvm.java.util.Properties()
+    for name, value in _CLIENTS.items():
+        properties.setProperty(name, value)
+    jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties).close()
+    jvm.org.apache.kafka.clients.admin.AdminClient.create(properties).close()
+
+
+def _end(spark: SparkSession) -> None:
+    """Let the JVM end by itself: it writes the archive then."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_END_SECONDS)
+
+
+class _Sums(ReadModel):
+    """What an instance runs first, for some read model."""
+
+    name = "sums"
+    source = Stream("events", "Event")
+    key = "key"
+    state = "State"
+
+    amount = RunningSum("Event.amount")
+
+
+class _Own(Schemas):
+    """The schemas of that model."""
+
+    def find(self, name: str, topic: str | None = None) -> Schema:  # noqa: ARG002
+        fields = [{"name": "key", "type": "string"}, {"name": "amount", "type": _MONEY}]
+        return {"type": "record", "name": name, "fields": [*fields, *([_TIME] if name == "Event" else [])]}
+
+
+class _Registered(SchemaRegistry):
+    """Knows schemas by number; stands in for a registry, which a machine being set up has none of."""
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+        self._schemas = list(schemas.items())
+
+    def writer_schema(self, schema_id: int) -> WriterSchema | None:
+        if not 1 <= schema_id <= len(self._schemas):
+            return None
+        name, schema = self._schemas[schema_id - 1]
+        return WriterSchema(name, json.dumps(schema))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"classes archived in {make_archive()}\n")

@@ -1,0 +1,279 @@
+"""Kafka frames → typed columns, and what could not be decoded; all of it on Spark, in one plan.
+
+Every record becomes one row. The `cause` in its note says what it is: null, as without a note, an update to fold ·
+`IGNORED`, of another type · `UNRESOLVED`, its schema is not known here yet · anything else, why it is a dead letter.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
+
+from balance_service.avro.codec import MAGIC, frame_header
+from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER
+from balance_service.observability.tracing import TRACEPARENT_HEADER
+from balance_service.spark.notes import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
+from balance_service.spark.updates import judged_cause, key_column, update_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from balance_service.avro.registry import SchemaRegistry, WriterSchema
+    from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
+
+_HEADER_BYTES = 5
+_SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
+_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key")
+# Of what the record has besides, what only some stages hand over.
+_CARRIED = ("headers",)
+
+
+class Decoder:
+    """Decodes by the writer's schema, found by id. Any thread may call.
+
+    A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
+    never again, for what it means does not change; one that the registry does not know is asked for anew each time,
+    for it may be registered meanwhile.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        read_model: ReadModel | None,
+        stage: Stage,
+        registry: SchemaRegistry,
+        *,
+        with_traces: bool = False,
+    ) -> None:
+        """Args:
+        read_model: None: nothing is decoded, and every record is handed over as it is.
+        stage: of the read model, whose records it decodes.
+        with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
+        """
+        self._spark = spark
+        self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
+        self._read_model = read_model
+        self._stage = stage
+        self._readers = stage.wanted_schemas
+        self._decoded = partial(decoded, skips_others=stage.columns is not None)
+        self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
+        self._takes_tombstones = read_model is not None and read_model.source.tombstones
+        columns = update_columns(read_model, stage)
+        self._envelope = (*_ENVELOPE, *(name for name in _CARRIED if name in columns))
+        self._registry = registry
+        self._events: dict[int, WriterSchema] = {}
+        self._ignored: set[int] = set()
+        self._incompatible: set[int] = set()
+        self._known = threading.Lock()
+        self._resolving = threading.Lock()
+
+    def resolve(self, schema_ids: Iterable[int]) -> set[int]:
+        """Ask the registry for those of these ids that are not known yet; returns those that a new plan will know.
+
+        Raises:
+            RetriableError: the registry does not answer; what was learned until then is kept.
+        """
+        if self._read_model is None:
+            return set(schema_ids)
+        with self._resolving:
+            return {schema_id for schema_id in schema_ids if self._is_known(schema_id) or self._learn(schema_id)}
+
+    def _is_known(self, schema_id: int) -> bool:
+        return any(schema_id in known for known in (self._events, self._ignored, self._incompatible))
+
+    def _learn(self, schema_id: int) -> bool:
+        writer = self._registry.writer_schema(schema_id)
+        if writer is None:
+            return False
+        is_ours = writer.record in self._readers
+        is_readable = is_ours and self._is_readable(writer)
+        with self._known:
+            if is_readable:
+                self._events[schema_id] = writer
+            else:
+                (self._incompatible if is_ours else self._ignored).add(schema_id)
+        return True
+
+    def updates(self, records: DataFrame) -> DataFrame:
+        """The plan: Kafka records → one row each.
+
+        Returns:
+            Columns `offset`; `key` and the update columns where there is an update; `note`, null for a
+            plain update, else a list of one struct: `cause`; `idempotency_key` where the event of an update names one;
+            unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
+            `schema_id` where unresolved; `traceparent` where asked for and not ignored.
+        """
+        columns = update_columns(self._read_model, self._stage)
+        if self._read_model is None:
+            return self._as_they_are(records, columns)
+        with self._known:
+            typed = self._typed(records)
+        key = key_column(self._stage)
+        keyed = {} if key is None else {"key": key}
+        updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._stage)})
+        # A projection of its own: inlined into every column below it would be computed as often.
+        is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
+        judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
+        cause = F.col("cause")
+        keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
+        note = F.struct(
+            "cause",
+            F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
+            F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
+                "timestamp"
+            ),
+            F.when(keep_record, F.col("record_key")).alias("record_key"),
+            F.when(keep_record, F.col("value")).alias("value"),
+            F.when(cause.isNull(), F.col("idempotency_key")).alias("idempotency_key"),
+            *(F.when(~cause.eqNullSafe(IGNORED), F.col(name)).alias(name) for name in self._traceparent),
+        )
+        is_noted = any_of(F.col(name).isNotNull() for name in ("cause", "idempotency_key", *self._traceparent))
+        return judged.select(
+            "offset",
+            *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
+            # An absent list takes a fifth of the bytes that its absent fields would, and most rows have none.
+            F.when(is_noted, F.array(note)).alias(NOTE),
+        )
+
+    def _as_they_are(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+        """Records of whatever bytes, none of which is ignored or a dead letter."""
+        traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
+        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in (("cause", "string"), ("schema_id", "bigint"))]
+        note = F.struct(*nothing, *(trace.alias(name) for name, trace in traces.items()))
+        is_noted = any_of(trace.isNotNull() for trace in traces.values())
+        return records.select(
+            "offset",
+            "key",
+            *(column.alias(name) for name, column in columns.items()),
+            F.when(is_noted, F.array(note)).alias(NOTE),
+        )
+
+    def _typed(self, records: DataFrame) -> DataFrame:
+        """Records with their events as structs, and `frame_cause` where there is none."""
+        value, header, readers = F.col("value"), F.col("header"), self._readers
+        cause = (
+            F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
+            .when(_is_one_of(header, self._events), F.lit(None))
+            .when(value.isNull(), F.lit(None if self._takes_tombstones else "value-null"))
+            .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")
+            .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
+            .when(_is_one_of(header, self._ignored), IGNORED)
+            .when(_is_one_of(header, self._incompatible), "schema-incompatible")
+            .otherwise(UNRESOLVED)
+        )
+        # Each step is a projection of its own, so that what it computes is computed once, however often it is used.
+        split = records.select(
+            "offset",
+            "timestamp",
+            "key",
+            "value",
+            "headers",
+            F.substring("value", 1, _HEADER_BYTES).alias("header"),
+            F.expr(f"substring(value, {_HEADER_BYTES + 1})").alias("body"),
+        )
+        framed = split.select(
+            "offset",
+            "timestamp",
+            "key",
+            F.col("key").alias("record_key"),
+            "value",
+            _idempotency_key(F.col("headers")).alias("idempotency_key"),
+            cause.alias("frame_cause"),
+            *self._envelope[len(_ENVELOPE) :],
+            *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
+            *(
+                F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.record], w.text)).alias(
+                    f"writer_{i}"
+                )
+                for i, w in self._events.items()
+            ),
+        )
+        types = {
+            record: field_types(reader, [w.text for w in self._events.values() if w.record == record])
+            for record, reader in readers.items()
+        }
+        shaped = framed.select(
+            *self._envelope,
+            *self._traceparent,
+            "frame_cause",
+            *(
+                F.coalesce(
+                    F.lit(None).cast(struct_type(types[record])),
+                    *(
+                        F.when(
+                            F.col(f"writer_{i}").isNotNull(),
+                            in_shape_of(reader, types[record], framed, f"writer_{i}", writer.text),
+                        )
+                        for i, writer in self._events.items()
+                        if writer.record == record
+                    ),
+                ).alias(reader["name"])
+                for record, reader in readers.items()
+            ),
+        )
+        names = [reader["name"] for reader in readers.values()]
+        undecoded = ~any_of(F.col(name).isNotNull() for name in names)
+        if self._takes_tombstones:
+            undecoded &= F.col("value").isNotNull()
+        problem = F.coalesce(
+            "frame_cause",
+            *(F.col(f"{name}.{PROBLEM}") for name in names),
+            F.when(undecoded, "body-undecodable"),
+        )
+        judged = shaped.withColumn("frame_cause", problem)
+        intact = F.col("frame_cause").isNull()
+        return judged.select(
+            *self._envelope,
+            *self._traceparent,
+            "frame_cause",
+            *(F.when(intact, F.col(name)).alias(name) for name in names),
+        )
+
+    def _is_readable(self, writer: WriterSchema) -> bool:
+        """Whether Spark can decode it and it has all the fields that our schema needs."""
+        reader = self._readers[writer.record]
+        empty = self._spark.createDataFrame([], "value binary")
+        try:
+            events = empty.select(self._decoded(F.col("value"), reader, writer.text).alias("event"))
+            types = field_types(reader, [writer.text])
+            _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
+        except Exception:  # Spark raises whatever its converter and analyser trip over
+            return False
+        return True
+
+
+def _idempotency_key(headers: Column) -> Column:
+    """The value of the first header of that name, unless it is empty."""
+    return _first_header(headers, IDEMPOTENCY_HEADER)
+
+
+def _kept_trace(headers: Column) -> Column:
+    """The traceparent, if it is one and says that its trace is kept: the last bit is the flag "sampled"."""
+    traceparent = _first_header(headers, TRACEPARENT_HEADER).cast("string")
+    return F.when(traceparent.rlike(_SAMPLED), traceparent)
+
+
+def _first_header(headers: Column, name: str) -> Column:
+    # A lambda over the headers would be simpler, but Spark generates no code for those, and so none for the rest.
+    first = F.get(headers["value"], F.array_position(headers["key"], name).cast("int") - 1)
+    return F.when(F.octet_length(first) > 0, first)
+
+
+def _frame_header(schema_id: int) -> Column:
+    return F.lit(bytearray(frame_header(schema_id)))
+
+
+def _is_one_of(header: Column, schema_ids: Collection[int]) -> Column:
+    return header.isin([_frame_header(i) for i in sorted(schema_ids)]) if schema_ids else F.lit(False)
+
+
+def _schema_id(value: Column) -> Column:
+    return F.conv(F.hex(F.substring(value, 2, 4)), 16, 10).cast("bigint")

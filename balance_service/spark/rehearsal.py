@@ -1,0 +1,123 @@
+"""A query that reads nothing from outside: tells a Spark that runs no query from a source that cannot be read.
+
+Task threads call it; one of them at a time runs the query, and the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from balance_service.engine.store.database import has_room
+from balance_service.errors import FatalError
+from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError, RowQuery
+from balance_service.spark.session import require_jvm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from balance_service.process.scratch import Scratch
+
+log = structlog.get_logger(__name__)
+
+_ROW_SECONDS = 30.0
+_LOOK_EVERY_SECONDS = 0.5
+_EVERY_SECONDS = 5.0
+_MOST_FAILURES = 3
+# Of one task's queries in a row, before Spark itself is in doubt.
+_DOUBTFUL_FAILURES, _DOUBTFUL_SECONDS = 3, 10.0
+
+
+def one_record(spark: SparkSession) -> DataFrame:
+    """A record, from the only stream that has a real-time mode, except Kafka's."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    streams = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = streams.singlePartition(session, jvm.org.apache.spark.sql.Encoders.INT())
+    stream.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(1)))
+    return ClassicDataFrame(stream.toDF(), spark).selectExpr(
+        "cast(value as bigint) as offset",
+        "current_timestamp() as timestamp",
+        "cast('c' as binary) as key",
+        "unhex('0000000001') as value",
+        "cast(null as array<struct<key:string,value:binary>>) as headers",
+    )
+
+
+class Failures:
+    """Queries of one task that have failed in a row."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+
+    def another(self) -> bool:
+        """Counts one. Returns whether there have been so many, for so long, that Spark itself is in doubt."""
+        now = time.monotonic()
+        if not self._count:
+            self._since = now
+        self._count += 1
+        return self._count >= _DOUBTFUL_FAILURES and now - self._since >= _DOUBTFUL_SECONDS
+
+    def over(self) -> None:
+        """A query reads."""
+        self._count = 0
+
+
+class Rehearsal:
+    """Decides whether Spark itself is why a task's queries fail.
+
+    The rehearsal's query uses neither broker nor registry, so an outage, a missing grant or a record that Spark cannot
+    read does not make it fail. Full disks do, and are not held against Spark.
+    """
+
+    def __init__(self, spark: SparkSession, scratch: Scratch) -> None:
+        self._spark = spark
+        self._scratch = scratch
+        self._asking = threading.Lock()
+        self._failures = 0
+        self._next = 0.0
+
+    def doubt(self, is_interrupted: Callable[[], bool]) -> None:
+        """Run a query, unless one ran within the last five seconds or is running.
+
+        Raises:
+            FatalError: it has failed three times in a row, or Spark's JVM has ended.
+        """
+        if time.monotonic() < self._next or not self._asking.acquire(blocking=False):
+            return
+        try:
+            self._run(is_interrupted)
+            self._failures = 0
+        except QueryInterruptedError:
+            return
+        except QueryEndedError as error:
+            require_jvm(self._spark, error)
+            self._failed(error)
+        finally:
+            self._next = time.monotonic() + _EVERY_SECONDS
+            self._asking.release()
+
+    def _run(self, is_interrupted: Callable[[], bool]) -> None:
+        with RowQuery(self._spark, self._scratch, lambda: one_record(self._spark), 0, is_interrupted) as query:
+            deadline = time.monotonic() + _ROW_SECONDS
+            while query.pull(_LOOK_EVERY_SECONDS) is None:
+                if is_interrupted():
+                    raise QueryInterruptedError("the rehearsal was interrupted")
+                if time.monotonic() > deadline:
+                    raise QueryEndedError(f"Spark handed over no row within {_ROW_SECONDS:.0f} s")
+
+    def _failed(self, error: QueryEndedError) -> None:
+        if not has_room(self._scratch.files):
+            return
+        self._failures += 1
+        log.error("Spark fails at a query that reads nothing from outside", error=str(error), times=self._failures)
+        if self._failures >= _MOST_FAILURES:
+            raise FatalError(f"Spark runs no query any more: {error}") from error

@@ -1,0 +1,292 @@
+"""Framed Avro: what was written is read back, whatever version wrote it, or it is damage."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import AvroCodec, frame_header, parsed, parsed_of_writer
+from balance_service.avro.frames import FrameReader
+from balance_service.avro.schemas import load_schema
+from balance_service.engine.records import Position
+from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
+from balance_service.process.resources import resource
+from tests.support.fakes import FakeRegistry, balance_codec, position_codec
+
+if TYPE_CHECKING:
+    from balance_service.avro.schemas import Schema
+
+UUID = {"type": "string", "logicalType": "uuid"}
+STATE = {"customerId": "Zoë", "amount": Decimal("12.34")}
+FRAME = balance_codec().encode(STATE)
+
+
+def decimal_of(cents: int) -> Decimal:
+    return Decimal((cents < 0, tuple(map(int, str(abs(cents)))), -2))
+
+
+def with_amount(**changed: Any) -> Schema:
+    """BalanceState as another version might have had it."""
+    schema = copy.deepcopy(load_schema("BalanceState"))
+    (amount,) = [f for f in schema["fields"] if f["name"] == "amount"]
+    amount["type"].update(changed)
+    return schema
+
+
+def written_by(registry: FakeRegistry, schema: Schema, record: dict[str, Any]) -> bytes:
+    return AvroCodec(registry, "older", schema).encode(record)
+
+
+def test_a_frame_is_a_zero_the_schemas_id_and_the_body() -> None:
+    registry = FakeRegistry()
+    registry.register("first", {"type": "string"})
+    codec = balance_codec(registry)
+
+    frame = codec.encode(STATE)
+
+    assert frame[:5] == b"\x00\x00\x00\x00\x02"
+    assert codec.schema_id == 2
+    assert fastavro.schemaless_reader(io.BytesIO(frame[5:]), load_schema("BalanceState"), None) == STATE
+
+
+@given(st.text(max_size=256), st.integers(-(10**38) + 1, 10**38 - 1))
+def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -> None:
+    codec = balance_codec()
+    try:
+        customer_id.encode()
+    except UnicodeEncodeError:
+        return
+    record = {"customerId": customer_id, "amount": decimal_of(cents)}
+
+    read = codec.decode(codec.encode(record))
+
+    assert read == record
+    assert read["amount"].as_tuple().exponent == -2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (UUID, "nonsense"),
+        (UUID, "00000000-0000-0000-0000-00000000000A"),
+        (["null", UUID], ""),
+        ({"type": "array", "items": UUID}, ["nonsense"]),
+        ({"type": "map", "values": UUID}, {"a": "nonsense"}),
+        ({"type": "record", "name": "Inner", "fields": [{"name": "f", "type": UUID}]}, {"f": "nonsense"}),
+    ],
+    ids=repr,
+)
+def test_a_uuid_is_the_text_that_was_written(kind: Any, value: Any) -> None:
+    registry = FakeRegistry()
+    schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": kind}]}
+    newer = {**schema, "fields": [*schema["fields"], {"name": "g", "type": "int", "default": 0}]}
+    frame = written_by(registry, schema, {"f": value})
+
+    assert AvroCodec(registry, "ours", schema).decode(frame) == {"f": value}
+    assert AvroCodec(registry, "newer", newer).decode(frame) == {"f": value, "g": 0}
+    assert FrameReader(registry).value(frame) == {"f": value}
+    # What others read has the type that was declared.
+    assert registry.schemas[0] == schema
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_a_position_is_read_back_as_it_was_written(position: int, epoch: int) -> None:
+    codec = position_codec()
+
+    record = Position(position, epoch, "t", 7).record()
+
+    assert codec.decode(codec.encode(record)) == record
+
+
+def test_a_record_of_an_older_schema_gets_the_defaults_of_the_newer() -> None:
+    registry = FakeRegistry()
+    older = written_by(registry, load_schema("BalanceState"), STATE)
+    newer = copy.deepcopy(load_schema("BalanceState"))
+    newer["fields"].append({"name": "events", "type": "long", "default": 0})
+
+    assert AvroCodec(registry, "newer", newer).decode(older) == {**STATE, "events": 0}
+
+
+def test_a_record_of_a_newer_schema_is_read_without_what_is_unknown_here() -> None:
+    registry = FakeRegistry()
+    newer = copy.deepcopy(load_schema("BalanceState"))
+    newer["fields"].append({"name": "events", "type": "long", "default": 0})
+    frame = written_by(registry, newer, {**STATE, "events": 7})
+
+    assert balance_codec(registry).decode(frame) == STATE
+
+
+def test_a_narrower_decimal_of_an_older_writer_is_read_exactly() -> None:
+    registry = FakeRegistry()
+    frame = written_by(registry, with_amount(precision=18), STATE)
+
+    assert balance_codec(registry).decode(frame) == STATE
+
+
+@pytest.mark.parametrize(("scale", "amount"), [(0, "12"), (1, "12.5"), (4, "12.3400")])
+def test_another_scale_never_changes_an_amount(scale: int, amount: str) -> None:
+    registry = FakeRegistry()
+    record = {"customerId": "c1", "amount": Decimal(amount)}
+    frame = written_by(registry, with_amount(scale=scale), record)
+
+    assert balance_codec(registry).decode(frame)["amount"] == Decimal(amount)
+
+
+def record_of(name: str, *kinds: Any) -> dict[str, Any]:
+    """The schema of a record of fields of these types."""
+    return {"type": "record", "name": name, "fields": [{"name": f"f{i}", "type": kind} for i, kind in enumerate(kinds)]}
+
+
+def array_of(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def doubled(times: int) -> dict[str, Any]:
+    """A record that takes no bytes, and as many values as that power of two."""
+    kind = record_of("R0", "null")
+    for i in range(times):
+        kind = record_of(f"R{i + 1}", kind, f"R{i}")
+    return kind
+
+
+def read_with_more(kind: Any) -> dict[str, Any]:
+    """What is read of a balance whose writer added a field of this type, and wrote the least there can be of it."""
+    registry = FakeRegistry()
+    schema = copy.deepcopy(load_schema("BalanceState"))
+    schema["fields"].append({"name": "more", "type": kind})
+    schema_id = registry.register("newer", schema)
+    return balance_codec(registry).decode_foreign(frame_header(schema_id) + FRAME[5:] + bytes(4))
+
+
+SIZE_0 = {"type": "fixed", "name": "F", "size": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (record_of("N", ["null", "N"]), "N contains itself"),
+        (record_of("N", array_of(record_of("M", "N"))), "N contains itself"),
+        (array_of("null"), "an array's items take no bytes"),
+        (array_of({"type": "null"}), "an array's items take no bytes"),
+        (array_of(record_of("M")), "an array's items take no bytes"),
+        (array_of(SIZE_0), "an array's items take no bytes"),
+        (array_of(record_of("M", "null", record_of("O", SIZE_0))), "an array's items take no bytes"),
+        (record_of("M", record_of("O", "null"), array_of("O")), "an array's items take no bytes"),
+        (["null", {"type": "map", "values": array_of("null")}], "an array's items take no bytes"),
+        (doubled(10), "more than 1000 values that take no bytes"),
+    ],
+    ids=str,
+)
+def test_a_writers_schema_that_a_few_bytes_could_make_endless_is_refused(kind: Any, why: str) -> None:
+    with pytest.raises(PoisonRecordError, match=why) as refused:
+        read_with_more(kind)
+
+    assert refused.value.cause == "schema-incompatible"
+
+
+def test_a_writers_schema_cannot_have_fastavro_read_by_other_types_than_those_looked_through() -> None:
+    schema = record_of("R", record_of("N", "int"), array_of("N"))
+    forged = {**schema, "__fastavro_parsed": True, "__named_schemas": {"N": record_of("N", "N")}}
+
+    assert parsed_of_writer(json.dumps(forged))["__named_schemas"]["N"]["fields"][0]["type"] == "int"
+
+
+def test_a_writers_schema_that_defines_a_name_twice_is_refused() -> None:
+    registry = FakeRegistry()
+    twice = [record_of("N", "int"), record_of("R", array_of("N")), record_of("N")]
+    schema_id = registry.register("newer", twice)  # type: ignore[arg-type]
+
+    with pytest.raises(PoisonRecordError, match="N is defined twice"):
+        balance_codec(registry).decode_foreign(frame_header(schema_id) + bytes(4))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        doubled(2),
+        array_of(["null", "int"]),
+        array_of(record_of("M", "null", "boolean")),
+        array_of(array_of("int")),
+        record_of("M", record_of("O", "int"), array_of("O"), "O"),
+        array_of({"type": "fixed", "name": "F", "size": 1}),
+        array_of({"type": "enum", "name": "E", "symbols": ["A"]}),
+    ],
+    ids=str,
+)
+def test_a_writers_schema_that_only_resembles_an_endless_one_is_read(kind: Any) -> None:
+    assert read_with_more(kind) == STATE
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in resource("schemas").glob("*.avsc")))
+def test_every_schema_of_ours_is_safe_to_read_by(name: str) -> None:
+    assert parsed_of_writer(json.dumps(load_schema(name))) == parsed(load_schema(name))
+
+
+@pytest.mark.parametrize("magic", [1, 0x7F, 0x80, 0xFF])
+def test_another_magic_byte_is_damage(magic: int) -> None:
+    with pytest.raises(StoreCorruptedError, match="frame starts with"):
+        balance_codec().decode(bytes([magic]) + FRAME[1:])
+
+
+@pytest.mark.parametrize("length", range(len(FRAME)))
+def test_a_truncated_frame_is_damage(length: int) -> None:
+    with pytest.raises(StoreCorruptedError):
+        balance_codec().decode(FRAME[:length])
+
+
+def test_a_schema_the_registry_does_not_know_is_damage() -> None:
+    with pytest.raises(StoreCorruptedError, match="schema 99"):
+        balance_codec().decode(b"\x00\x00\x00\x00\x63" + FRAME[5:])
+
+
+def test_a_schema_that_cannot_be_asked_for_now_is_tried_again() -> None:
+    registry = FakeRegistry()
+    codec = balance_codec(registry)
+    frame = written_by(registry, with_amount(precision=18), STATE)
+    registry.is_up = False
+
+    with pytest.raises(RetriableError):
+        codec.decode(frame)
+    registry.is_up = True
+    assert codec.decode(frame) == STATE
+
+
+def test_a_schema_once_learned_needs_no_registry() -> None:
+    registry = FakeRegistry()
+    codec = balance_codec(registry)
+    frame = written_by(registry, with_amount(precision=18), STATE)
+    codec.decode(frame)
+    registry.is_up = False
+
+    assert codec.decode(frame) == STATE
+
+
+def test_a_record_of_another_type_is_damage() -> None:
+    registry = FakeRegistry()
+    frame = written_by(registry, load_schema("Position"), Position(1, 1, "t").record())
+
+    with pytest.raises(StoreCorruptedError):
+        balance_codec(registry).decode(frame)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_record_or_damage(body: bytes) -> None:
+    codec = balance_codec()
+    try:
+        record = codec.decode(FRAME[:5] + body)
+    except StoreCorruptedError:
+        return
+    assert set(record) == {"customerId", "amount"}
+
+
+def test_an_amount_of_more_decimals_than_the_schema_is_refused_rather_than_rounded() -> None:
+    with pytest.raises(ValueError, match="Scale"):
+        balance_codec().encode({"customerId": "c1", "amount": Decimal("0.001")})

@@ -1,0 +1,146 @@
+"""`balance-service init`: a project that works, and never over a file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import fastavro
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from balance_service.avro.from_json import parsed_json, record_of
+from balance_service.cli.init import FILES, TEMPLATES, write_project
+from balance_service.cli.main import cli
+from balance_service.errors import ConfigurationError
+
+WAIT_SECONDS = 240
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write_project(tmp_path / "shop")
+    return tmp_path / "shop"
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_project_is_written_and_its_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(cli, ["init", "web_shop"])
+
+    assert done.exit_code == 0
+    files = written(tmp_path / "web_shop")
+    assert files >= {
+        "pyproject.toml",
+        "web_shop/orders.py",
+        "web_shop/schemas/OrderPlaced.avsc",
+        "tests/test_orders.py",
+    }
+    assert {line.removeprefix("wrote web_shop/") for line in done.output.splitlines() if "wrote" in line} == files
+    assert "balance-service try web_shop.orders:Orders --events samples/orders.jsonl" in done.output
+
+
+def test_the_working_directory_may_be_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path / "shop")
+
+    assert CliRunner().invoke(cli, ["init", "."]).exit_code == 0
+    assert (tmp_path / "shop" / "shop" / "orders.py").is_file()
+
+
+@pytest.mark.parametrize("there", ["README.md", "shop/orders.py", "shop", "tests", "dangling"])
+def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
+    folder = tmp_path / "shop"
+    path = folder / ("README.md" if there == "dangling" else there)
+    path.parent.mkdir(parents=True)
+    if there == "dangling":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_text("mine")
+
+    with pytest.raises(ConfigurationError, match=re.escape(f"already contains {path.relative_to(folder)}")):
+        write_project(folder)
+
+    assert [found for found in folder.rglob("*") if not found.is_dir()] == [path]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["Shop", "web-shop", "2shop", "class", "json", "tests", "balance_service", "läden"])
+def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' is not a valid name for the project's package"):
+        write_project(tmp_path / name)
+
+    assert not (tmp_path / name).exists()
+
+
+def test_every_template_is_used_and_filled(project: Path) -> None:
+    templates = {path.name.removesuffix(".tmpl") for path in TEMPLATES.glob("*.tmpl")}
+
+    assert set(FILES.values()) == templates
+    for name in written(project):
+        assert "{{package}}" not in (project / name).read_text()
+
+
+def test_python_files_parse_and_the_entry_point_names_the_model(project: Path) -> None:
+    for name in written(project):
+        if name.endswith(".py"):
+            ast.parse((project / name).read_text())
+    declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+
+    assert declared["entry-points"]["balance_service.read_models"] == {"orders": "shop.orders:Orders"}
+    assert "class Orders(ReadModel):" in (project / "shop" / "orders.py").read_text()
+
+
+def test_samples_are_ten_records_of_the_schema_under_their_keys(project: Path) -> None:
+    schema = json.loads((project / "shop" / "schemas" / "OrderPlaced.avsc").read_text())
+    fastavro.parse_schema(schema)
+    lines = (project / "samples" / "orders.jsonl").read_text().splitlines()
+
+    assert len(lines) == 10
+    for line in lines:
+        key, _, text = line.partition("|")
+        assert record_of(schema, parsed_json(text))["customerId"] == key
+
+
+def test_the_readme_has_at_most_thirty_lines_and_the_commands(project: Path) -> None:
+    readme = (project / "README.md").read_text()
+
+    assert len(readme.splitlines()) <= 30
+    assert "balance-service try shop.orders:Orders --events samples/orders.jsonl" in readme
+    assert "balance-service produce orders --key-separator '|' < samples/orders.jsonl" in readme
+
+
+def test_the_override_replaces_the_image_of_services_that_the_projects_compose_file_has(project: Path) -> None:
+    override = yaml.safe_load((project / "compose.override.yml").read_text())["services"]
+    ours = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text())["services"]
+
+    assert override.keys() == {name for name, service in ours.items() if "deploy/Dockerfile" in str(service)}
+    for service in override.values():
+        assert service["environment"] == {"BALANCE_MODELS": "shop.orders:Orders"}
+        assert service["build"]["dockerfile"] == "Dockerfile"
+
+
+def test_the_projects_own_test_passes_and_its_samples_are_folded(project: Path) -> None:
+    tested = in_project(project, "pytest", "-q")
+    tried = in_project(project, "balance_service", "try", "shop.orders:Orders", "--events", "samples/orders.jsonl")
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert tried.returncode == 0, tried.stderr
+    rows = [line.split() for line in tried.stdout.splitlines()]
+    assert ["ada", "3", "166.00", "129.00"] in rows
+    assert ["9", "amount-not-positive"] in [row[:2] for row in rows]
+
+
+def in_project(project: Path, module: str, *given: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *given]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)

@@ -1,0 +1,241 @@
+"""The compose file and the Kubernetes manifests: that they name settings, ports and labels which are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+
+from balance_service.http.peers.trust import PeerTrust
+from balance_service.settings import Settings, load_settings
+from tests.support.shipped import ROUTES
+
+ROOT = Path(__file__).resolve().parents[3]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OLDEST, NEWEST = "1.32", "1.36"
+
+
+def documents() -> list[dict[str, Any]]:
+    names = kustomization()["resources"]
+    return [d for name in names for d in yaml.safe_load_all((KUBERNETES / name).read_text())]
+
+
+def kustomization() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    return loaded
+
+
+def rendered() -> list[dict[str, Any]]:
+    """What kustomize makes of the base: its labels in metadata, templates and selectors, but for those of budgets."""
+    (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
+    made = documents()
+    for document in made:
+        document["metadata"]["labels"] = pairs
+        spec = document.get("spec", {})
+        if document["kind"] == "Service":
+            spec["selector"] = pairs
+        if document["kind"] == "StatefulSet":
+            spec["selector"] = {"matchLabels": pairs}
+            spec["template"].setdefault("metadata", {})["labels"] = pairs
+    return made
+
+
+def the(kind: str, name: str = "balance-service") -> dict[str, Any]:
+    return next(d for d in rendered() if d["kind"] == kind and d["metadata"]["name"] == name)
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = the("StatefulSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def in_pod(variable: str) -> str:
+    """A variable of the first replica in the namespace `payments`."""
+    given = next(str(e["value"]) for e in pod()["containers"][0]["env"] if e["name"] == variable)
+    return given.replace("$(POD_NAME)", "balance-service-0").replace("$(POD_NAMESPACE)", "payments")
+
+
+def settings_file() -> dict[str, str]:
+    lines = (KUBERNETES / "settings.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def compose() -> dict[str, Any]:
+    # As compose reads it without an environment; `$$` is a dollar.
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / "docker-compose.yml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load(text.replace("$$", "$"))
+    return loaded
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_manifest_is_valid_to_the_letter(version: str) -> None:
+    for document in rendered():
+        validate(document, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
+    wrong = the("StatefulSet")
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+
+    with pytest.raises(Exception, match="readinesProbe"):
+        validate(wrong, NEWEST, strict=True)
+
+
+def test_every_manifest_is_listed_and_every_resource_there() -> None:
+    files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+
+    assert files == set(kustomization()["resources"])
+
+
+def known_settings() -> set[str]:
+    return set(load_settings().printable())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        settings_file(),
+        compose()["services"]["balance-service"]["environment"],
+        {e["name"]: e for e in pod()["containers"][0]["env"] if e["name"].startswith("BALANCE_")},
+    ],
+    ids=["config map", "compose", "pod"],
+)
+def test_every_variable_is_a_setting(environment: dict[str, Any]) -> None:
+    assert environment
+    assert set(environment) <= known_settings()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [settings_file(), compose()["services"]["balance-service"]["environment"]],
+    ids=["config map", "compose"],
+)
+def test_the_service_accepts_its_settings(environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+
+    assert isinstance(load_settings(), Settings)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [settings_file(), compose()["services"]["balance-service"]["environment"]],
+    ids=["config map", "compose"],
+)
+def test_it_is_said_openly_that_every_client_is_admitted(
+    environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    settings = load_settings()
+
+    assert "BALANCE_HTTP_HOST=0.0.0.0" in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert settings.admits_anonymous == settings.allow_anonymous
+    assert "balance-service" in settings.allowed_hosts
+
+
+def test_peers_find_each_other_by_the_headless_service() -> None:
+    stateful, peers = the("StatefulSet"), the("Service", "balance-service-peers")
+    name, address = peers["metadata"]["name"], in_pod("BALANCE_APPLICATION_SERVER")
+
+    assert peers["spec"]["clusterIP"] == "None"
+    assert stateful["spec"]["serviceName"] == name
+    assert address == f"balance-service-0.{name}.payments.svc.cluster.local:{settings_file()['BALANCE_HTTP_PORT']}"
+    trust = PeerTrust(allow_list=[in_pod("BALANCE_PEER_ALLOW_LIST")])
+    assert trust.allows(address)
+    assert not trust.allows("balance-service-0.another.payments.svc.cluster.local:5051")
+    assert not trust.allows(address.replace("payments", "elsewhere"))
+    assert load_settings(application_server=address).application_server == address
+
+
+def test_services_and_probes_lead_to_the_containers_port() -> None:
+    (container,) = pod()["containers"]
+    ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+
+    assert ports == {"http": settings_file()["BALANCE_HTTP_PORT"], "health": settings_file()["BALANCE_HEALTH_PORT"]}
+    for service in ("balance-service", "balance-service-peers"):
+        assert [p["targetPort"] for p in the("Service", service)["spec"]["ports"]] == ["http"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "health"
+
+
+def test_the_network_lets_the_namespace_in_where_data_are_and_everybody_at_the_probes() -> None:
+    spec = the("NetworkPolicy")["spec"]
+    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
+
+    assert spec["policyTypes"] == ["Ingress"]
+    assert by_port == {"http": [{"podSelector": {}}], "health": None}
+
+
+def test_what_is_asked_of_the_service_are_routes_of_it() -> None:
+    (container,) = pod()["containers"]
+    asked = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+    asked.add(the("StatefulSet")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"])
+
+    assert asked <= {route.path for route in ROUTES}
+
+
+def test_selectors_match_the_pods() -> None:
+    labels = the("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    spreads = [s["labelSelector"]["matchLabels"] for s in pod()["topologySpreadConstraints"]]
+
+    assert spreads == [labels, labels]
+    assert the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert the("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+
+
+def test_only_the_state_and_scratch_can_be_written() -> None:
+    (container,) = pod()["containers"]
+    security = container["securityContext"]
+    claims = [claim["metadata"]["name"] for claim in the("StatefulSet")["spec"]["volumeClaimTemplates"]]
+    volumes = {*claims, *(volume["name"] for volume in pod()["volumes"])}
+    written = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert {m["name"] for m in container["volumeMounts"]} == volumes
+    assert written == {"/tmp", settings_file()["BALANCE_STATE_DIR"]}
+
+
+def test_the_containers_user_is_that_of_the_image() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    security = pod()["securityContext"]
+
+    assert f"USER {security['runAsUser']}:{security['runAsGroup']}" in dockerfile
+    assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
+
+
+def test_what_the_wheel_is_made_of_is_sent_to_the_engine_and_copied() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    made_of = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "deploy/image/trim.sh"}
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    copied = {path for paths in copies for path in paths.split()}
+
+    for there in (sent, copied):
+        assert [part for part in made_of if not any(part == t or part.startswith(f"{t}/") for t in there)] == []
+
+
+def test_every_image_of_the_compose_file_can_be_replaced() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    images = re.findall(r"^\s+image: (.*)$", text, re.MULTILINE)
+
+    assert images
+    assert all(re.fullmatch(r"\$\{\w+_IMAGE:-[^}:]+:[^}:]+\}", image) for image in images)
+
+
+def test_prometheus_asks_where_the_service_listens() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    (published,) = compose()["services"]["balance-service"]["ports"]
+
+    assert found["names"] == ["balance-service"]
+    assert published.endswith(f":{found['port']}")

@@ -1,0 +1,41 @@
+"""Times that documents promise are those that the service goes by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from balance_service.application import STOP_SECONDS
+from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
+from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+from balance_service.devtools.local.guard import GRACE_SECONDS
+from balance_service.engine.letters.letter import KEPT_CLOSED_MS
+from balance_service.hosting.engine import CHECK_EVERY_SECONDS
+from balance_service.http.access.jwts import LEEWAY_SECONDS
+from balance_service.http.server.reloading import LOOK_SECONDS
+
+_DOCS = Path(__file__).parents[3] / "docs"
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence", "is_so"),
+    [
+        ("guarantees.md", "silent for 3 s means suspect", SUSPECT_AFTER_SECONDS == 3),
+        ("guarantees.md", "are checked at opening and every 5 s", CHECK_EVERY_SECONDS == 5),
+        ("guarantees.md", "count within 5 s of their files' change", LOOK_SECONDS == 5),
+        ("http-security.md", "older than 30 s", CLOCKS_AGREE_SECONDS == 30),
+        ("http-security.md", "clocks may differ by 30 s", LEEWAY_SECONDS == 30),
+        ("operations.md", "seven days", KEPT_CLOSED_MS == 7 * _DAY_MS),
+    ],
+)
+def test_what_a_document_says_is_so(document: str, sentence: str, *, is_so: bool) -> None:
+    text = " ".join((_DOCS / document).read_text(encoding="utf-8").split())
+
+    assert sentence in text
+    assert is_so
+
+
+def test_an_instance_has_the_time_to_stop_that_is_promised_before_it_is_killed() -> None:
+    assert STOP_SECONDS < 10 < GRACE_SECONDS

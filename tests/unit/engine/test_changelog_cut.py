@@ -1,0 +1,118 @@
+"""A changelog that has lost its end, which the owner's next commit comes to; a log in memory stands for Kafka's."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import structlog
+
+from balance_service.engine.changelog import writer as writers
+from balance_service.engine.changelog.writer import ChangelogCutError, ChangelogWriter
+from balance_service.engine.commit import commit, write_position
+from balance_service.engine.records import KeyedUpdate, Output, Position, TaskBatch, TaskId
+from balance_service.engine.replica import Replica
+from balance_service.engine.store.store import StateStore
+from balance_service.errors import RetriableError, StoreCorruptedError
+from tests.unit.engine.test_idempotency import FOLDING, POSITIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK = TaskId("balance", 0)
+
+
+class Log:
+    """A changelog's partition, and a producer to it: what is not committed is aborted when another is fenced."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes | None, bytes | None]] = []
+        self.timestamps: list[int] = []
+        self._is_open = False
+
+    def __len__(self) -> int:
+        return 0
+
+    def init_transactions(self, *_: Any) -> None:
+        if self._is_open:
+            self.commit_transaction()
+
+    def begin_transaction(self) -> None:
+        self._is_open = True
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes, _at: int, on_delivery: Any = None, timestamp: int = 0, **_: Any
+    ) -> None:
+        at = len(self.records)
+        self.records.append((key, value))
+        self.timestamps.append(timestamp)
+        if on_delivery is not None:
+            on_delivery(None, SimpleNamespace(offset=lambda: at, partition=lambda: 0, topic=lambda: topic))
+
+    def commit_transaction(self, *_: Any) -> None:
+        self.records.append((None, None))
+        self._is_open = False
+
+    def poll(self, *_: Any) -> None: ...
+
+    def purge(self) -> None: ...
+
+    def list_topics(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log()
+    monkeypatch.setattr(writers, "new_client", lambda *_: log)
+    return log
+
+
+def fenced() -> ChangelogWriter:
+    nothing: Any = None
+    writer = ChangelogWriter({"transactional.id": "t"}, TASK, "changelog", "dead", nothing)
+    writer.fence()
+    return writer
+
+
+def batch(start: int, *keys: bytes) -> TaskBatch:
+    events = [KeyedUpdate(key, {"amount": Decimal("1.00")}, None, None, start + n) for n, key in enumerate(keys)]
+    return TaskBatch(start, start + len(keys), [], events, len(keys))
+
+
+def test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again(log: Log, tmp_path: Path) -> None:
+    store, writer = StateStore(tmp_path / "store", POSITIONS), fenced()
+    write_position(Position(0, 1, "t", source="s:0"), POSITIONS, store, writer)
+    commit(batch(0, b"a"), 0, FOLDING, store, writer)
+    kept = len(log.records)
+    commit(batch(1, b"b", b"c"), 0, FOLDING, store, writer)
+    del log.records[kept:]
+
+    with pytest.raises(ChangelogCutError, match="has lost its end"):
+        commit(batch(3, *(b"k%d" % n for n in range(20))), 0, FOLDING, store, writer)
+    with pytest.raises(RetriableError, match="part of a commit"):
+        commit(batch(3, b"d"), 0, FOLDING, store, writer)
+    store.close()
+
+    # What was refused is in the changelog, aborted, which so ends beyond the store.
+    fenced().close()
+    store = StateStore(tmp_path / "store", POSITIONS)
+    assert len(log.records) > store.changelog_offset
+    topics = SimpleNamespace(offsets=lambda *_, **__: {0: len(log.records)})
+    context = SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog"))
+    replica = Replica(TASK, cast("Any", context), structlog.get_logger())
+    replica.store, replica._reader = store, cast("Any", object())
+    with pytest.raises(StoreCorruptedError, match="beyond the changelog's end"):
+        [*replica.catch_up(lambda: False, is_fenced=True, answers=False)]
+    store.close()
+
+
+@pytest.mark.parametrize(("timestamp_ms", "sent"), [(5, 5), (0, 1), (-1, 1), (-(10**12), 1)])
+def test_what_is_sent_of_an_event_without_a_time_is_not_of_now(log: Log, timestamp_ms: int, sent: int) -> None:
+    output = Output(0, "topic", -1, b"key", b"value", timestamp_ms, [])
+
+    fenced().commit([], (), b"position", 0, [output])
+
+    # To librdkafka, 0 is now.
+    assert log.timestamps[0] == sent

@@ -1,0 +1,403 @@
+"""The commit protocol: folded, written to the changelog, then to the store; all of it or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
+from balance_service.engine.commit import Committed, commit, write_position
+from balance_service.engine.fold import Folding, fold
+from balance_service.engine.opening import check_same_changelog
+from balance_service.engine.records import (
+    MISPLACED,
+    POSITION_KEY,
+    DeadLetter,
+    KeyedUpdate,
+    Position,
+    TaskBatch,
+)
+from balance_service.engine.store.database import Database
+from balance_service.engine.store.store import StateStore
+from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.read_models.balance import Balance
+from tests.support.fakes import FakeRegistry, FakeWriter, letters
+from tests.unit.spark.decoded import combined, row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from balance_service.engine.store.batch import StoreBatch
+
+REGISTRY = FakeRegistry()
+STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
+POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
+PARTITIONS = 2
+PARTITION = 0
+FOLDING = Folding(
+    read_model=Balance(),
+    acceleration=Balance().acceleration(STATES),
+    state_codec=STATES,
+    largest_bytes=1 << 20,
+    position_codec=POSITIONS,
+    letters=letters(REGISTRY),
+    marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
+    partitions_of_keys=partial(partitions_of_keys, partitions=PARTITIONS),
+    partitions_of=partial(partitions_of, partitions=PARTITIONS),
+    idempotency_window_ms=1_000,
+)
+EPOCH = 5
+MINE = [key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) == PARTITION]
+STRANGE = next(key for n in range(100) if partition_of(key := f"c{n}".encode(), PARTITIONS) != PARTITION)
+LARGEST = Decimal("9" * 36 + ".99")
+
+Event = tuple[bytes, Decimal]
+
+
+@dataclass
+class Source:
+    """The events of one partition, from offset 0, as the stream hands them over."""
+
+    events: list[Event]
+    asked: list[Sequence[bytes]] = field(default_factory=list)
+
+    def batch(self, start: int = 0, end: int | None = None, *, letters: Sequence[DeadLetter] = ()) -> TaskBatch:
+        """Some of the events, the updates of each key combined."""
+        end = len(self.events) if end is None else end
+        taken = self.events[start:end]
+        rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
+        part = combined(rows, Balance().combine, pa.decimal128(38, 2))
+        return TaskBatch(
+            start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
+        )
+
+    def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[KeyedUpdate]:
+        self.asked.append(keys)
+        return [
+            KeyedUpdate(key, {"amount": amount}, letter(offset, key, ""))
+            for offset, (key, amount) in enumerate(self.events[start:end], start)
+            if key in keys
+        ]
+
+
+def letter(offset: int, key: bytes = b"k", cause: str = "frame-missing") -> DeadLetter:
+    return DeadLetter(offset, 1000 + offset, key, b"v%d" % offset, cause)
+
+
+def events(*amounts: str, key: bytes = MINE[0]) -> list[Event]:
+    return [(key, Decimal(amount)) for amount in amounts]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    opened = StateStore(tmp_path / "balance_0", POSITIONS)
+    write_position(Position(0, EPOCH, "t"), POSITIONS, opened, FakeWriter())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def writer() -> FakeWriter:
+    return FakeWriter()
+
+
+def put(store: StateStore, key: bytes, amount: Decimal) -> None:
+    store.write([(key, STATES.encode({"customerId": key.decode(), "amount": amount}))], store.changelog_offset)
+
+
+def balances(store: StateStore) -> dict[bytes, Decimal]:
+    found = zip([*MINE, STRANGE], store.get_many([*MINE, STRANGE]), strict=True)
+    return {key: STATES.decode(frame)["amount"] for key, frame in found if frame is not None}
+
+
+def committed(store: StateStore, writer: FakeWriter, batch: TaskBatch) -> Committed:
+    return commit(batch, PARTITION, FOLDING, store, writer)
+
+
+def test_a_batch_is_added_to_the_balances(store: StateStore, writer: FakeWriter) -> None:
+    put(store, MINE[0], Decimal("10.00"))
+
+    committed(store, writer, Source([*events("1.00", "2.00"), *events("5.00", key=MINE[1])]).batch())
+
+    assert balances(store) == {MINE[0]: Decimal("13.00"), MINE[1]: Decimal("5.00")}
+
+
+def test_the_changelog_gets_the_states_and_last_the_position(store: StateStore, writer: FakeWriter) -> None:
+    committed(store, writer, Source(events("1.00", "2.00")).batch())
+
+    ((states, letters, position),) = writer.commits
+    assert [(key, STATES.decode(frame or b"")["amount"]) for key, frame in states] == [(MINE[0], Decimal("3.00"))]
+    assert letters == []
+    assert POSITIONS.decode(position) == Position(2, EPOCH, "t", keys=1).record()
+
+
+def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: FakeWriter) -> None:
+    committed(store, writer, Source(events("1.00", "2.00")).batch())
+
+    ((states, _, position),) = writer.commits
+    assert store.get_many([key for key, _ in states]) == [frame for _, frame in states]
+    assert store.get_many([POSITION_KEY]) == [position]
+    assert store.position == Position(2, EPOCH, "t", keys=1)
+    assert store.changelog_offset == 2
+
+
+def test_batch_after_batch_the_changelog_offset_passes_the_commit_markers(
+    store: StateStore, writer: FakeWriter
+) -> None:
+    source = Source(events("1.00", "2.00"))
+
+    committed(store, writer, source.batch(0, 1))
+    committed(store, writer, source.batch(1, 2))
+
+    assert (store.changelog_offset, writer.end) == (5, 6)
+    assert store.position == Position(2, EPOCH, "t", keys=1)
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_a_batch_that_does_not_start_at_the_position_is_refused(
+    store: StateStore, writer: FakeWriter, start: int
+) -> None:
+    source = Source(events("1.00", "2.00", "3.00", "4.00", "5.00"))
+    committed(store, writer, source.batch(0, 3))
+
+    with pytest.raises(TaskMigratedError):
+        committed(store, writer, source.batch(start, 5))
+
+    assert balances(store) == {MINE[0]: Decimal("6.00")}
+    assert len(writer.commits) == 1
+
+
+def test_a_redelivered_batch_does_not_change_the_balance(store: StateStore, writer: FakeWriter) -> None:
+    batch = Source(events("1.00")).batch()
+    committed(store, writer, batch)
+
+    with pytest.raises(TaskMigratedError):
+        committed(store, writer, batch)
+
+    assert balances(store) == {MINE[0]: Decimal("1.00")}
+
+
+def test_a_store_without_a_position_takes_no_batch(tmp_path: Path, writer: FakeWriter) -> None:
+    store = StateStore(tmp_path / "new", POSITIONS)
+
+    with pytest.raises(TaskMigratedError):
+        committed(store, writer, Source(events("1.00")).batch())
+
+    assert writer.commits == []
+    store.close()
+
+
+@pytest.mark.parametrize("error", [TaskMigratedError("fenced"), RetriableError("nobody knows")])
+def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
+    store: StateStore, error: TaskMigratedError | RetriableError
+) -> None:
+    put(store, MINE[0], Decimal("10.00"))
+    offset = store.changelog_offset
+
+    with pytest.raises(type(error)):
+        committed(store, FakeWriter(fails_with=error), Source(events("1.00")).batch())
+
+    assert balances(store) == {MINE[0]: Decimal("10.00")}
+    assert (store.position, store.changelog_offset) == (Position(0, EPOCH, "t"), offset)
+
+
+def test_a_range_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
+    done = committed(store, writer, TaskBatch(0, 7, [], [], 0, 6, [], lambda _keys: []))
+
+    assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0)
+    assert store.position == Position(7, EPOCH, "t")
+    assert writer.commits[0][0] == []
+
+
+def test_a_batch_is_counted(store: StateStore, writer: FakeWriter) -> None:
+    source = Source(events("1.00", "2.00", "3.00"))
+    batch = source.batch(letters=[letter(3), letter(4)])
+
+    done = Committed(applied=3, ignored=0, duplicates=0, dead_lettered=2, causes={letter(3).cause: 2})
+    assert committed(store, writer, batch) == done
+
+
+def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: FakeWriter) -> None:
+    put(store, MINE[0], LARGEST)
+    source = Source([*events("-1.00"), *events("1.00"), *events("0.01"), *events("1.00")])
+
+    committed(store, writer, source.batch(letters=[letter(9), letter(1)]))
+
+    assert [dead.offset for dead in writer.commits[0][1]] == [1, 2, 3, 9]
+
+
+def test_singles_are_read_only_where_combined_updates_cannot_be_applied(store: StateStore, writer: FakeWriter) -> None:
+    source = Source(events("1.00", "2.00"))
+
+    committed(store, writer, source.batch())
+
+    assert source.asked == []
+
+
+def test_only_the_events_that_overflow_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
+    put(store, MINE[0], Decimal("9" * 35 + "8.99"))
+    source = Source([*events("0.50", "0.75", "0.50", "-3.00"), *events("7.00", key=MINE[1]), *events("5.00", "1.00")])
+
+    done = committed(store, writer, source.batch())
+
+    # 0.50 fits, 0.75 does not, 0.50 does, -3.00 makes room, 5.00 does not fit, 1.00 does.
+    letters = writer.commits[0][1]
+    assert [(dead.offset, dead.cause) for dead in letters] == [
+        (1, "balance-overflow"),
+        (5, "balance-overflow"),
+    ]
+    assert [(dead.key, dead.value) for dead in letters] == [(MINE[0], b"v1"), (MINE[0], b"v5")]
+    assert str(balances(store)[MINE[0]]) == "9" * 35 + "7.99"
+    assert balances(store)[MINE[1]] == Decimal("7.00")
+    assert source.asked == [[MINE[0]]]
+    assert done == Committed(applied=5, ignored=0, duplicates=0, dead_lettered=2, causes={"balance-overflow": 2})
+
+
+def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, writer: FakeWriter) -> None:
+    put(store, MINE[0], LARGEST)
+    source = Source(events("1.00", "2.00"))
+
+    done = committed(store, writer, source.batch())
+
+    assert balances(store) == {MINE[0]: LARGEST}
+    assert MINE[0] not in dict(writer.commits[0][0])
+    assert done == Committed(applied=0, ignored=0, duplicates=0, dead_lettered=2, causes={"balance-overflow": 2})
+
+
+def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateStore, writer: FakeWriter) -> None:
+    source = Source(events("1.00", "2.00"))
+    updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
+
+    committed(store, writer, TaskBatch(0, 2, [], updates, 2, 0, [], partial(source.singles, 0, 2)))
+
+    assert balances(store) == {MINE[0]: Decimal("3.00")}
+    assert len(writer.commits[0][0]) == 1
+
+
+def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: StateStore, writer: FakeWriter) -> None:
+    put(store, MINE[0], Decimal("9" * 35 + "8.99"))
+    source = Source(events("0.50", "0.75", "0.25"))
+    updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
+
+    done = committed(store, writer, TaskBatch(0, 3, [], updates, 3, 0, [], partial(source.singles, 0, 3)))
+
+    assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
+    assert [dead.offset for dead in writer.commits[0][1]] == [1]
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1, causes={"balance-overflow": 1})
+
+
+def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
+    source = Source([*events("1.00"), *events("2.00", key=STRANGE), *events("3.00"), *events("4.00", key=STRANGE)])
+
+    done = committed(store, writer, source.batch())
+
+    assert [(dead.offset, dead.cause, dead.key) for dead in writer.commits[0][1]] == [
+        (1, MISPLACED, STRANGE),
+        (3, MISPLACED, STRANGE),
+    ]
+    assert balances(store) == {MINE[0]: Decimal("4.00")}
+    assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=2, causes={MISPLACED: 2})
+
+
+def test_a_fold_writes_nothing(store: StateStore) -> None:
+    folded = fold(Source(events("1.00")).batch(), PARTITION, Position(0, EPOCH, "t"), FOLDING, store)
+
+    assert (len([*folded.records()]), folded.dead_letters) == (1, [])
+    assert balances(store) == {}
+
+
+def test_a_position_can_be_written_alone(store: StateStore, writer: FakeWriter) -> None:
+    write_position(Position(0, EPOCH + 1, "t"), POSITIONS, store, writer)
+
+    assert store.position == Position(0, EPOCH + 1, "t")
+    assert writer.commits == [([], [], POSITIONS.encode(Position(0, EPOCH + 1, "t").record()))]
+
+
+def test_an_overflow_that_a_later_event_undoes_is_a_dead_letter_in_one_batch_as_in_two(
+    store: StateStore, writer: FakeWriter
+) -> None:
+    put(store, MINE[0], LARGEST)
+
+    done = committed(store, writer, Source(events("2.00", "-3.00")).batch())
+
+    assert done.dead_lettered == 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    amounts=st.lists(st.integers(0, 10**16).map(lambda n: Decimal(n).scaleb(-2)), min_size=1, max_size=12),
+    cuts=st.sets(st.integers(1, 11)),
+)
+def test_where_batches_begin_and_end_does_not_change_what_overflows(
+    tmp_path_factory: pytest.TempPathFactory, amounts: list[Decimal], cuts: set[int]
+) -> None:
+    room = Decimal("9" * 22 + "0" * 14 + ".00")
+    source = Source([(MINE[0], amount) for amount in amounts])
+    outcomes = []
+    for bounds in ([0, len(amounts)], sorted({0, len(amounts), *(c for c in cuts if c < len(amounts))})):
+        store, writer = StateStore(tmp_path_factory.mktemp("store"), POSITIONS), FakeWriter()
+        write_position(Position(0, EPOCH, "t"), POSITIONS, store, writer)
+        put(store, MINE[0], room)
+        for start, end in pairwise(bounds):
+            committed(store, writer, source.batch(start, end))
+        letters = [dead.offset for _, dead_letters, _ in writer.commits for dead in dead_letters]
+        outcomes.append((balances(store), letters, store.position))
+        store.close()
+
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("named", ["", "mine"])
+def test_a_position_of_this_changelog_or_of_none_counts(named: str) -> None:
+    check_same_changelog("mine", named)
+
+
+@pytest.mark.parametrize("named", ["another", None])
+def test_a_position_of_another_changelog_does_not_count(named: str | None) -> None:
+    with pytest.raises(RetriableError, match="made anew"):
+        check_same_changelog("mine", named)
+
+
+def test_a_commit_says_how_much_of_the_changelog_the_store_holds(store: StateStore, writer: FakeWriter) -> None:
+    source = Source(events("1.00", "2.00", "4.00"))
+    holds = [store.changelog_offset]
+    for start in range(3):
+        commit(source.batch(start, start + 1), PARTITION, FOLDING, store, writer)
+        holds.append(store.changelog_offset)
+
+    assert writer.held == holds[:-1]
+
+
+def test_what_was_written_in_part_is_not_folded_once_more(
+    store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source([(key, Decimal("1.00")) for key in MINE])
+    monkeypatch.setattr("balance_service.engine.store.store._PART", 10)
+    write, writes = Database.write, []
+
+    def fail_at_the_second(database: Database, batch: StoreBatch) -> None:
+        writes.append(batch)
+        if len(writes) == 2:
+            raise RetriableError("the disk refuses")
+        write(database, batch)
+
+    monkeypatch.setattr(Database, "write", fail_at_the_second)
+    with pytest.raises(RetriableError, match="refuses"):
+        commit(source.batch(), PARTITION, FOLDING, store, writer)
+    monkeypatch.setattr(Database, "write", write)
+
+    with pytest.raises(RetriableError, match="part of a commit"):
+        commit(source.batch(), PARTITION, FOLDING, store, writer)
+
+    assert len(writer.commits) == 1

@@ -1,0 +1,58 @@
+"""Decisions about dead letters, where other tasks write theirs to the same partition."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.engine.letters.decisions import Decision, Decisions, Verdict
+from balance_service.engine.letters.letter import Letter, Status
+from balance_service.kafka import bounded_reader
+from balance_service.kafka.topics import Topic
+from tests.support.fakes import FakeRegistry
+
+if TYPE_CHECKING:
+    import pytest
+
+OPEN_AT, OURS_AT, END = 100, 101, 103
+
+
+class Topics:
+    """At 100, another task has a transaction open; behind it, a decision is committed."""
+
+    def find(self, name: str) -> Topic:
+        return Topic(name, "id", 1)
+
+    def offsets(self, *_: Any, earliest: bool = False, committed: bool = False) -> dict[int, int]:
+        return {0: 0 if earliest else OPEN_AT if committed else END}
+
+
+def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
+    decisions = Decisions(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
+    verdict = Verdict(Decision.DISCARD, "me", "a test")
+    written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
+
+    class Reader:
+        def __init__(self, _settings: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
+            self.unfinished = {0}
+            self._end = ends[0]
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def read(self) -> list[Any]:
+            self.unfinished = set()
+            return [SimpleNamespace(value=lambda: written.value)] if self._end > OURS_AT else []
+
+    monkeypatch.setattr(bounded_reader, "BoundedReader", Reader)
+    topics: Any = Topics()
+    nothing: Any = None
+
+    known = decisions.letters_before(nothing, topics, [0], 2_000)
+
+    assert known[0][7].status is Status.DISCARDED

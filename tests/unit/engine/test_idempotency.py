@@ -1,0 +1,344 @@
+"""Of several events with one idempotency key the first counts, wherever batches begin and end."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
+from balance_service.engine.commit import Committed, commit, write_position
+from balance_service.engine.fold import Folding
+from balance_service.engine.idempotency import REUSED
+from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
+from balance_service.engine.store.store import StateStore
+from balance_service.errors import RetriableError
+from balance_service.read_models.activity import Activity
+from balance_service.read_models.balance import Balance
+from tests.support.fakes import FakeRegistry, FakeWriter, letters
+from tests.support.look_ups import looks_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+REGISTRY = FakeRegistry()
+STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
+POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
+MARKERS = AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker"))
+WINDOW_MS = 1_000
+FOLDING = Folding(
+    read_model=Balance(),
+    acceleration=None,
+    state_codec=STATES,
+    largest_bytes=1 << 20,
+    position_codec=POSITIONS,
+    letters=letters(REGISTRY),
+    marker_codec=MARKERS,
+    partitions_of_keys=partial(partitions_of_keys, partitions=1),
+    partitions_of=partial(partitions_of, partitions=1),
+    idempotency_window_ms=WINDOW_MS,
+)
+LARGEST = Decimal("9" * 36 + ".99")
+
+
+class Event(NamedTuple):
+    """An event as its producer sent it."""
+
+    amount: str
+    name: bytes | None
+    at_ms: int = 5_000
+    key: bytes = b"c1"
+
+    def update(self, offset: int, *, with_record: bool) -> KeyedUpdate:
+        record = DeadLetter(offset, self.at_ms, self.key, b"v%d" % offset, "")
+        is_kept = with_record or self.name is not None
+        return KeyedUpdate(self.key, {"amount": Decimal(self.amount)}, record if is_kept else None, self.name)
+
+
+class Partition:
+    """A store and a changelog, and the events that are folded into them."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+        self.writer = FakeWriter()
+        self.position = 0
+        write_position(Position(0, 1, "t"), POSITIONS, store, FakeWriter())
+
+    def fold(self, *events: Event) -> Committed:
+        start = self.position
+        self.position += len(events)
+
+        def singles(keys: Sequence[bytes]) -> list[KeyedUpdate]:
+            numbered = enumerate(events, start)
+            return [event.update(offset, with_record=True) for offset, event in numbered if event.key in keys]
+
+        updates = [event.update(offset, with_record=False) for offset, event in enumerate(events, start)]
+        batch = TaskBatch(start, self.position, [], updates, len(events), 0, [], singles)
+        return commit(batch, 0, FOLDING, self.store, self.writer)
+
+    def balance(self, key: bytes = b"c1") -> Decimal | None:
+        (frame,) = self.store.get_many([key])
+        return None if frame is None else STATES.decode(frame)["amount"]
+
+    @property
+    def letters(self) -> list[tuple[int, str]]:
+        return [(letter.offset, letter.cause) for _, letters, _ in self.writer.commits for letter in letters]
+
+    @property
+    def markers(self) -> list[bytes]:
+        return self.store.keys(RESERVED_PREFIX + b"once", RESERVED_PREFIX + b"oncf", 10_000)
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Iterator[Partition]:
+    store = StateStore(tmp_path / "balance_0", POSITIONS)
+    yield Partition(store)
+    store.close()
+
+
+def test_a_retry_in_the_same_batch_is_a_duplicate(partition: Partition) -> None:
+    done = partition.fold(Event("1.00", b"a"), Event("1.00", b"a"), Event("2.00", b"b"))
+
+    assert (done.applied, done.duplicates, partition.balance()) == (2, 1, Decimal("3.00"))
+
+
+def test_a_retry_in_a_later_batch_is_a_duplicate(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a"))
+
+    done = partition.fold(Event("1.00", b"a", 5_999))
+
+    assert (done.applied, done.duplicates, partition.balance()) == (0, 1, Decimal("1.00"))
+
+
+def test_a_retry_with_another_amount_is_a_dead_letter(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a"))
+
+    done = partition.fold(Event("1.01", b"a"), Event("1.00", b"a"))
+
+    assert (done.applied, done.duplicates, done.dead_lettered) == (0, 1, 1)
+    assert (partition.letters, partition.balance()) == ([(1, REUSED)], Decimal("1.00"))
+
+
+def test_customers_do_not_share_idempotency_keys(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a"), Event("1.00", b"a", key=b"c2"), Event("5.00", b"2a", key=b"c"))
+
+    assert [partition.balance(key) for key in (b"c1", b"c2", b"c")] == [Decimal(1), Decimal(1), Decimal(5)]
+
+
+def test_after_the_window_an_idempotency_key_is_new_again(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000))
+
+    done = partition.fold(Event("1.00", b"a", 6_000), Event("1.00", b"a", 6_500))
+
+    assert (done.applied, done.duplicates, partition.balance()) == (1, 1, Decimal("2.00"))
+
+
+def test_time_is_that_of_the_latest_event_so_far_not_that_of_the_late_one(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"b", 7_000))
+
+    done = partition.fold(Event("1.00", b"a", 5_100))
+
+    assert (done.applied, done.duplicates) == (1, 0)
+
+
+@pytest.mark.parametrize("at_ms", [1_780_000_000_000_000, 1_780_000_000_000_000_000])
+def test_a_time_in_another_unit_makes_nothing_expire(partition: Partition, at_ms: int) -> None:
+    partition.fold(Event("1.00", b"a"), Event("2.00", b"b", at_ms))
+
+    done = partition.fold(Event("1.00", b"a"), Event("2.00", b"b", at_ms), Event("4.00", b"c"))
+
+    assert (done.applied, done.duplicates) == (1, 2)
+    assert partition.fold(Event("4.00", b"c")).duplicates == 1
+    assert partition.balance() == Decimal("7.00")
+
+
+def test_a_stream_time_in_another_unit_is_not_gone_by(partition: Partition) -> None:
+    write_position(Position(0, 1, "t", 1_780_000_000_000_000), POSITIONS, partition.store, FakeWriter())
+
+    partition.fold(Event("1.00", b"a"))
+
+    assert partition.fold(Event("1.00", b"a")).duplicates == 1
+
+
+def test_an_event_that_could_not_be_applied_leaves_its_idempotency_key_free(partition: Partition) -> None:
+    partition.fold(Event(str(LARGEST), None))
+    partition.fold(Event("1.00", b"a"))
+
+    done = partition.fold(Event("-5.00", None), Event("1.00", b"a"))
+
+    assert (done.applied, done.duplicates, partition.letters) == (2, 0, [(1, "balance-overflow")])
+
+
+def test_an_overflow_beside_an_idempotency_key_counts_nothing_twice(partition: Partition) -> None:
+    partition.fold(Event("9" * 35 + "7.99", None))
+
+    done = partition.fold(Event("1.00", b"a"), Event("5.00", None), Event("1.00", b"a"), Event("1.00", b"b"))
+
+    assert (done.applied, done.duplicates, done.dead_lettered) == (2, 1, 1)
+    assert (partition.letters, partition.balance()) == ([(2, "balance-overflow")], LARGEST)
+
+
+def test_events_without_an_idempotency_key_leave_nothing_behind(partition: Partition) -> None:
+    partition.fold(*(Event("1.00", None) for _ in range(10)))
+
+    assert partition.markers == []
+    assert partition.store.position == Position(10, 1, "t", -1, keys=1)
+
+
+def test_markers_are_in_the_changelog_as_in_the_store(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a"))
+
+    ((records, _, _),) = partition.writer.commits
+    assert sorted(key for key, _ in records) == sorted([b"c1", *partition.markers])
+
+
+def test_expired_markers_are_removed_from_store_and_changelog(partition: Partition) -> None:
+    partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
+    assert len(partition.markers) == 100
+
+    partition.fold(Event("1.00", b"late", 6_010))
+
+    # What is as old as the window has expired: the first eleven.
+    assert len(partition.markers) == 2 * (50 - 11 + 1)
+    removed = [key for key, value in partition.writer.commits[-1][0] if value is None]
+    assert len(removed) == 22
+
+
+def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000))
+    partition.fold(Event("1.00", b"a", 6_000))
+    partition.fold(Event("1.00", b"b", 6_900))
+
+    done = partition.fold(Event("1.00", b"a", 6_950))
+
+    assert (done.applied, done.duplicates, partition.balance()) == (0, 1, Decimal("3.00"))
+
+
+def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one_though_that_is_removed_much_later(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balance_service.engine.idempotency._REMOVED_AT_LEAST", 1)
+    partition.fold(*(Event("1.00", b"%d" % n, 5_000) for n in range(20)), Event("1.00", b"a", 5_001))
+    partition.fold(Event("1.00", b"a", 6_500))
+    # Three of what has expired are gone, each with two records, so that no commit takes long.
+    assert len(partition.markers) == 2 * 21 + 1 - 2 * 3
+    for _ in range(20):
+        partition.fold(Event("1.00", None))
+    # Left are what a was made anew by, in two records.
+    assert len(partition.markers) == 2
+
+    done = partition.fold(Event("1.00", b"a", 6_600))
+
+    assert (done.applied, done.duplicates) == (0, 1)
+
+
+def by_time(timestamp_ms: int) -> bytes:
+    return RESERVED_PREFIX + b"once-by-time" + timestamp_ms.to_bytes(8, "big")
+
+
+def test_what_was_removed_is_not_looked_at_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
+    looked_from = looks_from(monkeypatch)
+    for n in range(3):
+        partition.fold(Event("1.00", b"late", 6_049 + 1_000 * n))
+
+    first, second, third = looked_from
+    # The second looks at the fifty once more: only now are they known to be gone.
+    assert first <= by_time(5_000) <= second <= by_time(5_049) < third
+
+
+def test_a_marker_that_expires_with_its_own_batch_is_removed_later(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"b", 9_000))
+
+    partition.fold(Event("1.00", b"c", 9_001))
+
+    # Of each of the last two, two records.
+    assert len(partition.markers) == 4
+
+
+def test_what_has_expired_is_removed_though_the_commit_that_found_it_failed(partition: Partition) -> None:
+    partition.fold(Event("1.00", b"a", 5_000))
+    partition.writer.fails_with = RetriableError("the broker does not answer")
+    with pytest.raises(RetriableError):
+        partition.fold(Event("1.00", b"b", 9_000))
+    # The task is opened anew.
+    partition.writer = FakeWriter()
+    partition.position -= 1
+    # Another part of what was tried, as after a disk that was full: stream time is behind what it was.
+    partition.fold(Event("1.00", b"c", 6_000))
+
+    partition.fold(Event("1.00", b"d", 9_000))
+
+    assert len(partition.markers) == 2
+
+
+EVENTS = st.lists(
+    st.builds(
+        Event,
+        st.sampled_from(["1.00", "1.00", "1.00", "2.00"]),
+        st.sampled_from([None, b"a", b"b", b"c"]),
+        st.integers(0, 4_000),
+        st.sampled_from([b"c1", b"c2"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=EVENTS, cuts=st.sets(st.integers(1, 24)))
+def test_where_batches_begin_and_end_does_not_change_what_counts(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], cuts: set[int]
+) -> None:
+    outcomes = []
+    for bounds in ([0, len(events)], sorted({0, len(events), *(c for c in cuts if c < len(events))})):
+        store = StateStore(tmp_path_factory.mktemp("store"), POSITIONS)
+        partition = Partition(store)
+        done = [partition.fold(*events[start:end]) for start, end in pairwise(bounds)]
+        totals = [
+            sum(column) for column in zip(*((d.applied, d.duplicates, d.dead_lettered) for d in done), strict=True)
+        ]
+        outcomes.append((totals, partition.balance(b"c1"), partition.balance(b"c2"), partition.letters))
+        store.close()
+
+    assert outcomes[0] == outcomes[1]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=EVENTS)
+def test_what_counts_is_as_the_rule_says(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
+    seen: dict[tuple[bytes, bytes], tuple[int, str]] = {}
+    now, expected = -1, Decimal(0)
+    for event in events:
+        if event.name is None:
+            expected += Decimal(event.amount)
+            continue
+        now = max(now, event.at_ms)
+        at_ms, _ = seen.get((event.key, event.name), (-WINDOW_MS, ""))
+        if at_ms + WINDOW_MS <= now:
+            expected += Decimal(event.amount)
+            if event.at_ms + WINDOW_MS > now:
+                seen[event.key, event.name] = (event.at_ms, event.amount)
+    store = StateStore(tmp_path_factory.mktemp("store"), POSITIONS)
+    partition = Partition(store)
+
+    partition.fold(*events)
+
+    assert sum(partition.balance(key) or Decimal(0) for key in (b"c1", b"c2")) == expected
+    store.close()
+
+
+def test_a_retry_has_another_id_and_time_and_is_known_as_one_by_every_read_model() -> None:
+    update = {"additions": True, "first": 1, "latest": 1, "greatest": Decimal("1.00")}
+
+    assert Activity().repeated(update) == Activity().repeated(update | {"first": 2, "latest": 2})
+    assert Activity().repeated(update) != Activity().repeated(update | {"greatest": Decimal("2.00")})
+    assert Balance().repeated({"amount": Decimal("1.00")}) == {"amount": Decimal("1.00")}

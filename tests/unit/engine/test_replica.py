@@ -1,0 +1,170 @@
+"""A replica answers nobody unless it is as one commit of the owner left it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import structlog
+
+from balance_service.engine.changelog.reader import Part
+from balance_service.engine.completeness import Wholeness
+from balance_service.engine.records import Role, TaskId
+from balance_service.engine.replica import Replica
+from balance_service.engine.store.batch import StoreBatch
+from balance_service.engine.task import Task
+from balance_service.engine.task_state import TaskState
+from balance_service.errors import RetriableError, StoreCorruptedError
+from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from balance_service.engine.opening import TaskContext
+
+TASK = TaskId("balance", 0)
+
+
+def up_to(changelog_offset: int, *, is_whole: bool = True) -> Part:
+    return Part(StoreBatch(), changelog_offset, is_whole)
+
+
+def replica_of(context: Any = None) -> Replica:
+    return Replica(TASK, cast("TaskContext", context), structlog.get_logger())
+
+
+class Reading:
+    """What a standby reads, as the test says; notes what the task was when it was applied."""
+
+    def __init__(self) -> None:
+        self.store: Any = SimpleNamespace(view="a view", position=None)
+        self.restoration = SimpleNamespace(restored=0)
+        self.is_complete = False
+        self.parts: list[Part] = []
+        self.applied_while: list[TaskState] = []
+        self.task: Any = None
+
+    def tail(self) -> Iterator[Part]:
+        yield from self.parts
+        self.parts = []
+
+    def close(self) -> None: ...
+
+    def passed(self, part: Part) -> bool:
+        return part.is_whole
+
+    def apply(self, _part: Part) -> None:
+        self.applied_while.append(self.task.state)
+
+
+class SlowReader:
+    """A changelog of which the replay takes some time; what it reads is whole."""
+
+    is_whole = True
+    whole_up_to = 8
+    met_end = True
+
+    def __init__(self, clock: Clock, seconds: int) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    def replay(self, *_: object, **__: object) -> Sequence[Part]:
+        self._clock.now += self._seconds
+        return ()
+
+    def tail(self) -> Sequence[Part]:
+        return ()
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+@pytest.fixture
+def standby(reading: Reading) -> Task:
+    task = Task(TASK, cast("TaskContext", None))
+    task._replica = cast("Replica", reading)
+    reading.task = task
+    task._to(TaskState.RESTORING)
+    return task
+
+
+def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing_was_missed() -> None:
+    clock, replica = Clock(), replica_of()
+    replica._wholeness = Wholeness(lambda: 0, clock)
+    before = replica.passed(up_to(5))
+    replica._wholeness.met_end()
+    part, whole = replica.passed(up_to(6, is_whole=False)), replica.passed(up_to(7))
+    clock.now += 600
+
+    assert (before, part, whole, replica.passed(up_to(8))) == (False, False, True, False)
+
+
+def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is() -> None:
+    clock, replica = Clock(), replica_of()
+    replica._wholeness = Wholeness(lambda: 7, clock)
+    replica._wholeness.met_end()
+    clock.now += 3_601
+    replica._wholeness.look()
+
+    with pytest.raises(RetriableError, match="tombstones may have gone"):
+        replica.passed(up_to(7))
+
+
+def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
+    topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
+    replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
+    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=9))
+    replica._reader = cast("Any", object())
+
+    with pytest.raises(StoreCorruptedError, match="beyond the changelog's end 8"):
+        [*replica.catch_up(lambda: False, is_fenced=True, answers=False)]
+
+
+def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest(
+    standby: Task, reading: Reading
+) -> None:
+    standby._to(TaskState.TAILING)
+    answers = [standby.view is not None]
+    for is_whole in (True, False):
+        reading.parts = [up_to(5, is_whole=is_whole)]
+        standby.tail()
+        answers.append(standby.view is not None)
+    reading.is_complete = True
+    standby.tail()
+
+    assert answers == [True, True, False]
+    # It must not answer from the store before that is written to, either.
+    assert reading.applied_while == [TaskState.TAILING, TaskState.RESTORING]
+    assert (standby.state, str(standby.view)) == (TaskState.TAILING, "a view")
+
+
+@pytest.mark.parametrize(("seconds", "answers"), [(599, True), (600, False)])
+def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_the_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: int, answers: bool
+) -> None:
+    clock, task = Clock(), Task(TASK, cast("TaskContext", None), Role.STANDBY, "the one before failed")
+    topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
+    replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
+    replica._wholeness = Wholeness(replica._end, clock)
+    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view"))
+    replica._reader = cast("Any", SlowReader(clock, seconds))
+    monkeypatch.setattr(replica, "open", lambda **_: None)
+    task._replica = replica
+    task.open()
+    opened = task.view is not None
+    task.tail()
+
+    assert (opened, task.state, str(task.view)) == (answers, TaskState.TAILING, "a view")
+    assert task._reason == ""
+
+
+def test_a_standby_that_restores_answers_only_once_it_is_complete(standby: Task, reading: Reading) -> None:
+    standby.tail()
+    before = standby.state
+    reading.is_complete = True
+    standby.tail()
+
+    assert (before, standby.state) == (TaskState.RESTORING, TaskState.TAILING)

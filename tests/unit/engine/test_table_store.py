@@ -1,0 +1,158 @@
+"""The versions of a table's rows: a store, held to a model of plain lists."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from balance_service.engine.tables.store import _OLDER, _OLDER_END, TableStore, TableView, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HISTORY_MS = 10
+# One the prefix of another; the empty one, and bytes that sort first and last.
+KEYS = (b"1", b"12", b"\x00", b"2\xff", b"")
+TIMES = st.integers(-3, 40)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TableStore]:
+    opened = TableStore(tmp_path / "players_0", HISTORY_MS)
+    yield opened
+    opened.close()
+
+
+def version(timestamp_ms: int, offset: int) -> Version:
+    return Version(timestamp_ms, offset, b"frame %d" % offset)
+
+
+def view_of(store: TableStore) -> TableView:
+    view = store.view
+    assert view is not None
+    return view
+
+
+def test_a_row_is_as_it_was_at_a_time_and_before_all_as_the_oldest_known(store: TableStore) -> None:
+    store.apply([(b"1", version(100, 0)), (b"1", Version(105, 1, None)), (b"1", version(110, 2))], 3)
+
+    times = {time: view_of(store).as_of(b"1", time) for time in (99, 100, 104, 105, 110, 999)}
+    assert {time: found.offset for time, found in times.items() if found} == {
+        99: 0,
+        100: 0,
+        104: 0,
+        105: 1,
+        110: 2,
+        999: 2,
+    }
+    assert times[105] == (105, 1, None)
+    assert view_of(store).as_of(b"2", 999) is None
+
+
+def test_a_late_record_does_not_replace_a_newer_one(store: TableStore) -> None:
+    store.apply([(b"1", version(110, 0))], 1)
+    store.apply([(b"1", version(105, 1)), (b"1", version(110, 2))], 3)
+
+    view = view_of(store)
+    assert (view.as_of(b"1", 109), view.as_of(b"1", 111)) == (version(105, 1), version(110, 2))
+
+
+def test_versions_before_the_history_go_but_for_the_last_of_each_row(store: TableStore) -> None:
+    told = [(key, version(time, time)) for time in range(20) for key in (b"1", b"2")]
+    store.apply(told, 20)
+    # What moves the time of the table on: the history begins at 15.
+    store.apply([(b"3", version(25, 25))], 26)
+    before = {time: view_of(store).as_of(b"1", time) for time in range(30)}
+
+    for _ in range(30):
+        store.sweep(3)
+
+    # Of each row 15 to 18; 19 is its newest.
+    assert len(store._db.keys(_OLDER, _OLDER_END, 100)) == 8
+    assert {time: view_of(store).as_of(b"1", time) for time in range(30)} == before
+
+
+def test_a_view_is_of_its_moment(store: TableStore) -> None:
+    store.apply([(b"1", version(100, 0)), (b"1", version(101, 1))], 2)
+    view = view_of(store)
+
+    store.apply([(b"1", version(200, 2))], 3)
+    store.sweep(10)
+
+    assert view.as_of(b"1", 100) == version(100, 0)
+    assert view_of(store).as_of(b"1", 100) == version(101, 1)
+
+
+def test_a_store_tells_the_topic_that_it_is_of(store: TableStore) -> None:
+    assert (store.topic_id, store.offset) == (None, None)
+
+    store.topic_id = "abc"
+    store.apply([], 7)
+
+    assert (store.topic_id, store.offset) == ("abc", 7)
+
+
+class Naive:
+    """Every version that was ever told, by key, in the order of the topic."""
+
+    def __init__(self) -> None:
+        self.versions: dict[bytes, list[Version]] = {}
+
+    def as_of(self, key: bytes, timestamp_ms: int) -> Version | None:
+        told = sorted(self.versions.get(key, []))
+        newest = max((v.timestamp_ms for versions in self.versions.values() for v in versions), default=0)
+        begins = newest - HISTORY_MS
+        before = [v for v in told if v.timestamp_ms <= max(timestamp_ms, begins)]
+        return (before[-1] if before else told[0]) if told else None
+
+
+class AnyInterleaving(RuleBasedStateMachine):
+    """Upserts, tombstones and late records in any batches, with sweeps and restarts between them."""
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = TableStore(Path(self.folder.name), HISTORY_MS)
+        self.naive = Naive()
+        self.offset = 0
+
+    @rule(told=st.lists(st.tuples(st.sampled_from(KEYS), TIMES, st.booleans()), max_size=6))
+    def apply(self, told: list[tuple[bytes, int, bool]]) -> None:
+        batch = []
+        for key, timestamp_ms, is_tombstone in told:
+            version = Version(timestamp_ms, self.offset, None if is_tombstone else b"frame %d" % self.offset)
+            self.offset += 1
+            batch.append((key, version))
+            self.naive.versions.setdefault(key, []).append(version)
+        self.store.apply(batch, self.offset)
+
+    @rule(most=st.integers(1, 4))
+    def sweep(self, most: int) -> None:
+        self.store.sweep(most)
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = TableStore(Path(self.folder.name), HISTORY_MS)
+        assert self.store.offset in (None, self.offset)
+
+    @invariant()
+    def every_row_is_as_of_any_time_what_the_model_says(self) -> None:
+        view = view_of(self.store)
+        for key in KEYS:
+            for timestamp_ms in range(-5, 43, 3):
+                assert view.as_of(key, timestamp_ms) == self.naive.as_of(key, timestamp_ms), (key, timestamp_ms)
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+TestAnyInterleaving = pytest.mark.timeout(120)(AnyInterleaving.TestCase)
+TestAnyInterleaving.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,229 @@
+"""The state machine of a task: every legal transition is allowed, every other refused."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from balance_service.engine.records import TaskBatch, TaskId
+from balance_service.engine.task import Task
+from balance_service.engine.task_state import ANSWERING, TRANSITIONS, TaskState
+from balance_service.errors import FatalError, TaskMigratedError
+
+if TYPE_CHECKING:
+    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.store.store import StoreView
+
+LEGAL = {
+    ("CREATED", "RESTORING"),
+    ("CREATED", "CLOSED"),
+    ("RESTORING", "RUNNING"),
+    ("RESTORING", "TAILING"),
+    ("RESTORING", "HALTED"),
+    ("RESTORING", "CLOSED"),
+    ("RUNNING", "WAITING"),
+    ("RUNNING", "HALTED"),
+    ("RUNNING", "CLOSED"),
+    ("TAILING", "RESTORING"),
+    ("TAILING", "RUNNING"),
+    ("TAILING", "WAITING"),
+    ("TAILING", "HALTED"),
+    ("TAILING", "CLOSED"),
+    ("WAITING", "RUNNING"),
+    ("WAITING", "HALTED"),
+    ("WAITING", "CLOSED"),
+    ("HALTED", "CLOSED"),
+}
+# The shortest way to each state.
+WAYS = {
+    TaskState.CREATED: [],
+    TaskState.RESTORING: [TaskState.RESTORING],
+    TaskState.RUNNING: [TaskState.RESTORING, TaskState.RUNNING],
+    TaskState.TAILING: [TaskState.RESTORING, TaskState.TAILING],
+    TaskState.WAITING: [TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING],
+    TaskState.HALTED: [TaskState.RESTORING, TaskState.HALTED],
+    TaskState.CLOSED: [TaskState.CLOSED],
+}
+ALL = list(product(TaskState, TaskState))
+EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, 0, [], lambda _keys: [])
+
+
+def task_in(state: TaskState) -> Task:
+    # The machine alone needs no context: that is used by opening.
+    task = Task(TaskId("balance", 0), cast("TaskContext", None))
+    for step in WAYS[state]:
+        task._to(step)
+    assert task.state is state
+    return task
+
+
+def is_legal(origin: TaskState, state: TaskState) -> bool:
+    return (origin.value, state.value) in LEGAL
+
+
+@pytest.mark.parametrize(("origin", "state"), [pair for pair in ALL if is_legal(*pair)])
+def test_a_legal_transition_is_allowed(origin: TaskState, state: TaskState) -> None:
+    task = task_in(origin)
+
+    task._to(state)
+
+    assert task.state is state
+
+
+@pytest.mark.parametrize(("origin", "state"), [pair for pair in ALL if not is_legal(*pair)])
+def test_an_illegal_transition_is_refused_and_changes_nothing(origin: TaskState, state: TaskState) -> None:
+    task = task_in(origin)
+
+    with pytest.raises(FatalError, match=f"cannot go from {origin.value} to {state.value}"):
+        task._to(state)
+
+    assert task.state is origin
+
+
+def test_every_state_can_be_closed_but_the_closed_one() -> None:
+    assert {state for state, after in TRANSITIONS.items() if TaskState.CLOSED in after} == set(TaskState) - {
+        TaskState.CLOSED
+    }
+
+
+def test_every_state_can_be_reached() -> None:
+    assert set().union(*TRANSITIONS.values()) == set(TaskState) - {TaskState.CREATED}
+
+
+def test_a_restoring_or_halted_task_does_not_answer() -> None:
+    assert {TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING} == ANSWERING
+
+
+@pytest.mark.parametrize("state", list(TaskState))
+def test_closing_ends_any_state_and_may_be_done_twice(state: TaskState) -> None:
+    task = task_in(state)
+
+    task.close(1.0)
+    task.close(1.0)
+
+    assert task.state is TaskState.CLOSED
+
+
+def test_a_task_that_is_given_up_shows_nothing_and_ends_what_it_is_doing() -> None:
+    task = task_in(TaskState.TAILING)
+    task._shown = cast("StoreView", object())
+    before = task.view
+
+    task.give_up()
+
+    assert (before is None, task.view) == (False, None)
+    with pytest.raises(TaskMigratedError, match="closed"):
+        task.tail()
+
+
+def test_a_task_that_waits_says_what_it_waits_for_now() -> None:
+    task = task_in(TaskState.WAITING)
+
+    task.wait("the table is at 1 of 9")
+    task.wait("the table is at 5 of 9")
+
+    assert (task.state, task.snapshot().reason) == (TaskState.WAITING, "the table is at 5 of 9")
+
+
+def test_a_task_that_waits_while_it_is_restored_says_what_for_and_answers_nobody() -> None:
+    task = task_in(TaskState.RESTORING)
+
+    task.wait("the disk is full")
+
+    assert (task.state, task.snapshot().reason) == (TaskState.RESTORING, "the disk is full")
+
+
+_APPLIES_OR_WAITS = (TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING)
+
+
+@pytest.mark.parametrize("state", [s for s in TaskState if s not in _APPLIES_OR_WAITS])
+def test_only_a_task_that_applies_something_can_be_told_to_wait(state: TaskState) -> None:
+    task = task_in(state)
+
+    task.wait("registry down")
+
+    assert task.state is state
+    assert task.snapshot().reason == ""
+
+
+@pytest.mark.parametrize("state", [s for s in TaskState if s is not TaskState.WAITING])
+def test_only_a_waiting_task_can_be_resumed(state: TaskState) -> None:
+    task = task_in(state)
+
+    task.resume()
+
+    assert task.state is state
+
+
+def test_a_waiting_task_says_why_until_it_is_resumed() -> None:
+    task = task_in(TaskState.RUNNING)
+
+    task.wait("registry down")
+    assert (task.state, task.snapshot().reason) == (TaskState.WAITING, "registry down")
+    task.resume()
+    assert (task.snapshot().state, task.snapshot().reason) == ("RUNNING", "")
+
+
+@pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING])
+def test_an_open_task_can_be_halted_and_says_why(state: TaskState) -> None:
+    task = task_in(state)
+
+    task.halt("the topic was deleted")
+
+    assert (task.state, task.snapshot().reason) == (TaskState.HALTED, "the topic was deleted")
+
+
+def test_a_task_halted_twice_keeps_the_first_reason() -> None:
+    task = task_in(TaskState.RUNNING)
+
+    task.halt("the topic was deleted")
+    task.halt("something that followed from it")
+
+    assert task.snapshot().reason == "the topic was deleted"
+
+
+def test_a_closed_task_cannot_be_moved_by_anybody() -> None:
+    task = task_in(TaskState.RUNNING)
+    task.close(1.0)
+
+    task.wait("w")
+    task.resume()
+    task.halt("h")
+
+    assert task.state is TaskState.CLOSED
+
+
+def test_a_closed_task_is_never_opened_again() -> None:
+    task = task_in(TaskState.CREATED)
+    task.close(1.0)
+
+    with pytest.raises(TaskMigratedError):
+        task.open()
+
+
+@pytest.mark.parametrize("state", [s for s in TaskState if s is not TaskState.RUNNING])
+def test_only_a_running_task_processes(state: TaskState) -> None:
+    task = task_in(state)
+
+    with pytest.raises(TaskMigratedError):
+        task.process(EMPTY_BATCH)
+
+
+@pytest.mark.parametrize("state", list(TaskState))
+def test_a_task_without_a_store_has_neither_view_nor_position(state: TaskState) -> None:
+    task = task_in(state)
+
+    assert task.view is None
+    assert task.snapshot().position == -1
+
+
+def test_a_standby_that_was_halted_just_before_is_not_promoted() -> None:
+    task = task_in(TaskState.TAILING)
+    task.halt("the source is gone")
+
+    # What it would need, it has not.
+    task.promote()
+
+    assert task.state is TaskState.HALTED

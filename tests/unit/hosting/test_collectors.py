@@ -1,0 +1,266 @@
+"""What is read of an instance on a scrape, in the states that a running one is rarely caught in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from balance_service.cluster.membership import Lease
+from balance_service.cluster.server_table import ServerTable
+from balance_service.cluster.watermarks import Watermarks
+from balance_service.engine.commit import Committed
+from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.hosting.collectors import EngineCollector, InstanceCollector
+from balance_service.hosting.hosted_stage import HostedStage
+from balance_service.kafka.topics import Topic
+from balance_service.model.stage import Stage
+from balance_service.observability.metrics import Metrics
+from balance_service.settings import load_settings
+from balance_service.spark.sampler import SparkSample
+from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from balance_service.cluster.membership import Partitions
+    from balance_service.engine.tables.partition import TableSnapshot
+
+_MIB = 1 << 20
+
+
+def task(partition: int, role: Role, state: str = "RUNNING", *, answers: bool = True) -> TaskSnapshot:
+    sizes = StoreSizes(file_bytes=10 * _MIB, memtable_bytes=2 * _MIB, table_reader_bytes=_MIB, keys=7)
+    return TaskSnapshot(TaskId("balance", partition), role, state, 3, 90, "", 5, 6, None, sizes, answers)
+
+
+@dataclass
+class Engine:
+    """As far as it is read."""
+
+    snapshots: Sequence[TaskSnapshot]
+    partitions: Partitions = frozenset({("balance", 0)})
+    sample: SparkSample | None = None
+    followed: Sequence[TableSnapshot] = ()
+    problem: str = ""
+    source_problem: str = ""
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.lease = Lease(10_000, self.clock)
+        self.lease.renew(self.clock.now)
+        self.membership = SimpleNamespace(lease=self.lease, partitions=self.partitions)
+        self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
+        self.stages = {"balance": self._hosted("balance", "balance", 2)}
+        self.tables = SimpleNamespace(snapshots=lambda: self.followed)
+        self.spark_sampler = SimpleNamespace(sample=self.sample)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for hosted in self.stages.values() for problem in hosted.problems]
+
+    @property
+    def models(self) -> dict[str, HostedStage]:
+        return self.stages
+
+    def stages_of(self, read_model: str) -> list[HostedStage]:
+        return [self.stages[read_model]]
+
+    def add_model(self, name: str, source: str, partitions: int) -> None:
+        """Another read model, with tasks like those of the first."""
+        self.watermarks.setdefault(source, Watermarks(lambda: {0: 1_000}, self.clock))
+        self.stages[name] = self._hosted(name, source, partitions)
+
+    def _hosted(self, name: str, source: str, partitions: int) -> HostedStage:
+        nobody: Any = None
+        model: Any = SimpleNamespace(name=name)
+        feed: Any = SimpleNamespace(problem=self.problem)
+        source_check: Any = SimpleNamespace(problem=self.source_problem)
+        own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
+        tasks: Any = SimpleNamespace(snapshots=lambda: own)
+        return HostedStage(
+            stage=Stage(name=name, owner=name, source=source, application_id="app"),
+            read_model=model,
+            work=nobody,
+            source=Topic(source, "id", partitions),
+            watermarks=self.watermarks[source],
+            decoder=nobody,
+            feed=feed,
+            tasks=tasks,
+            source_check=source_check,
+        )
+
+    def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
+        registry = CollectorRegistry()
+        unfinished: Any = self
+        registry.register(EngineCollector(unfinished, ServerTable(self.clock)))
+        return samples(registry)
+
+
+class Instance:
+    """As far as it says whether it wants queries."""
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
+
+    def unready(self) -> Sequence[str]:
+        return self._reasons
+
+    def stale_files(self) -> Mapping[str, bool]:
+        return {"tokens": True, "jwks": False}
+
+
+def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], float]]:
+    """Series → label values, in the order of their names → value."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            values = tuple(value for _, value in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[values] = sample.value
+    return found
+
+
+def test_an_owner_answers_while_its_lease_holds_and_a_standby_in_any_case() -> None:
+    engine = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY, "TAILING")])
+
+    before = engine.samples()["balance_task_answers"]
+    engine.clock.now += 60
+    after = engine.samples()
+
+    owner, standby = ("0", "balance", "active"), ("1", "balance", "standby")
+    assert before == {owner: 1, standby: 1}
+    assert after["balance_task_answers"] == {owner: 0, standby: 1}
+    assert after["balance_lease_holds"] == {(): 0}
+
+
+def test_a_task_that_restores_answers_nobody() -> None:
+    found = Engine([task(0, Role.ACTIVE, "RESTORING", answers=False)]).samples()
+
+    assert set(found["balance_task_answers"].values()) == {0}
+    assert found["balance_task_state"] == {("0", "balance", "active", "RESTORING"): 1}
+    assert found["balance_restored_records"] == {("0", "balance", "active"): 5}
+    assert found["balance_records_to_restore"] == {("0", "balance", "active"): 6}
+
+
+def test_there_is_no_lease_to_speak_of_where_nothing_is_owned() -> None:
+    assert "balance_lease_holds" not in Engine([], partitions=frozenset()).samples()
+
+
+def test_before_the_ends_are_known_there_is_no_lag() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+
+    unknown = engine.samples()
+    engine.watermarks["balance"].refresh()
+    known = engine.samples()
+
+    assert "balance_lag" not in unknown
+    assert unknown["balance_watermark_age_seconds"] == {(): float("inf")}
+    assert known["balance_lag"] == {("0", "balance", "active"): 10}
+    assert known["balance_watermark_age_seconds"] == {(): 0}
+
+
+def test_each_read_model_is_measured_against_its_own_source() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+    engine.add_model("orders", "shop", 5)
+    for watermarks in engine.watermarks.values():
+        watermarks.refresh()
+
+    found = engine.samples()
+
+    assert found["balance_partitions"] == {("balance",): 2, ("orders",): 5}
+    assert found["balance_lag"] == {("0", "balance", "active"): 10, ("0", "orders", "active"): 910}
+    assert found["balance_position"] == {("0", "balance", "active"): 90, ("0", "orders", "active"): 90}
+
+
+def test_the_ends_are_as_old_as_those_of_the_source_that_was_asked_for_the_longest_ago() -> None:
+    engine = Engine([task(0, Role.ACTIVE)])
+    engine.add_model("orders", "shop", 5)
+    engine.watermarks["balance"].refresh()
+    engine.clock.now += 7
+    engine.watermarks["shop"].refresh()
+
+    assert engine.samples()["balance_watermark_age_seconds"] == {(): 7}
+
+
+def test_memory_is_that_of_all_stores() -> None:
+    found = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY)]).samples()
+
+    memory = found["balance_rocksdb_memory_bytes"]
+    assert (memory[("memtables",)], memory[("table_readers",)]) == (4 * _MIB, 2 * _MIB)
+    assert memory[("block_cache",)] >= 0
+    assert set(found["balance_store_bytes"].values()) == {12 * _MIB}
+    assert set(found["balance_store_keys"].values()) == {7}
+
+
+def test_sparks_figures_are_those_of_the_latest_sample() -> None:
+    without = Engine([]).samples()
+    found = Engine([], sample=SparkSample(1, 2, 3, 0.5)).samples()
+
+    assert not any(name.startswith("balance_jvm") for name in without)
+    assert found["balance_jvm_heap_bytes"] == {("used",): 1, ("committed",): 2, ("max",): 3}
+    assert found["balance_jvm_gc_seconds_total"] == {(): 0.5}
+
+
+def test_a_query_that_failed_and_a_source_that_cannot_be_looked_at_are_both_a_problem() -> None:
+    engines = [Engine([]), Engine([], problem="it failed"), Engine([], source_problem="the broker is away")]
+
+    assert [engine.samples()["balance_stream_healthy"][()] for engine in engines] == [1, 0, 0]
+
+
+def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    instance = Instance("this instance is starting")
+    settings = load_settings(state_dir=tmp_path, application_server="here:1")
+    registry.register(InstanceCollector(instance, settings))
+
+    found = samples(registry)
+
+    assert found["balance_ready"] == {(): 0}
+    assert found["balance_security_file_stale"] == {("tokens",): 1, ("jwks",): 0}
+    assert "here:1" in next(iter(found["balance_instance_info"]))
+    assert found["balance_state_directory_free_bytes"][()] > 0
+
+
+def test_before_there_is_a_state_directory_nothing_is_said_of_its_disk(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    settings = load_settings(state_dir=tmp_path / "none")
+    registry.register(InstanceCollector(Instance(), settings))
+
+    assert "balance_state_directory_free_bytes" not in samples(registry)
+
+
+def test_dead_letters_are_counted_by_cause() -> None:
+    metrics = Metrics()
+    metrics.committed(TaskId("balance", 1), Committed(2, 0, 0, 3, {"value-null": 2, "key-null": 1}))
+
+    found = samples(metrics.registry)
+
+    assert found["balance_dead_letters_total"] == {("value-null", "1", "balance"): 2, ("key-null", "1", "balance"): 1}
+    assert metrics.totals() == Committed(2, 0, 0, 3)
+
+
+def test_queries_are_counted_by_why_they_were_started_and_what_that_took_is_told() -> None:
+    metrics = Metrics()
+    for reason, seconds in (("opened", 0.5), ("failed", 0.25), ("failed", 0.25)):
+        metrics.query_started(TaskId("balance", 1), reason, seconds)
+
+    found = samples(metrics.registry)
+
+    assert found["balance_stream_queries_total"] == {("1", "balance", "opened"): 1, ("1", "balance", "failed"): 2}
+    assert found["balance_stream_start_seconds_count"] == {(): 3}
+    assert found["balance_stream_start_seconds_sum"] == {(): 1.0}
+
+
+def test_the_number_of_peers_that_have_a_series_is_bounded() -> None:
+    metrics = Metrics()
+    for peer in range(200):
+        metrics.proxied(f"peer-{peer}:1", "answered")
+
+    found = samples(metrics.registry)["balance_proxied_requests_total"]
+
+    assert len(found) == 101
+    assert found[("answered", "other")] == 100

@@ -1,0 +1,106 @@
+"""When an instance wants queries, and what it says is wrong meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
+from balance_service.engine.task_state import ANSWERING, TaskState
+from balance_service.errors import RetriableError
+from balance_service.hosting.engine import Patience
+from balance_service.hosting.running import Running
+
+if TYPE_CHECKING:
+    import pytest
+
+HALTED = "activity_0 is HALTED: its fold failed"
+FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
+ENDED = "a partition is not folded: its query has ended and is started again; /api/status and the log say why"
+
+
+def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = "", unlooked: str = "") -> Any:
+    answers = TaskState(state) in ANSWERING
+    task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
+    return SimpleNamespace(
+        name=model,
+        stage=SimpleNamespace(owner=model),
+        source=SimpleNamespace(name=model, partitions=1),
+        watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
+        tasks=SimpleNamespace(snapshots=lambda: [task]),
+        feed=SimpleNamespace(problem=failed),
+        source_check=SimpleNamespace(problem=unlooked),
+        problems=[problem for problem in (failed, unlooked) if problem],
+    )
+
+
+def running(*stages: Any, shared: str = "") -> Running:
+    joined = threading.Event()
+    joined.set()
+    membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
+    engine = SimpleNamespace(
+        membership=membership,
+        models={s.name: s for s in stages},
+        stages={s.name: s for s in stages},
+        stages_of=lambda name: [s for s in stages if s.name == name],
+        tables=SimpleNamespace(snapshots=list),
+    )
+    table = SimpleNamespace(assigned=lambda _model, _partition: "here")
+    directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
+    return Running(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
+
+
+def test_while_all_is_well_there_is_no_problem() -> None:
+    instance = running(stage("balance"), stage("activity"))
+
+    assert (instance.unready(), instance.problems()) == ([], [])
+
+
+def test_an_instance_whose_address_another_one_has_wants_no_queries() -> None:
+    assert running(stage("balance"), shared="another has it").unready() == ["another has it"]
+
+
+def test_a_read_model_that_halts_leaves_the_others_their_queries_and_is_told() -> None:
+    instance = running(stage("balance"), stage("activity", "HALTED", "its fold failed"))
+
+    assert (instance.unready(), instance.problems()) == ([], [HALTED])
+
+
+def test_an_instance_of_which_no_read_model_can_answer_wants_no_queries() -> None:
+    instance = running(stage("balance", unlooked="the broker is away"), stage("activity", "HALTED", "its fold failed"))
+
+    assert instance.unready() == instance.problems() == ["a partition is not folded: the broker is away", HALTED]
+
+
+def test_readiness_tells_strangers_nothing_that_spark_says_and_the_status_tells_operators_all() -> None:
+    instance = running(stage("balance", failed=FAILED))
+
+    assert instance.unready() == instance.problems() == [ENDED]
+    assert instance.status()["problems"] == [f"balance: {FAILED}"]
+
+
+def test_a_task_that_waits_answers_so_its_instance_keeps_its_queries_and_says_why() -> None:
+    instance = running(stage("balance", "WAITING", "make room"))
+
+    assert (instance.unready(), instance.problems()) == ([], ["balance_0 is WAITING: make room"])
+
+
+def test_an_instance_whose_one_task_restores_wants_no_queries() -> None:
+    instance = running(stage("balance", "RESTORING"))
+
+    assert instance.unready() == instance.problems() == ["balance_0 is RESTORING"]
+
+
+def test_what_a_start_has_waited_for_is_not_told_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.hosting.engine._RETRY_SECONDS", 0.0)
+    told: list[str] = []
+    outages = [RetriableError("the broker is down"), RetriableError("the registry is down")]
+
+    def attempt() -> str:
+        if outages:
+            raise outages.pop(0)
+        return "up"
+
+    assert Patience(threading.Event(), told.append).until_up(attempt) == "up"
+    assert told == ["the broker is down", "the registry is down", ""]

@@ -1,0 +1,98 @@
+"""A rebuild's replay, while the group, the broker or Spark do what they may; no Kafka."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.engine.records import TaskId
+from balance_service.errors import ConfigurationError, FatalError
+from balance_service.hosting import rebuild
+from balance_service.hosting.engine import Patience
+from balance_service.hosting.rebuild import _replay
+from balance_service.process.thread_failures import noting_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+END = 10
+
+
+class Fakes:
+    """An engine with a task, of which each look is one of those given; the last is for ever."""
+
+    def __init__(self, *looks: tuple[frozenset[tuple[str, int]], int], members: int = 1) -> None:
+        """Args:
+        looks: the partitions that are assigned, and the task's position.
+        """
+        self._looks = list(looks)
+        self.started = threading.Event()
+        joined = threading.Event()
+        joined.set()
+        fakes = self
+
+        class Membership:
+            @property
+            def joined(self) -> threading.Event:
+                return joined
+
+            @property
+            def partitions(self) -> frozenset[tuple[str, int]]:
+                if len(fakes._looks) > 1:
+                    fakes._looks.pop(0)
+                return fakes._looks[0][0]
+
+        topics = SimpleNamespace(offsets=lambda *_: {0: END}, group_members=lambda: members)
+        self.engine: Any = SimpleNamespace(topics=topics, membership=Membership(), start=self.started.set)
+        tasks = SimpleNamespace(all=self._tasks, snapshots=list)
+        self.hosted: Any = SimpleNamespace(source=SimpleNamespace(name="t", partitions=1), tasks=tasks)
+
+    def replay(self, failures: Sequence[BaseException] = ()) -> float:
+        return _replay(self.engine, self.hosted, Patience(threading.Event(), print), lambda *_: None, failures)
+
+    def _tasks(self) -> list[Any]:
+        assigned, position = self._looks[0]
+        return [SimpleNamespace(task_id=TaskId("m", 0), position=position)] if assigned else []
+
+
+OURS = frozenset({("t", 0)})
+NONE: frozenset[tuple[str, int]] = frozenset()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild, "_LOOK_EVERY_SECONDS", 0.0)
+
+
+def test_it_ends_once_all_is_folded() -> None:
+    fakes = Fakes((OURS, 0), (OURS, 4), (OURS, END))
+
+    assert fakes.replay() >= 0
+    assert fakes.started.is_set()
+
+
+def test_what_the_group_has_lost_for_a_while_goes_on() -> None:
+    assert Fakes((OURS, 0), (OURS, 4), (NONE, 4), (NONE, 4), (OURS, 4), (OURS, END)).replay() >= 0
+
+
+def test_another_instance_in_the_group_ends_it() -> None:
+    with pytest.raises(ConfigurationError, match="another instance has joined"):
+        Fakes((OURS, 0), (NONE, 0), members=2).replay()
+
+
+def test_a_thread_that_fails_ends_it() -> None:
+    def fail() -> None:
+        raise FatalError("Spark's JVM has ended")
+
+    before = threading.excepthook
+    with noting_failures(lambda: None) as failures:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+
+        with pytest.raises(FatalError, match="Spark's JVM has ended; run it again"):
+            Fakes((OURS, 0)).replay(failures)
+    assert threading.excepthook is before

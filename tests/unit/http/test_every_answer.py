@@ -1,0 +1,159 @@
+"""Every answer, of every part of the server: no cache may store it, and HEAD is GET without a body."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.http.access.authorization import Access
+from balance_service.http.access.browsers import Browsers
+from balance_service.http.handlers import Handlers
+from balance_service.http.operations import Operations
+from balance_service.http.server.app import make_health_app, serve
+from balance_service.http.server.limits import Limits
+from balance_service.http.server.listening import bind
+from tests.support.fakes import Nobody
+from tests.support.querying import Instance
+from tests.support.shipped import ROUTES
+from tests.unit.http.plain_queries import CUSTOMER, TARGET, question, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADERS = (b"\r\nCache-Control: no-store\r\n", b"\r\nVary: Accept\r\n", b"\r\nX-Content-Type-Options: nosniff\r\n")
+POST = b"POST /api/balance.addFunds HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+PATHS = [
+    TARGET,
+    TARGET + "0",
+    "/api/customers.getBalance",
+    "/api/models/balance/count",
+    "/api/models",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/api/status",
+    "/openapi.json",
+]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    made = Instance(tmp_path / "store")
+    made.put("12.34", CUSTOMER)
+    return made
+
+
+async def heads(port: int, data: bytes) -> bytes:
+    """All that is answered until the server closes, or is silent for a moment."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    answer = b""
+    try:
+        async with asyncio.timeout(2):
+            while part := await reader.read(1 << 16):
+                answer += part
+    except TimeoutError:
+        pass
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(0)
+    return answer
+
+
+def answer_to(instance: Instance, data: bytes, limits: Limits | None = None, access: Access | None = None) -> bytes:
+    async def run() -> bytes:
+        async with serving(instance, limits, access=access) as server:
+            return await heads(server.port, data)
+
+    return asyncio.run(run())
+
+
+def asked(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (question(headers="Connection: close\r\n"), 200),
+        (question() + asked("/nope"), 200),
+        (asked("/nope"), 404),
+        (asked(TARGET, "PUT"), 405),
+        (asked("/metrics"), 200),
+        (asked("/api/status"), 200),
+        (asked("/openapi.json"), 200),
+        (asked("/health/ready"), 200),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (question(headers="Expect: something\r\nConnection: close\r\n"), 417),
+        (question(headers=f"X: {'x' * 9_000}\r\n"), 431),
+        (question("/" + "x" * 9_000), 414),
+        (question(headers="Host: y\r\n"), 400),
+        (POST + b"Connection: close\r\n\r\n{}", 415),
+        (POST + b"Content-Type: application/json\r\nConnection: close\r\n\r\n{}", 503),
+    ],
+)
+def test_no_answer_may_be_stored_or_taken_for_another_type(instance: Instance, data: bytes, status: int) -> None:
+    answer = answer_to(instance, data, access=Access(browsers=Browsers(["x"])))
+
+    assert answer.split()[1] == str(status).encode()
+    count = len(re.findall(rb"HTTP/1\.[01] \d{3} ", answer))
+    assert [answer.count(header) for header in HEADERS] == [count] * 3
+
+
+def test_nor_that_to_a_head_or_a_body_that_is_too_slow(instance: Instance) -> None:
+    limits = Limits(head_seconds=0.1, body_seconds=0.1)
+    for data in (b"GET / HTTP/1.1\r\n", POST + b"Content-Type: application/json\r\nConnection: close\r\n\r\n"):
+        answer = answer_to(instance, data, limits)
+
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert [answer.count(header) for header in HEADERS] == [1] * 3
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
+def test_nor_that_of_the_port_for_probes(path: str) -> None:
+    async def run() -> bytes:
+        listener = bind("127.0.0.1", 0)
+        server = await serve(make_health_app(Handlers(Operations(Nobody())), ROUTES), listener)
+        try:
+            return await heads(listener.getsockname()[1], asked(path))
+        finally:
+            await server.cleanup()
+
+    answer = asyncio.run(run())
+
+    assert [answer.count(header) for header in HEADERS] == [1] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_head_is_answered_as_get_without_the_body(instance: Instance, path: str) -> None:
+    def head_of(method: str) -> tuple[bytes, bytes]:
+        head, _, body = answer_to(instance, asked(path, method)).partition(b"\r\n\r\n")
+        return re.sub(rb"Date: [^\r]*", b"Date: now", head), body
+
+    (got, body), (head, nothing) = head_of("GET"), head_of("HEAD")
+
+    assert (head, nothing) == (got, b"")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert body
+
+
+def test_head_of_what_is_only_posted_is_refused(instance: Instance) -> None:
+    answer = answer_to(instance, asked("/api/balance.addFunds", "HEAD"))
+
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nAllow: POST\r\n" in answer
+
+
+def test_all_json_is_without_white_space(instance: Instance) -> None:
+    answers = [answer_to(instance, asked(path)).partition(b"\r\n\r\n")[2] for path in [*PATHS, "/nope"]]
+
+    assert b'{"amount":12.34}' in answers
+    for answer in answers:
+        # Texts of problems and descriptions have blanks within.
+        assert not re.search(rb'[\]}"0-9el](?:, |: )["\[{0-9]', re.sub(rb'"(?:[^"\\]|\\.)*"', b'""', answer)), answer[
+            :99
+        ]

@@ -1,0 +1,161 @@
+"""What changes while a state is read: the answer is the owner's only if it still owned the partition after the read.
+
+And damage is told of the task that was read, whichever has taken its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from balance_service.engine.records import Role
+from balance_service.engine.store.store import StoreView
+from balance_service.errors import StoreCorruptedError
+from balance_service.http.scan import Count
+from tests.support.membership import lone_member
+from tests.support.querying import ASKER, CUSTOMER, PARTITION, Instance, OneTask, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from balance_service.cluster.membership import Partitions
+    from balance_service.http.answer import Answer
+    from balance_service.http.routing import Copy
+    from balance_service.http.scan import Render, Steps, View
+
+
+class Interrupted(Instance):
+    """An instance on which something happens during a read, between the state and the answer."""
+
+    happens: Callable[[Interrupted], None]
+    only: OneTask
+
+    def task(self, partition: int) -> OneTask | None:
+        return self.only if partition == PARTITION else None
+
+
+def lease_ends(instance: Interrupted) -> None:
+    instance.clock.now += 9
+
+
+def partition_moves(instance: Interrupted) -> None:
+    instance.only.view = None
+
+
+@pytest.mark.parametrize("happens", [lease_ends, partition_moves])
+def test_what_was_read_before_is_no_owners_answer(tmp_path: Path, happens: Callable[[Interrupted], None]) -> None:
+    instance = Interrupted(tmp_path / "store")
+    instance.put("12.34")
+    view = instance.store.view
+    assert view is not None
+    instance.only = OneTask(view, Role.ACTIVE)
+    assert ask(instance).text == '{"amount":12.34}'
+
+    class Slow(StoreView):
+        def get(self, key: bytes) -> bytes | None:
+            state = super().get(key)
+            happens(instance)
+            return state
+
+    view.__class__ = Slow
+    copy = instance.routing.copy(PARTITION)
+    assert copy is not None
+    read = instance.routing.read(copy, CUSTOMER.encode())
+    assert read.frame is not None
+    assert not read.is_owner
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Interrupted:
+    """An instance of which another task takes the place of the first before that is found to be damaged."""
+    instance = Interrupted(tmp_path / "store")
+    view = instance.store.view
+    assert view is not None
+    instance.only = OneTask(view, Role.ACTIVE)
+    instance.happens = lambda one: setattr(one, "only", OneTask(one.store.view, Role.ACTIVE))
+    return instance
+
+
+def test_damage_that_a_query_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+    read = replaced.only
+
+    class Damaged(StoreView):
+        def get(self, _key: bytes) -> bytes | None:
+            replaced.happens(replaced)
+            raise StoreCorruptedError("checksum mismatch")
+
+    assert read.view is not None
+    read.view.__class__ = Damaged
+
+    assert ask(replaced).status == 503
+    assert replaced.damaged_tasks == [read]
+    assert replaced.only is not read
+
+
+def test_damage_in_a_state_is_told_of_the_task_that_it_was_read_from(replaced: Interrupted) -> None:
+    read = replaced.only
+    replaced.store.write([(CUSTOMER.encode(), b"no frame")], 1)
+    read.view = replaced.store.view
+
+    class Replaced(StoreView):
+        def get(self, key: bytes) -> bytes | None:
+            frame = super().get(key)
+            replaced.happens(replaced)
+            return frame
+
+    assert read.view is not None
+    read.view.__class__ = Replaced
+
+    assert ask(replaced).status == 503
+    assert replaced.damaged_tasks == [read]
+    assert replaced.only is not read
+
+
+def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+    read = replaced.only
+
+    class DamagedCount(Count):
+        def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+            if copies[0].task is read:
+                replaced.happens(replaced)
+                raise StoreCorruptedError("checksum mismatch")
+            return Count.read(self, copies, view, render)
+
+    async def scanned() -> Answer:
+        scatter = replaced.scatter("/api/models/balance")
+        try:
+            return await scatter.answer("count", DamagedCount(), ASKER, partitions=[PARTITION])
+        finally:
+            await scatter.proxy.close()
+
+    assert asyncio.run(scanned()).status == 200
+    assert replaced.damaged_tasks == [read]
+
+
+@pytest.mark.parametrize("how", ["_on_revoke", "_on_lost"])
+def test_a_member_lets_go_of_a_partition_only_after_its_task_is_closed(how: str) -> None:
+    told: list[str] = []
+
+    class Consumer:
+        def incremental_unassign(self, _partitions: list[TopicPartition]) -> None:
+            told.append("the group may give it to another")
+
+    class Listener:
+        def assigned(self, partitions: Partitions) -> None: ...
+
+        def revoked(self, _partitions: Partitions) -> None:
+            told.append("its task is closed")
+
+        lost = revoked
+
+    member = lone_member(Listener())
+    consumer: Any = Consumer()
+    try:
+        getattr(member, how)(consumer, [TopicPartition("topic", 0)])
+        assert told == ["its task is closed", "the group may give it to another"]
+    finally:
+        member._consumer.close()

@@ -1,0 +1,313 @@
+"""Plain queries where clients must show something: admitted ahead of aiohttp, refused with the bytes that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.http.access.authorization import Access, Authenticator
+from balance_service.http.access.browsers import Browsers
+from balance_service.http.access.jwts import Jwts, load_jwts
+from balance_service.http.access.rate_limit import RateLimit
+from balance_service.http.access.tokens import load_tokens
+from balance_service.http.peers.trust import Peer, PeerTrust
+from balance_service.http.server.connections import Connection
+from balance_service.http.server.reloading import Reloaded
+from tests.support.paths import GET_BALANCE
+from tests.support.querying import PARTITION, Instance
+from tests.support.signing import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
+from tests.unit.http.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, question, raw, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READER = "a-token-of-a-reader"
+WRITER = "a-token-of-a-writer"
+BROWSERS = Browsers(["balance.example.com", "*.svc"], ["https://ops.example.com"])
+MARK = "Balance-Forwarded: peer:1\r\n"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    made = Instance(tmp_path / "store")
+    made.put("12.34", CUSTOMER)
+    return made
+
+
+@pytest.fixture
+def authenticator(tmp_path: Path) -> Authenticator:
+    file, jwks = tmp_path / "tokens.json", write_jwks(tmp_path / "jwks.json")
+    of = {READER: ("reader", "balance:read"), WRITER: ("writer", "balance:add")}
+    entries = [
+        {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": [scope]}
+        for secret, (name, scope) in of.items()
+    ]
+    file.write_text(json.dumps({"tokens": entries}))
+    return Authenticator(
+        Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
+    )
+
+
+def exchange(
+    instance: Instance,
+    access: Callable[[], Access],
+    *requests: bytes,
+    trust: PeerTrust | None = None,
+    is_plain: bool = True,
+) -> tuple[list[bytes], int, int]:
+    """The answers, and how many of them aiohttp did not give: at once, and later."""
+
+    async def run() -> tuple[list[bytes], int, int]:
+        async with serving(instance, None, trust, is_plain=is_plain, access=access()) as server:
+            answers = await server.exchange(*requests, answers=len(requests))
+            return answers, len(server.at_once), len(server.later)
+
+    return asyncio.run(run())
+
+
+def both_ways(
+    instance: Instance, access: Callable[[], Access], *requests: bytes, trust: PeerTrust | None = None
+) -> tuple[list[bytes], int]:
+    """The same, if it is the same with plain queries and without."""
+    found, at_once, _ = exchange(instance, access, *requests, trust=trust)
+    assert found == exchange(instance, access, *requests, trust=trust, is_plain=False)[0]
+    return found, at_once
+
+
+def bearing(text: str, more: str = "") -> bytes:
+    return question(headers=f"Authorization: Bearer {text}\r\n{more}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        f"Authorization: Bearer {READER}\r\n",
+        f"authorization: bearer  {READER}\r\nAccept: */*\r\n",
+        f"Authorization: Bearer {READER}\r\nSec-Fetch-Site: same-origin\r\nOrigin: http://x:1\r\n",
+    ],
+)
+def test_a_client_whose_token_is_accepted_is_answered_ahead_of_aiohttp(
+    instance: Instance, authenticator: Authenticator, headers: str
+) -> None:
+    (answer,), at_once = both_ways(
+        instance, lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS), question(headers=headers)
+    )
+
+    assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 1)
+
+
+BROWSERS_WITH_TOKENS = Browsers()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("", 401),
+        ("Authorization: \r\n", 401),
+        ("Authorization: Bearer\r\n", 401),
+        ("Authorization: Basic cmVhZGVyOnRva2Vu\r\n", 401),
+        (f"Authorization: {READER}\r\n", 401),
+        (f"Authorization: Bearer {READER}x\r\n", 401),
+        (f"Authorization: Bearer {READER} {READER}\r\n", 401),
+        (f"Authorization: Bearer {READER},\r\n", 401),
+        (f"Authorization: Bearer {hashlib.sha256(READER.encode()).hexdigest()}\r\n", 401),
+        ("Authorization: Bearer eyJ9.eyJ9.eyJ9\r\n", 401),
+        (f"Authorization: Bearer {READER}\r\nAuthorization: Bearer {READER}\r\n", 400),
+        (f"Authorization: Bearer {READER}\r\nAuthorization: Bearer {WRITER}\r\n", 400),
+        (f"Authorization: Bearer {WRITER}\r\n", 403),
+        (f"Authorization: Bearer {READER}\r\nSec-Fetch-Site: cross-site\r\n", 403),
+        (f"Authorization: Bearer {READER}\r\nOrigin: https://evil.example\r\n", 403),
+        (MARK, 401),
+    ],
+)
+def test_a_client_that_is_refused_is_refused_by_aiohttp(
+    instance: Instance, authenticator: Authenticator, headers: str, status: int
+) -> None:
+    (answer,), at_once = both_ways(
+        instance, lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS), question(headers=headers)
+    )
+
+    assert (answer.split()[1], at_once) == (str(status).encode(), 0)
+    assert b"\r\nCache-Control: no-store\r\nVary: Accept\r\nX-Content-Type-Options: nosniff\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Host: 127.0.0.1:5051\r\n",
+        "Host: 10.1.2.3\r\n",
+        "Host: [::1]:5051\r\n",
+        "Host: LOCALHOST:5051\r\n",
+        "Host: localhost.\r\n",
+        "Host: balance.example.com:8443\r\n",
+        "Host: a.b.svc\r\n",
+        "Host: localhost\r\nSec-Fetch-Site: none\r\nOrigin: null\r\n",
+        "Host: localhost\r\nSec-Fetch-Site: same-origin\r\n",
+        "Host: localhost:5051\r\nOrigin: https://LOCALHOST:5051\r\n",
+        "Host: localhost:5051\r\nOrigin: https://ops.example.com\r\n",
+    ],
+)
+def test_without_tokens_a_request_that_no_other_site_can_have_sent_is_answered_ahead_of_aiohttp(
+    instance: Instance, headers: str
+) -> None:
+    (answer,), at_once = both_ways(instance, lambda: Access(browsers=BROWSERS), raw(headers))
+
+    assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "named"),
+    [
+        ("Host: evil.example\r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: \r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: svc\r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: localhost.evil.example\r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: evil.example:127.0.0.1\r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: [localhost]\r\n", 421, b"BALANCE_ALLOWED_HOSTS"),
+        (f"Host: evil.example\r\n{MARK}", 421, b"BALANCE_ALLOWED_HOSTS"),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", 403, b"other sites"),
+        ("Host: localhost\r\nSec-Fetch-Site: same-site\r\n", 403, b"other sites"),
+        ("Host: localhost\r\nSec-Fetch-Site: \r\n", 403, b"other sites"),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://localhost\r\n", 403, b"other sites"),
+        ("Host: localhost\r\nOrigin: http://localhost:8080\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
+        ("Host: localhost\r\nOrigin: null\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
+        ("Host: localhost\r\nOrigin: localhost\r\n", 403, b"BALANCE_ALLOWED_ORIGINS"),
+        ("", 400, b"Host"),
+        ("Host: localhost\r\nHost: localhost\r\n", 400, b"Host"),
+    ],
+)
+def test_what_another_site_may_have_sent_is_refused_by_aiohttp_and_names_the_setting(
+    instance: Instance, headers: str, status: int, named: bytes
+) -> None:
+    (answer,), at_once = both_ways(instance, lambda: Access(browsers=BROWSERS), raw(headers))
+
+    assert (answer.split()[1], at_once) == (str(status).encode(), 0)
+    assert named in answer
+
+
+def test_a_jwt_is_verified_once_by_aiohttp_and_then_remembered_for_plain_queries(
+    instance: Instance, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[str] = []
+    verify = Jwts._claims
+
+    def counted(jwts: Jwts, text: str) -> dict[str, Any]:
+        verified.append(text)
+        return verify(jwts, text)
+
+    monkeypatch.setattr(Jwts, "_claims", counted)
+    asked = [bearing(token())] * 3
+
+    answers, at_once, _ = exchange(instance, lambda: Access(authenticator), *asked)
+
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 3
+    assert (at_once, len(verified)) == (2, 1)
+
+
+def test_a_jwt_that_expires_is_no_longer_remembered(instance: Instance, tmp_path: Path) -> None:
+    jwks = write_jwks(tmp_path / "jwks.json")
+    now = [0.0]
+    loaded = load_jwts(jwks, ISSUER, AUDIENCE)
+    text = token(exp=timedelta(minutes=5))
+    until = int(claims()["exp"])
+    jwts = Jwts(loaded._keys, ISSUER, AUDIENCE, lambda: now[0])
+    access = Access(Authenticator(None, Reloaded([jwks], lambda: jwts)))
+
+    assert exchange(instance, lambda: access, bearing(text), bearing(text))[1] == 1
+    now[0] = until + 1
+    assert exchange(instance, lambda: access, bearing(text))[1] == 0
+
+
+@pytest.mark.parametrize("subject", [7, True, 1.5, [], ["a"], {"a": 1}, "", "\ud800", "a\udfff"])
+def test_a_jwt_whose_subject_is_no_text_is_a_401(
+    instance: Instance, authenticator: Authenticator, subject: Any
+) -> None:
+    def encoded(value: object) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    signed = f"{encoded({'alg': 'EdDSA', 'kid': 'EdDSA'})}.{encoded(claims() | {'sub': subject})}"
+    signature = base64.urlsafe_b64encode(ED_KEY.sign(signed.encode())).rstrip(b"=").decode()
+
+    (answer, _), at_once = both_ways(instance, lambda: Access(authenticator), *[bearing(f"{signed}.{signature}")] * 2)
+
+    assert (answer[:12], at_once) == (b"HTTP/1.1 401", 0)
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_mark_that_proves_nothing_needs_a_token_as_any_request_does(
+    instance: Instance, authenticator: Authenticator, *, has_token: bool
+) -> None:
+    asked = bearing(READER, MARK) if has_token else question(headers=MARK)
+    (answer,), at_once = both_ways(instance, lambda: Access(authenticator), asked, trust=PeerTrust())
+
+    assert (answer[:12], at_once) == ((b"HTTP/1.1 200", 1) if has_token else (b"HTTP/1.1 401", 0))
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_mark_that_is_proven_needs_no_token_and_takes_nothing_of_a_rate(
+    instance: Instance, authenticator: Authenticator, *, is_plain: bool
+) -> None:
+    trust = PeerTrust(SECRET)
+    access = Access(authenticator, RateLimit(0.001, burst=1), Browsers(["nowhere.example"]))
+
+    def marked() -> bytes:
+        mark = trust.mark("peer:1", Peer("x:1", trust.incarnation), f"GET {TARGET}")
+        return question(headers=f"Balance-Forwarded: {mark}\r\n")
+
+    answers, at_once, _ = exchange(
+        instance, lambda: access, marked(), marked(), marked(), trust=trust, is_plain=is_plain
+    )
+
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 3
+    assert at_once == (3 if is_plain else 0)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        question(),
+        question(f"{GET_BALANCE}?customerId={ELSEWHERE}"),
+        question(f"{TARGET}&minPosition={PARTITION}:1"),
+        question(f"{GET_BALANCE}?customerId={ELSEWHERE}", MARK),
+        question("/nope"),
+    ],
+    ids=["at once", "asks peers", "not plain", "handed over", "no route"],
+)
+def test_a_request_is_charged_once_on_every_way_to_an_answer(instance: Instance, first: bytes) -> None:
+    answers, at_once, later = exchange(
+        instance, lambda: Access(None, RateLimit(0.001, burst=2)), first, question(), question()
+    )
+
+    assert [answer[:12] for answer in answers[1:]] == [b"HTTP/1.1 200", b"HTTP/1.1 429"]
+    assert not answers[0].startswith(b"HTTP/1.1 429")
+    assert at_once + later <= 2
+
+
+def test_a_client_that_asks_too_often_is_refused_with_aiohttps_bytes(
+    instance: Instance, authenticator: Authenticator
+) -> None:
+    (first, second), at_once = both_ways(
+        instance, lambda: Access(authenticator, RateLimit(0.001, burst=1)), *[bearing(READER)] * 2
+    )
+
+    assert (first[:12], second[:12], at_once) == (b"HTTP/1.1 200", b"HTTP/1.1 429", 1)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_connection_learns_the_client_of_an_accepted_token(
+    instance: Instance, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Connection, "belongs_to", lambda _self, client: told.append(client))
+
+    requests = bearing(READER), bearing(READER + "x"), question()
+    exchange(instance, lambda: Access(authenticator), *requests, is_plain=is_plain)
+
+    assert told == ["token:reader"]

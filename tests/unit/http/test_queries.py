@@ -1,0 +1,304 @@
+"""Queries over HTTP: answered here, or by the owner one hop away, or not at all; never wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from balance_service.engine.store.store import StateStore, StoreView
+from balance_service.errors import StoreCorruptedError
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.server.problems import problems
+from balance_service.read_models.balance import Balance
+from tests.support.paths import GET_BALANCE as PATH
+from tests.support.querying import (
+    BUSY_SECONDS,
+    CUSTOMER,
+    EPOCH,
+    OTHER_PARTITION,
+    PARTITION,
+    POSITIONS,
+    TIMEOUT_SECONDS,
+    Answer,
+    Instance,
+    _ask,
+    ask,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "store")
+
+
+# --- answered here
+
+
+@pytest.mark.parametrize(
+    "amount",
+    ["12.34", "0.10", "0.00", "-5.00", "9007199254740993.01", "9" * 36 + ".99", "-" + "9" * 36 + ".99"],
+)
+def test_the_owner_answers_with_the_exact_digits(instance: Instance, amount: str) -> None:
+    instance.put(amount)
+
+    answer = ask(instance)
+
+    assert (answer.status, answer.text) == (200, f'{{"amount":{amount}}}')
+    assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def test_an_answer_says_where_it_came_from(instance: Instance) -> None:
+    instance.put("1.00")
+    instance.move_to(93)
+
+    headers = ask(instance).headers
+
+    assert {name: value for name, value in headers.items() if name.startswith("Balance-")} == {
+        "Balance-Application-Server": "asker:1",
+        "Balance-Role": "active",
+        "Balance-Position": f"{PARTITION}:93",
+        "Balance-Epoch": str(EPOCH),
+        "Balance-Lag": "7",
+    }
+
+
+def test_a_view_that_fails_is_an_error_of_that_query_alone(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance.put("1.00")
+    instance.put("2.00", "other")
+    view = Balance.view
+    monkeypatch.setattr(
+        Balance, "view", lambda model, state: view(model, state) if state["amount"] == 1 else state["absent"]
+    )
+
+    failed = ask(instance, customerId="other")
+
+    assert (failed.status, failed.detail) == (500, "something went wrong here; the log says what")
+    assert ask(instance).text == '{"amount":1.00}'
+
+
+def test_an_unknown_customer_is_not_found_and_the_answer_says_as_of_when(instance: Instance) -> None:
+    answer = ask(instance)
+
+    assert (answer.status, answer.detail) == (404, "no such customer")
+    assert answer.headers["Balance-Position"] == f"{PARTITION}:10"
+
+
+def test_while_nobody_owns_the_partition_the_answer_is_unavailable_not_unknown(instance: Instance) -> None:
+    instance.owns = False
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "own" in answer.detail
+
+
+def test_an_instance_whose_lease_has_expired_does_not_answer_as_owner(instance: Instance) -> None:
+    instance.put("12.34")
+    instance.clock.now += 9
+
+    answer = ask(instance)
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+    assert "12.34" not in answer.text
+
+
+def test_an_instance_without_a_lease_refuses_what_is_forwarded_to_it(instance: Instance) -> None:
+    instance.put("12.34")
+    instance.lease.revoke()
+
+    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).status == 421
+
+
+def test_an_instance_that_believes_itself_the_owner_does_not_proxy_to_itself(instance: Instance) -> None:
+    instance.owns = False
+    instance.hear_of_owner(instance.address)
+
+    assert ask(instance).status == 503
+
+
+def test_an_owner_answers_what_is_forwarded_to_it(instance: Instance) -> None:
+    instance.put("12.34")
+
+    assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).text == '{"amount":12.34}'
+
+
+def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> None:
+    damage(instance)
+
+    answer = ask(instance)
+
+    assert (answer.status, instance.damaged) == (503, [PARTITION])
+    assert "Retry-After" in answer.headers
+
+
+def test_once_a_damaged_store_was_answered_for_and_closed_another_can_take_its_place(instance: Instance) -> None:
+    damage(instance)
+
+    gc.disable()
+    try:
+        assert ask(instance).status == 503
+        # A task that is closed shows its view no more.
+        instance.damaged_tasks.clear()
+        instance.store.close()
+        StateStore(instance.store.path, POSITIONS).close()
+    finally:
+        gc.enable()
+
+
+def damage(instance: Instance) -> None:
+    class Damaged(StoreView):
+        def get(self, key: bytes) -> bytes | None:
+            raise StoreCorruptedError("checksum mismatch")
+
+    view = instance.store.view
+    assert view is not None
+    # What `damaged` in test_store.py shows of a real flipped bit.
+    view.__class__ = Damaged
+
+
+@pytest.mark.parametrize("parameters", [{"customerId": ""}, {"customerId": "a\nb"}, {"minPosition": "x"}])
+def test_a_malformed_query_is_a_problem(instance: Instance, parameters: dict[str, str]) -> None:
+    answer = ask(instance, headers=None, **parameters)
+
+    assert answer.status == 400
+    assert answer.detail
+
+
+# --- read your writes
+
+
+def test_a_position_already_reached_is_answered_at_once(instance: Instance) -> None:
+    instance.put("1.00")
+    instance.timeout_seconds = 30
+
+    answer = ask(instance, minPosition=f"{PARTITION}:10")
+
+    assert answer.status == 200
+    assert answer.seconds < instance.timeout_seconds / 2
+
+
+def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None:
+    instance.put("1.00")
+    instance.timeout_seconds = 30
+
+    async def run() -> Answer:
+        async with instance.app() as app:
+            asked = asyncio.ensure_future(_ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"}))
+            await asyncio.sleep(0.2)
+            assert not asked.done()
+            instance.put("3.00")
+            instance.move_to(11)
+            return await asked
+
+    answer = asyncio.run(run())
+
+    assert answer.text == '{"amount":3.00}'
+    assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
+
+
+def test_a_query_that_waits_for_its_position_reads_the_store_only_once_it_is_reached(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.timeout_seconds = 30
+    reads: list[bytes] = []
+    get = StoreView.get
+
+    def counted(view: StoreView, key: bytes) -> bytes | None:
+        reads.append(key)
+        return get(view, key)
+
+    monkeypatch.setattr(StoreView, "get", counted)
+
+    async def run() -> Answer:
+        async with instance.app() as app:
+            asked = asyncio.ensure_future(_ask(app, {}, {"customerId": CUSTOMER, "minPosition": f"{PARTITION}:11"}))
+            await asyncio.sleep(0.2)
+            assert reads == []
+            instance.put("3.00")
+            assert reads == []
+            instance.move_to(11)
+            return await asked
+
+    assert asyncio.run(run()).text == '{"amount":3.00}'
+    assert reads == [CUSTOMER.encode()]
+
+
+def test_a_position_that_is_not_reached_in_time_is_unavailable(instance: Instance) -> None:
+    instance.put("1.00")
+
+    answer = ask(instance, minPosition=f"{PARTITION}:11")
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+    assert TIMEOUT_SECONDS <= answer.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
+
+
+def test_an_unknown_customer_is_waited_for_too(instance: Instance) -> None:
+    assert ask(instance, minPosition=f"{PARTITION}:11").status == 503
+
+
+def test_a_position_of_another_partition_is_refused(instance: Instance) -> None:
+    answer = ask(instance, minPosition=f"{OTHER_PARTITION}:1")
+
+    assert answer.status == 400
+    assert f"the customer's is {PARTITION}" in answer.detail
+
+
+# --- what is said
+
+
+def test_an_error_nobody_expected_is_a_problem_without_details(instance: Instance) -> None:
+    async def run() -> Answer:
+        async def fails(_request: web.Request) -> web.StreamResponse:
+            raise RuntimeError("the balance of c1 is 12.34")
+
+        app = web.Application(middlewares=[problems])
+        app.router.add_get(PATH, fails)
+        return await _ask(app, {}, {})
+
+    answer = asyncio.run(run())
+
+    assert answer.status == 500
+    assert "12.34" not in answer.text
+
+
+def test_a_wrong_method_is_a_problem_that_names_the_right_one(instance: Instance) -> None:
+    async def run() -> Mapping[str, Any]:
+        async with (
+            instance.app() as app,
+            TestServer(app) as server,
+            ClientSession() as client,
+            client.post(server.make_url(PATH)) as response,
+        ):
+            return {
+                "status": response.status,
+                "type": response.content_type,
+                "allow": response.headers["Allow"],
+            }
+
+    assert asyncio.run(run()) == {"status": 405, "type": "application/problem+json", "allow": "GET"}
+
+
+def test_an_unknown_path_is_a_problem(instance: Instance) -> None:
+    async def run() -> tuple[int, str]:
+        async with (
+            instance.app() as app,
+            TestServer(app) as server,
+            ClientSession() as client,
+            client.get(URL(server.make_url("/nowhere"))) as response,
+        ):
+            return response.status, response.content_type
+
+    assert asyncio.run(run()) == (404, "application/problem+json")

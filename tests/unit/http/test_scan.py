@@ -1,0 +1,197 @@
+"""Questions about all keys: what several instances answer about their partitions, merged, is what one would."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.engine.records import Position
+from balance_service.http import scan
+from balance_service.http.routing import Copy
+from balance_service.http.scan import Count, Entries, Top
+from balance_service.model.keys import KeyType
+from tests.support.querying import read_to_its_end
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.http.scan import Scan
+
+_KEYS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=4
+)
+_AMOUNTS = st.decimals(-1000, 1000, places=2)
+_STATES = st.dictionaries(_KEYS, _AMOUNTS, max_size=30)
+_BOUNDS = st.none() | _KEYS
+
+
+class View:
+    """States of a partition, as a store gives them."""
+
+    def __init__(self, states: Mapping[str, Decimal]) -> None:
+        self._states = sorted((key.encode(), str(amount).encode()) for key, amount in states.items())
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return [state for state in self._states if start <= state[0] < stop][:limit]
+
+
+def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Copy]:
+    """Some of three partitions."""
+    found = []
+    for partition in partitions:
+        own = {key: amount for key, amount in states.items() if sum(key.encode()) % 3 == partition}
+        view: Any = View(own)
+        found.append(Copy(partition, view, view, Position(0, 1, "id", keys=len(own)), was_owned=True))
+    return found
+
+
+def answer(question: Scan, states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
+    """What instances with some partitions each come to, decimals as their digits."""
+    bodies = [read_to_its_end(question.read(copies(states, partitions), _view, _render)) for partitions in instances]
+    return json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
+
+
+def _view(frame: bytes) -> Mapping[str, Any]:
+    return {"amount": Decimal(frame.decode())}
+
+
+def _value(frame: bytes) -> Decimal:
+    return Decimal(frame.decode())
+
+
+def _render(view: Mapping[str, Any]) -> str:
+    return f'{{"amount":{view["amount"]:f}}}'
+
+
+def pairs(body: Any) -> list[tuple[str, Decimal]]:
+    return [(entry["key"], entry["value"]["amount"]) for entry in body["entries"]]
+
+
+def in_range(key: str, question: Entries) -> bool:
+    return (
+        (question.start is None or question.start <= key)
+        and (question.end is None or key <= question.end)
+        and (question.after is None or question.after < key)
+        and key.startswith(question.prefix or "")
+    )
+
+
+NUMBERS = KeyType("id", is_number=True)
+_NUMBERS = st.integers(-12, 12) | st.integers(-(2**62), 2**62)
+
+
+@pytest.mark.parametrize("instances", [[[0, 1, 2]], [[0], [1, 2]]])
+@given(states=st.dictionaries(_NUMBERS, _AMOUNTS, max_size=30), ends=st.tuples(_NUMBERS, _NUMBERS))
+def test_keys_that_are_numbers_are_in_the_order_of_numbers(
+    instances: list[list[int]], states: dict[int, Decimal], ends: tuple[int, int]
+) -> None:
+    start, end = min(ends), max(ends)
+    question = Entries(start=str(start), end=str(end), limit=1000, key_type=NUMBERS)
+    stored = [
+        (number % 3, Position(0, 1, "id"), (NUMBERS.encode(number), str(amount).encode()))
+        for number, amount in states.items()
+    ]
+
+    def copies_of(partitions: Sequence[int]) -> list[Copy]:
+        views: list[Any] = []
+        for partition in partitions:
+            view: Any = View({})
+            view._states = sorted(state for own, _, state in stored if own == partition)
+            views.append(Copy(partition, view, view, Position(0, 1, "id"), was_owned=True))
+        return views
+
+    bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
+    found = json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
+
+    assert pairs(found) == [(str(n), amount) for n, amount in sorted(states.items()) if start <= n <= end]
+
+
+@pytest.mark.parametrize("instances", [[[0, 1, 2]], [[0], [1, 2]], [[0], [1], [2]]])
+@given(states=_STATES, start=_BOUNDS, end=_BOUNDS, prefix=_BOUNDS, after=_BOUNDS, limit=st.integers(1, 40))
+def test_entries_are_the_sorted_union_of_all_partitions(
+    instances: list[list[int]],
+    states: dict[str, Decimal],
+    start: str | None,
+    end: str | None,
+    prefix: str | None,
+    after: str | None,
+    limit: int,
+) -> None:
+    question = Entries(start=start, end=end, prefix=prefix, after=after, limit=limit)
+    wanted = [(key, amount) for key, amount in sorted(states.items()) if in_range(key, question)]
+
+    found = answer(question, states, instances)
+
+    assert pairs(found) == wanted[:limit]
+    assert found["next"] == (wanted[limit - 1][0] if len(wanted) > limit else None)
+
+
+@given(states=_STATES, limit=st.integers(1, 7))
+def test_pages_come_to_every_key_once(states: dict[str, Decimal], limit: int) -> None:
+    found: list[tuple[str, Decimal]] = []
+    after = None
+    while True:
+        page = answer(Entries(after=after, limit=limit), states, [[0], [1, 2]])
+        found += pairs(page)
+        after = page["next"]
+        if after is None:
+            break
+
+    assert found == sorted(states.items())
+
+
+@given(states=_STATES)
+def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, Decimal]) -> None:
+    found: list[tuple[str, Decimal]] = []
+    after = None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scan, "MOST_BYTES", 100)
+        while True:
+            page = answer(Entries(after=after, limit=1000), states, [[0], [1], [2]])
+            found += pairs(page)
+            after = page["next"]
+            if after is None:
+                break
+
+    assert found == sorted(states.items())
+
+
+@given(states=_STATES, limit=st.integers(1, 40))
+def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key(
+    states: dict[str, Decimal], limit: int
+) -> None:
+    found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
+
+    assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
+    assert "next" not in found
+
+
+@given(states=_STATES, limit=st.integers(1, 40))
+def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_goes(
+    states: dict[str, Decimal], limit: int
+) -> None:
+    wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scan, "MOST_BYTES", 100)
+        found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
+
+    told = pairs(found)
+    assert told == wanted[: len(told)]
+    assert found.get("next") == (told[-1][0] if len(told) < len(wanted) else None)
+
+
+@given(states=_STATES)
+def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> None:
+    assert answer(Count(), states, [[0, 2], [1]]) == {"count": len(states)}
+
+
+def test_digits_are_kept_when_answers_are_merged() -> None:
+    long = Decimal("12345678901234567890123456789012.10")
+    bodies = [read_to_its_end(Entries().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
+
+    assert "12345678901234567890123456789012.10" in Entries().merge(bodies)

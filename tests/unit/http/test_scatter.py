@@ -1,0 +1,287 @@
+"""What an instance says of all keys that it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from balance_service.engine.records import POSITION_KEY, Position, Role
+from balance_service.http.answer import compact_json
+from balance_service.http.letter_scan import LetterScan
+from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.server.limits import Limits, UnderWay, limited
+from balance_service.http.server.problems import Problem, problems
+from balance_service.model.keys import TEXT
+from tests.support.fakes import letters
+from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
+from tests.support.shipped import ROUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from balance_service.http.answer import Answer
+    from balance_service.http.routing import Copy
+    from balance_service.http.scan import Render, Scan, Steps, View
+
+
+MODEL = "/api/models/balance"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "store")
+
+
+def owned_by(instance: Instance) -> int:
+    """How many keys it says that it owns."""
+
+    async def ask() -> int:
+        scatter = instance.scatter(MODEL)
+        count = json.loads((await scatter.answer_owned(Count(), ASKER)).body)["count"]
+        await scatter.proxy.close()
+        return int(count)
+
+    return asyncio.run(ask())
+
+
+def test_an_owner_counts_what_it_has(instance: Instance) -> None:
+    position = Position(10, EPOCH, "t", keys=3)
+    instance.store.write([(POSITION_KEY, POSITIONS.encode(position.record()))], 1)
+
+    assert owned_by(instance) == 3
+
+
+@pytest.mark.parametrize("of_none", [{"owns": False}, {"role": Role.STANDBY}])
+def test_who_owns_nothing_counts_none(tmp_path: Path, of_none: dict[str, object]) -> None:
+    assert owned_by(Instance(tmp_path / "store", **of_none)) == 0  # type: ignore[arg-type]
+
+
+def test_what_is_owned_and_cannot_be_read_is_not_counted_as_none(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = instance.task(PARTITION)
+    assert task is not None
+    task.view = None
+    monkeypatch.setattr(instance, "task", lambda partition: task if partition == PARTITION else None)
+
+    with pytest.raises(Problem, match="cannot be read here now") as refused:
+        owned_by(instance)
+
+    assert refused.value.status == 503
+
+
+@dataclass(frozen=True, slots=True)
+class Slow(Count):
+    """Takes its time before the last key, and says when it begins."""
+
+    seconds: float
+    began: list[float] = field(default_factory=list)
+
+    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+        self.began.append(time.monotonic())
+        yield
+        time.sleep(self.seconds)
+        yield
+        return (yield from Count.read(self, copies, view, render))
+
+
+def count_slowly(instance: Instance, scan: Slow) -> int:
+    async def ask() -> Answer:
+        scatter = instance.scatter(MODEL)
+        try:
+            return await scatter.answer("count", scan, ASKER, partitions=[PARTITION])
+        finally:
+            await scatter.proxy.close()
+
+    return asyncio.run(ask()).status
+
+
+def test_a_local_read_may_take_more_than_half_of_the_deadline(instance: Instance) -> None:
+    instance.timeout_seconds = 5.0
+    slow = Slow(0.6 * instance.timeout_seconds)
+
+    assert count_slowly(instance, slow) == 200
+    assert len(slow.began) == 1
+
+
+def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(instance: Instance) -> None:
+    instance.timeout_seconds = 0.5
+    slow = Slow(0.6)
+
+    with pytest.raises(Problem, match="nobody could be asked"):
+        count_slowly(instance, slow)
+
+    assert len(slow.began) == 1
+
+
+@pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition", "nonsense"])
+def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_others_nothing(
+    instance: Instance, lie: str
+) -> None:
+    asked: list[str] = []
+
+    def told(request: web.Request, partition: int, count: int) -> web.Response:
+        said = {"Position": 9, "Epoch": 3, "Role": "active"}
+        headers = {f"Balance-{name}": f"{partition}:{value}" for name, value in said.items()}
+        return web.json_response({"count": count}, headers={"Balance-Application-Server": request.host, **headers})
+
+    async def owner(request: web.Request) -> web.Response:
+        asked.append("owner")
+        return told(request, PARTITION, 3)
+
+    async def liar(request: web.Request) -> web.Response:
+        asked.append("liar")
+        if lie == "hangs":
+            await asyncio.sleep(60)
+        if lie == "of another partition":
+            return told(request, PARTITION + 1, 666)
+        if lie == "nonsense":
+            answer = told(request, PARTITION, 666)
+            answer.body = b"\xff"
+            return answer
+        return web.json_response({"count": 666}, status=421 if lie == "refuses" else 200)
+
+    def app(handler: Callable[[web.Request], Awaitable[web.Response]]) -> web.Application:
+        made = web.Application()
+        made.router.add_get(f"{MODEL}/count", handler)
+        return made
+
+    async def run() -> list[int]:
+        instance.owns, scatter = False, instance.scatter(MODEL)
+        async with TestServer(app(liar)) as lying, TestServer(app(owner)) as owning:
+            instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
+            instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
+            try:
+                answers = [await scatter.answer("count", Count(), ASKER, partitions=[PARTITION]) for _ in range(3)]
+            finally:
+                await scatter.proxy.close()
+        return [json.loads(answer.body)["count"] for answer in answers]
+
+    assert asyncio.run(run()) == [3, 3, 3]
+    assert asked == ["liar", "owner", "owner", "owner"]
+
+
+TOP = Top(by="amount", value=STATES.number("amount"))
+LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
+ODD: list[tuple[Scan, bytes]] = [
+    (Count(), b'{"count":"\xff"}'),
+    (Count(), b""),
+    (Count(), b"[]"),
+    (Count(), b'{"count":null}'),
+    (Count(), b'{"count":Infinity}'),
+    (Entries(), b'{"count":3}'),
+    (Entries(), b'{"entries":[7],"next":null}'),
+    (Entries(), b'{"entries":[{"key":"a"}],"next":null}'),
+    (Entries(), b'{"entries":[{"key":"a","value":1},{"key":{},"value":1}],"next":null}'),
+    (Entries(), b'{"entries":[],"next":[]}'),
+    (Entries(), b'{"entries":[' + b"[" * 100_000),
+    (TOP, b'{"entries":[{"key":"a","value":null}]}'),
+    (TOP, b'{"entries":[],"next":"a"}'),
+    (LETTERS, b'{"deadLetters":7,"next":null}'),
+    (LETTERS, b'{"deadLetters":[{"id":"balance/0:1"},7],"next":null}'),
+    (LETTERS, b'{"deadLetters":[{"id":"balance/0:1"},{"id":"7"}],"next":null}'),
+    (LETTERS, b'{"deadLetters":[],"next":"7"}'),
+]
+
+
+def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = str(PARTITION)) -> Answer:
+    """The answer where the one peer answers with a body about a partition."""
+
+    async def owner(request: web.Request) -> web.Response:
+        headers = {"Balance-Application-Server": request.host, "Balance-Position": f"{partition}:9"}
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def run() -> Answer:
+        instance.owns, scatter = False, instance.scatter(MODEL)
+        app = web.Application()
+        app.router.add_get(f"{MODEL}/scan", owner)
+        async with TestServer(app) as server:
+            instance.hear_of_owner(f"127.0.0.1:{server.port}")
+            try:
+                return await scatter.answer("scan", scan, ASKER, partitions=[PARTITION])
+            finally:
+                await scatter.proxy.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("scan", "body"), ODD)
+def test_a_peers_body_that_is_not_of_the_form_is_no_answer(instance: Instance, scan: Scan, body: bytes) -> None:
+    with pytest.raises(Problem, match="nobody could be asked") as refused:
+        answered_by(instance, scan, body)
+
+    assert refused.value.status == 503
+
+
+def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(instance: Instance) -> None:
+    with pytest.raises(Problem, match="nobody could be asked"):
+        answered_by(instance, Count(), b'{"count":3}', partition=5000 * "1")
+
+
+@pytest.mark.parametrize(
+    ("scan", "body"),
+    [
+        (Count(), b'{"count":3}'),
+        (
+            Entries(limit=2),
+            '{"entries":[{"key":"a","value":1.10},{"key":"ë","value":{}}],"next":"ë"}'.encode(),
+        ),
+        (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}]}'),
+        (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}],"next":"a"}'),
+        (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","key":null}],"next":"balance/0:1"}'),
+    ],
+)
+def test_a_peers_body_that_is_of_the_form_is_passed_on_as_it_is(instance: Instance, scan: Scan, body: bytes) -> None:
+    assert json.loads(answered_by(instance, scan, body).body, parse_float=str) == json.loads(body, parse_float=str)
+
+
+@pytest.mark.parametrize("partitions", [1, 700, 1000, 2500])
+@pytest.mark.parametrize(
+    ("kind", "scan"),
+    [("count", Count()), ("entries", Entries(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
+)
+def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_too_long(
+    instance: Instance, kind: str, scan: Count | Entries, partitions: int
+) -> None:
+    asked: list[int] = []
+
+    async def owner(request: web.Request) -> web.Response:
+        about = request.query["partitions"].split(",")
+        asked.append(len(about))
+        said = {"Position": 9, "Epoch": 3, "Role": "active"}
+        headers = {f"Balance-{name}": ",".join(f"{p}:{value}" for p in about) for name, value in said.items()}
+        headers |= {"Balance-Application-Server": request.host}
+        body = {"count": {"count": len(about)}, "entries": {"entries": [], "next": None}}[kind]
+        return web.json_response(body, headers=headers, dumps=compact_json)
+
+    async def run() -> Answer:
+        # It is about how much is asked at once, not about how soon a busy machine answers.
+        instance.timeout_seconds = BUSY_SECONDS
+        instance.owns, scatter = False, instance.scatter(MODEL)
+        scatter.routing.partitions = partitions
+        app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
+        app.router.add_get(f"/api/models/{{model}}/{kind}", owner)
+        task = {"readModel": "balance", "role": "ACTIVE", "state": "RUNNING", "epoch": 1, "position": 1}
+        tasks = [{**task, "partition": partition} for partition in range(partitions)]
+        async with TestServer(app) as server:
+            record = {"incarnation": "i", "models": [], "tasks": tasks}
+            instance.servers.hear(f"127.0.0.1:{server.port}", record, live=True)
+            try:
+                return await scatter.answer(kind, scan, ASKER)
+            finally:
+                await scatter.proxy.close()
+
+    answer = asyncio.run(run())
+    assert answer.headers["Balance-Position"] == ",".join(f"{partition}:9" for partition in range(partitions))
+    assert sum(asked) == partitions
+    if kind == "count":
+        assert json.loads(answer.body) == {"count": partitions}
+        assert partitions > 1000 or asked == [partitions]

@@ -1,0 +1,195 @@
+"""Queries that say how recent is recent enough: a standby may answer them, flagged as one, and never too old."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from balance_service.engine.records import Role
+from balance_service.http.peers.proxy import FORWARDED_HEADER
+from tests.support.querying import (
+    BUSY_SECONDS,
+    END,
+    EPOCH,
+    PARTITION,
+    TIMEOUT_SECONDS,
+    Instance,
+    Peer,
+    answering,
+    ask,
+    ask_with_peers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aiohttp import web
+
+FORWARDED = {FORWARDED_HEADER: "peer:1"}
+
+
+@pytest.fixture
+def standby(tmp_path: Path) -> Instance:
+    instance = Instance(tmp_path / "store", role=Role.STANDBY)
+    instance.put("12.34")
+    instance.move_to(END - 7)
+    return instance
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Instance:
+    instance = Instance(tmp_path / "owner")
+    instance.put("12.34")
+    instance.move_to(END - 7)
+    return instance
+
+
+def test_a_standby_answers_nobody_who_did_not_ask_for_it(standby: Instance) -> None:
+    assert ask(standby).status == 503
+    assert ask(standby, headers=FORWARDED).status == 421
+
+
+def test_a_standby_answers_within_max_lag_and_says_that_it_is_one(standby: Instance) -> None:
+    answer = ask(standby, maxLag="7")
+
+    assert (answer.status, answer.text) == (200, '{"amount":12.34}')
+    assert {name: value for name, value in answer.headers.items() if name.startswith("Balance-")} == {
+        "Balance-Application-Server": "asker:1",
+        "Balance-Role": "standby",
+        "Balance-Position": f"{PARTITION}:{END - 7}",
+        "Balance-Epoch": str(EPOCH),
+        "Balance-Lag": "7",
+    }
+
+
+def test_a_standby_that_is_further_behind_does_not_answer(standby: Instance) -> None:
+    assert ask(standby, maxLag="6").status == 503
+    refused = ask(standby, headers=FORWARDED, maxLag="6")
+    assert (refused.status, "7 records behind" in refused.detail) == (503, True)
+
+
+def test_an_owner_that_is_further_behind_does_not_answer_either(owner: Instance) -> None:
+    refused = ask(owner, maxLag="6")
+
+    assert (refused.status, "7 records behind" in refused.detail) == (503, True)
+    assert ask(owner, maxLag="7").headers["Balance-Role"] == "active"
+
+
+@pytest.mark.parametrize("role", [Role.ACTIVE, Role.STANDBY])
+def test_no_lag_is_small_enough_while_the_end_is_known_from_long_ago_only(standby: Instance, role: Role) -> None:
+    standby.role = role
+    standby.clock.now += 3.1
+
+    assert ask(standby, maxLag="1000000").status == 503
+
+
+def test_an_owner_whose_lease_has_run_out_answers_as_a_standby_if_at_all(owner: Instance) -> None:
+    owner.lease.revoke()
+
+    assert ask(owner).status == 503
+    assert ask(owner, maxLag="7").headers["Balance-Role"] == "standby"
+
+
+def test_a_standby_asked_by_a_peer_answers_within_max_lag(standby: Instance) -> None:
+    assert ask(standby, headers=FORWARDED, maxLag="7").headers["Balance-Role"] == "standby"
+
+
+def test_a_standby_that_has_reached_the_wanted_position_answers(standby: Instance) -> None:
+    assert ask(standby, minPosition=f"{PARTITION}:{END - 7}").headers["Balance-Role"] == "standby"
+
+
+def test_a_standby_asked_by_a_peer_waits_for_the_wanted_position(standby: Instance) -> None:
+    refused = ask(standby, headers=FORWARDED, minPosition=f"{PARTITION}:{END}")
+
+    assert refused.status == 503
+    assert TIMEOUT_SECONDS <= refused.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
+
+
+def test_a_standby_that_has_not_reached_the_wanted_position_asks_the_owner(standby: Instance) -> None:
+    peer = Peer(answering(text='{"amount":1.00}', headers={"Balance-Role": "active"}))
+
+    answer = ask_with_peers(standby, peer, owns=True, minPosition=f"{PARTITION}:{END}", maxLag="50")
+
+    assert (answer.text, answer.headers["Balance-Role"]) == ('{"amount":1.00}', "active")
+    assert peer.asked[0].query["minPosition"] == f"{PARTITION}:{END}"
+    assert peer.asked[0].query["maxLag"] == "50"
+
+
+def hear(instance: Instance, addresses: list[str]) -> None:
+    """The first is the owner, the others stand by."""
+    instance.hear_of_owner(addresses[0])
+    for address in addresses[1:]:
+        instance.hear_of_standby(address)
+
+
+def test_the_owner_is_asked_before_a_standby(standby: Instance) -> None:
+    owner, other = Peer(answering(headers={"Balance-Role": "active"})), Peer(answering())
+
+    answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a), maxLag="5")
+
+    assert answer.headers["Balance-Role"] == "active"
+    assert (len(owner.asked), len(other.asked)) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [421, 503])
+def test_a_standby_is_asked_when_the_owner_cannot_answer(standby: Instance, status: int) -> None:
+    owner, other = Peer(answering(status, text="{}")), Peer(answering(headers={"Balance-Role": "standby"}))
+
+    answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a), maxLag="5")
+
+    assert (answer.status, answer.headers["Balance-Role"]) == (200, "standby")
+
+
+def test_no_standby_is_asked_for_one_who_wants_the_owner(standby: Instance) -> None:
+    owner, other = Peer(answering(503, text="{}")), Peer(answering())
+
+    answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a))
+
+    assert (answer.status, len(other.asked)) == (503, 0)
+
+
+def test_an_owner_that_hangs_costs_half_the_deadline_then_a_standby_is_asked(standby: Instance) -> None:
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        raise AssertionError("never")
+
+    owner, other = Peer(hang), Peer(answering(headers={"Balance-Role": "standby"}))
+    standby.timeout_seconds = 3
+
+    answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a), maxLag="5")
+
+    assert (answer.status, answer.headers["Balance-Role"]) == (200, "standby")
+    assert 1.5 <= answer.seconds < standby.timeout_seconds
+
+
+@pytest.mark.parametrize("bound", [("minPosition", f"{PARTITION}:{END}"), ("maxLag", "5")])
+def test_an_owner_that_hangs_leaves_time_to_answer_from_the_copy_here(
+    standby: Instance, bound: tuple[str, str]
+) -> None:
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        standby.move_to(END)
+        await asyncio.sleep(60)
+        raise AssertionError("never")
+
+    name, value = bound
+    hear_of = standby.hear_of_owner
+
+    answer = ask_with_peers(standby, Peer(hang), before=lambda a: hear_of(a[0]), owns=True, **{name: value})
+
+    assert (answer.status, answer.headers["Balance-Application-Server"]) == (200, "asker:1")
+    assert answer.headers["Balance-Role"] == "standby"
+
+
+def test_a_standby_that_is_restoring_is_not_asked(standby: Instance) -> None:
+    other = Peer(answering())
+
+    answer = ask_with_peers(standby, other, before=lambda a: standby.hear_of_standby(a[0], "RESTORING"), maxLag="5")
+
+    assert (answer.status, len(other.asked)) == (503, 0)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "x", "9" * 19])
+def test_a_malformed_max_lag_is_a_problem(standby: Instance, value: str) -> None:
+    assert ask(standby, maxLag=value).status == 400

@@ -1,0 +1,177 @@
+"""A read model that cannot be right is refused as it is defined, in a sentence that says why."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.model.conditions import col
+from balance_service.model.declared_source import READ_TYPES
+from balance_service.model.flow import Stream
+from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
+from balance_service.model.joins import Global
+from balance_service.model.outputs import Emit
+from balance_service.model.read_model import ReadModel
+from balance_service.read_models.balance import Balance
+from balance_service.spark.nested import SPARK_TYPES
+from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUM = RunningSum("FundsAdded.amount")
+ship("Narrow", {"customerId": "string", "amount": MONEY})
+ship("Rounded", {"customerId": "string", "amount": {**WIDE_MONEY, "scale": 1}})
+ship("Counted", {"customerId": "string", "amount": "long"})
+ship("Bare", {"amount": WIDE_MONEY})
+ship("Listed", {"customerId": "string", "amount": {"type": "array", "items": "string"}})
+ship("Stamped", {"customerId": "long", "offset": "long", "kind": KIND})
+
+
+ship("Timed", {"customerId": "string", "at": {"type": "array", "items": {"type": "int", "logicalType": "time-millis"}}})
+ship("Either", {"customerId": "string", "what": ["null", "string", "long"]})
+
+
+def define(**changed: Any) -> type[ReadModel]:
+    """A read model as `Balance`, but for some of its attributes; one that is None is left out."""
+    balance: Mapping[str, Any] = {
+        "name": "test-declared",
+        "source": Stream("balance", "FundsAdded"),
+        "key": "customerId",
+        "state": "BalanceState",
+        "amount": SUM,
+    }
+    attributes = {name: value for name, value in {**balance, **changed}.items() if value is not None}
+    return type("Declared", (ReadModel,), {"__module__": __name__, **attributes})
+
+
+def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
+    return state
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"name": None}, "has no `name`"),
+        ({"name": "Not a name"}, "a name is lower-case letters, digits and hyphens"),
+        ({"source": "balance"}, "has a source that is not a Stream"),
+        ({"source": Stream("balance")}, "has a source that is not a Stream of a topic and one or more records"),
+        (
+            {"source": Stream("balance", "FundsLost")},
+            "names the schema FundsLost: there is no FundsLost.avsc in ",
+        ),
+        ({"source": Stream("balance", "FundsAdded", tombstones=True)}, "only a `fold` of its own deletes by them"),
+        ({"state": "Absent"}, "names the schema Absent"),
+        ({"source": Stream("b", "Timed")}, "of which 'at' has time-millis, a type that events may not have"),
+        ({"source": Stream("b", "Either")}, "of which 'what' has string | long, a type that events may not have"),
+        ({"key": "customer"}, "has the key 'customer', a string; FundsAdded has no such column"),
+        ({"key": "occurredOn"}, "FundsAdded has one of type timestamp-millis"),
+        (
+            {"source": Stream("balance", "FundsAdded").select("amount", "amonut")},
+            "selects 'amonut', a column that FundsAdded does not have",
+        ),
+        ({"source": Stream("balance", "FundsAdded").select("id").select("amount")}, "selects columns twice"),
+        (
+            {"source": Stream("balance", "FundsAdded", "Player").select("amount"), "fold": keep, "amount": None},
+            "selects no column of Player",
+        ),
+        (
+            {
+                "source": Stream("score-events", "ScoreEvent")
+                .select("score")
+                .join(Global("players", "Player"), on="player_id", take={"name": "playerName"})
+                .join(Global("products", "Product"), on="product_id", take={"name": "gameName"})
+                .by("product_id", "ScoredGame"),
+                "key": None,
+            },
+            "selects columns, and joins: the record that it makes says which of them are kept",
+        ),
+        ({"amount": None}, "has nothing to fold by"),
+        ({"fold": keep}, "has both standard folds and a `fold` of its own"),
+        ({"state": "Bare"}, "Bare has no string 'customerId'"),
+        ({"more": Count("FundsAdded")}, "and BalanceState has other fields: ['more']"),
+        ({"amount": None, "more": SUM}, "folds ['more'], and BalanceState has other fields: ['amount', 'more']"),
+        ({"amount": RunningSum("FundsAdded.sum")}, "FundsAdded has no column 'sum'"),
+        ({"amount": RunningSum("Lost.sum")}, "Lost is no record of its source"),
+        ({"amount": RunningSum("FundsAdded")}, "a count is of a record, any other fold of a column"),
+        ({"amount": RunningSum("FundsAdded.id")}, "a sum of string is not exact"),
+        ({"amount": Count("FundsAdded")}, "a count is a long"),
+        ({"state": "Narrow"}, "it is of type decimal(18,2), and decimal(38,2) keeps every digit"),
+        ({"state": "Rounded"}, "it is of type decimal(38,1), and decimal(38,2) keeps every digit"),
+        ({"state": "Counted"}, "a sum of decimal(18,2) is a decimal"),
+        ({"amount": Latest("FundsAdded.occurredOn")}, "it is of type decimal(38,2), the column of timestamp-millis"),
+        ({"amount": Top("FundsAdded.amount", 3)}, "the top is an array of records"),
+        ({"amount": Top("FundsAdded.amount", 0)}, "the top is of at least 1 event, not of 0"),
+        ({"amount": Top("FundsAdded.amount", -3)}, "the top is of at least 1 event, not of -3"),
+        ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', a name that the engine needs"),
+        ({"fields": SUM}, "has a fold as its `fields`, which says something else: name it in `folds` instead"),
+        ({"key": SUM}, "has a fold as its `key`"),
+        ({"view": lambda _model, state: state}, "has a view of its own, and does not say by `fields`"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_declaration_that_cannot_be_right_is_refused(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        define(**changed)()
+
+
+def test_what_a_declaration_names_is_read_be_it_selected_or_not() -> None:
+    (stage,) = define(source=Stream("balance", "FundsAdded").select("id"))().stages
+    assert stage.columns == frozenset({"id", "customerId", "amount"})
+
+    sending = {"name": "test-sending", "source": Stream("pos", "PosInvoice").select("storeId")}
+    home = Emit("home", where=col("deliveryType") == "HOME-DELIVERY")
+    (stage,) = define(**sending, emits=home, key=None, state=None, amount=None)().stages
+    assert stage.columns == frozenset({"storeId", "deliveryType"})
+
+
+def test_every_type_that_events_may_have_is_one_of_sparks() -> None:
+    assert {*SPARK_TYPES, "decimal"} == READ_TYPES
+
+
+def test_a_field_that_may_have_no_value_must_be_nullable() -> None:
+    source = Stream("balance", "FundsAdded", "Ended")
+
+    with pytest.raises(ConfigurationError, match="Ended has no such column"):
+        define(source=source)()
+    with pytest.raises(ConfigurationError, match=r"may have no value of Scored\.paid for 'amount'"):
+        define(
+            source=Stream("g", "Scored", "Ended"),
+            key="id",
+            state=ship("Least1", {"id": "string", "amount": WIDE_MONEY}),
+            amount=Greatest("Scored.paid"),
+        )()
+
+
+def test_a_field_of_any_name_may_be_folded() -> None:
+    state = ship("Called", {"customerId": "string", "name": "string", "amount": WIDE_MONEY})
+
+    called = define(name="test-called", state=state, folds={"name": Latest("FundsAdded.id")})()
+
+    assert called.standard_folds == {"name": Latest("FundsAdded.id"), "amount": SUM}
+    assert called.name == "test-called"
+
+
+def test_a_read_model_describes_itself() -> None:
+    assert Balance().description() == {
+        "name": "balance",
+        "source": "balance",
+        "key": "customerId",
+        "fields": {"amount": "decimal(38,2)"},
+    }
+
+
+def test_every_type_has_a_name_for_people() -> None:
+    assert Summary().field_types["first"] == "Place{city string, since timestamp-millis?}?"
+    assert Summary().field_types["latest"] == "map<long>?"
+    assert Ranks().field_types["best"] == "array<Rank{score double, kind Kind(SMALL, LARGE), paid decimal(38,2)}>"
+
+
+def test_folds_say_how_they_combine_and_any_that_does_not_has_all_events_folded_singly() -> None:
+    assert Balance().combine == {"amount": Combine.SUM}
+    # A double has values in no order.
+    assert Peaks().combine is None
+    assert Session().combine is None

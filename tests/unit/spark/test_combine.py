@@ -1,0 +1,311 @@
+"""Updates of a batch combined in Arrow: the same as folding each, and every row in its place."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.engine.records import DeadLetter, KeyedUpdate
+from balance_service.errors import PoisonRecordError
+from balance_service.model.folds import Combine
+from balance_service.read_models.balance import Balance
+from balance_service.spark.combine import PartitionRows, PartitionUpdates
+from balance_service.spark.gathering import end_of
+from balance_service.spark.notes import IGNORED, UNRESOLVED
+from tests.unit.spark.decoded import MONEY, row, table
+from tests.unit.spark.decoded import combined as combined_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SUM = {"amount": Combine.SUM}
+WIDEST = pa.decimal128(38, 2)
+BALANCE = Balance()
+
+
+def dead(offset: int, cause: str = "frame-missing", **changed: Any) -> dict[str, Any]:
+    return row(offset, None, cause=cause, timestamp=5, record_key=b"rk", value=b"rv", **changed)
+
+
+def combined(rows: Iterable[Mapping[str, Any]], combine: Any = SUM, amount: pa.DataType = MONEY) -> PartitionUpdates:
+    return combined_by(rows, combine, amount)
+
+
+def every(part: PartitionUpdates) -> list[KeyedUpdate]:
+    combined = [update for some in part.updates for update in some.take([*range(len(some.keys))])]
+    return [*combined, *part.events]
+
+
+def amounts(part: PartitionUpdates) -> dict[bytes, Any]:
+    keys = [keyed.key for keyed in every(part)]
+    assert len(keys) == len(set(keys)), "a key occurs twice"
+    return {keyed.key: keyed.update["amount"] for keyed in every(part)}
+
+
+def test_the_updates_of_a_key_become_one() -> None:
+    part = combined(
+        [row(0, b"a", Decimal("0.10")), row(1, b"b", Decimal("5.00")), row(2, b"a", Decimal("0.20"))],
+    )
+
+    assert amounts(part) == {b"a": Decimal("0.30"), b"b": Decimal("5.00")}
+    assert part.applied == 3
+
+
+def test_an_update_holds_the_update_columns_alone() -> None:
+    part = combined([row(0, b"a", Decimal("0.10"))])
+
+    assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal("0.10")})]
+
+
+def test_negative_and_zero_amounts_are_summed_like_any_other() -> None:
+    part = combined([row(0, b"a", Decimal("-5.00")), row(1, b"a", Decimal("0.00")), row(2, b"a", Decimal("-2.50"))])
+
+    assert amounts(part) == {b"a": Decimal("-7.50")}
+
+
+def test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_it() -> None:
+    part = combined(
+        [row(2, b"a", Decimal(-3)), row(0, b"b", Decimal(1)), row(1, b"a", Decimal(2)), row(3, b"b", Decimal(1))]
+    )
+
+    updates = [(keyed.key, keyed.update["amount"]) for keyed in every(part)]
+    assert updates == [(b"b", Decimal(2)), (b"a", Decimal(2)), (b"a", Decimal(-3))]
+
+
+def test_what_many_keys_come_to_is_taken_some_at_a_time() -> None:
+    keys = pa.array([b"%06d" % n for n in range(45_000)])
+    updates = PartitionUpdates(pa.table({"key": keys, "amount": pa.array(range(45_000))})).updates
+
+    assert [len(some.keys) for some in updates] == [20_000, 20_000, 5_000]
+    assert pa.concat_arrays([some.keys for some in updates]) == keys
+
+
+def test_a_sum_may_be_wider_than_its_amounts() -> None:
+    largest = Decimal("9999999999999999.99")
+
+    part = combined([row(n, b"a", largest) for n in range(1000)])
+
+    assert amounts(part) == {b"a": Decimal("9999999999999999990.00")}
+
+
+@pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
+def test_a_partition_of_ignored_records_alone_has_no_updates(combine: Mapping[str, Combine] | None) -> None:
+    part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
+
+    assert (every(part), part.applied, part.ignored, part.dead_letters) == ([], 0, 2, [])
+
+
+def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
+    part = combined(
+        [
+            row(0, b"a", Decimal(1)),
+            row(1, None, cause=IGNORED),
+            dead(5, UNRESOLVED),
+            row(6, b"a", Decimal(1)),
+            dead(7, "key-null"),
+        ]
+    )
+
+    assert amounts(part) == {b"a": Decimal(2)}
+    assert (part.applied, part.ignored) == (2, 1)
+    assert part.dead_letters == [
+        DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown"),
+        DeadLetter(7, 5, b"rk", b"rv", "key-null"),
+    ]
+
+
+def test_the_schema_ids_that_a_plan_did_not_know_are_found() -> None:
+    rows = [
+        row(0, b"a", Decimal(1)),
+        row(1, None, cause=UNRESOLVED, schema_id=7),
+        row(2, None, cause=UNRESOLVED, schema_id=9),
+        row(3, None, cause=UNRESOLVED, schema_id=7),
+    ]
+
+    assert PartitionRows(table(rows)).unresolved() == {7, 9}
+    assert PartitionRows(table(rows[:1])).unresolved() == set()
+
+
+def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
+    part = combined([row(3, None, cause="value-null", timestamp=9)])
+
+    assert part.dead_letters == [DeadLetter(3, 9, None, None, "value-null")]
+
+
+def test_without_a_way_to_combine_every_update_stays_alone_in_offset_order() -> None:
+    part = combined([row(2, b"a", Decimal(3)), row(0, b"a", Decimal(1)), row(1, b"b", Decimal(2))], None)
+
+    assert [(keyed.key, keyed.update["amount"]) for keyed in every(part)] == [
+        (b"a", Decimal(1)),
+        (b"b", Decimal(2)),
+        (b"a", Decimal(3)),
+    ]
+
+
+def test_the_last_is_that_of_the_highest_offset_wherever_its_row_stands() -> None:
+    part = combined(
+        [
+            row(2, b"a", Decimal(3)),
+            row(9, b"b", Decimal(9)),
+            row(0, b"a", Decimal(1)),
+            row(1, b"b", Decimal(2)),
+        ],
+        {"amount": Combine.LAST},
+    )
+
+    assert amounts(part) == {b"a": Decimal(3), b"b": Decimal(9)}
+
+
+def test_the_maximum_is_the_greatest() -> None:
+    part = combined(
+        [row(0, b"a", Decimal(-3)), row(1, b"a", Decimal(-1)), row(2, b"a", Decimal(-2))],
+        {"amount": Combine.MAX},
+    )
+
+    assert amounts(part) == {b"a": Decimal(-1)}
+
+
+def test_each_column_is_combined_in_its_own_way() -> None:
+    rows = [row(0, b"a", Decimal(3), seen=10, name="old"), row(1, b"a", Decimal(1), seen=20, name="new")]
+    combine = {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST}
+
+    part = combined_by(rows, combine, seen=pa.int64(), name=pa.string())
+
+    assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
+
+
+def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_order() -> None:
+    huge = Decimal("9" * 36 + ".99")
+
+    part = combined(
+        [row(1, b"a", huge), row(0, b"a", Decimal("1.00")), row(2, b"b", huge.copy_negate())], amount=WIDEST
+    )
+
+    assert [(keyed.key, keyed.update["amount"]) for keyed in every(part)] == [
+        (b"a", Decimal("1.00")),
+        (b"a", huge),
+        (b"b", huge.copy_negate()),
+    ]
+    assert part.applied == 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_that_would_wrap_arounds_arrows_decimal_does_not(sign: int) -> None:
+    half = Decimal("9" * 36 + ".99").copy_sign(sign)
+
+    part = combined([row(n, b"a", half) for n in range(4)], amount=WIDEST)
+
+    assert [keyed.update["amount"] for keyed in every(part)] == [half] * 4
+
+
+def test_integers_whose_sum_could_wrap_are_left_to_the_fold() -> None:
+    part = combined([row(0, b"a", 2**62), row(1, b"a", 2**62)], amount=pa.int64())
+
+    assert [keyed.update["amount"] for keyed in every(part)] == [2**62, 2**62]
+
+
+def test_small_integers_are_summed() -> None:
+    assert amounts(combined([row(0, b"a", 2), row(1, b"a", 5)], amount=pa.int64())) == {b"a": 7}
+
+
+def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> None:
+    rows = PartitionRows(table([row(5, b"a", Decimal(2)), row(4, b"a", Decimal(1)), row(7, b"b", Decimal(4)), dead(8)]))
+    records = {offset: DeadLetter(offset, 9, b"r", b"v%d" % offset, "") for offset in range(9)}
+
+    assert rows.singly(rows.updates_of([b"a", b"c"]), records) == [
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, records[4], offset=4),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, records[5], offset=5),
+    ]
+
+
+def test_an_event_that_is_read_again_keeps_its_idempotency_key() -> None:
+    once = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+    rows = PartitionRows(table([row(4, b"a", Decimal(1), **once)]))
+    read_again = DeadLetter(4, 9, b"a", b"whole frame", "")
+
+    assert rows.singly(rows.updates, {4: read_again}) == [
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, read_again, b"i", 4),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "is_combined"), [(2, False), (1000, True)])
+def test_a_few_events_stay_single_and_more_are_combined(rows: int, is_combined: bool) -> None:
+    part = PartitionRows(table(row(n, b"a", Decimal(1)) for n in range(rows))).combined(SUM)
+
+    assert len(every(part)) == (1 if is_combined else rows)
+    assert sum(keyed.update["amount"] for keyed in every(part)) == part.applied == rows
+
+
+def test_a_batch_ends_after_its_last_row_whatever_that_is() -> None:
+    assert end_of(table([row(3, b"a", Decimal(1)), row(7, b"b", Decimal(1))])) == 8
+    assert end_of(table([row(3, b"a", Decimal(1)), row(9, None, cause=IGNORED)])) == 10
+
+
+def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key() -> None:
+    once = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+
+    part = combined(
+        [row(0, b"a", Decimal(1)), row(1, b"b", Decimal(5)), row(2, b"a", Decimal(2), **once), row(3, b"b", Decimal(5))]
+    )
+
+    assert every(part) == [
+        KeyedUpdate(b"b", {"amount": Decimal(10)}),
+        KeyedUpdate(b"a", {"amount": Decimal(1)}, offset=0),
+        KeyedUpdate(b"a", {"amount": Decimal(2)}, DeadLetter(2, 9, b"a", b"frame", ""), b"i", 2),
+    ]
+    assert part.applied == 4
+
+
+def cents(number: int) -> Decimal:
+    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -2))
+
+
+def folded(updates: Iterable[tuple[bytes, Decimal]]) -> dict[bytes, Decimal | str]:
+    """Balances by key; once a key has overflowed, that."""
+    states: dict[bytes, Any] = {}
+    outcome: dict[bytes, Decimal | str] = {}
+    for key, amount in updates:
+        try:
+            states[key] = BALANCE.next_state(states.get(key), key, {"amount": amount})
+            outcome.setdefault(key, "")
+        except PoisonRecordError as error:
+            outcome[key] = error.cause
+    return {key: outcome[key] or states[key]["amount"] for key in outcome}
+
+
+KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(-(10**18) + 1, 10**18 - 1).map(cents)), max_size=40))
+def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[bytes, Decimal]]) -> None:
+    part = combined([row(n, key, amount) for n, (key, amount) in enumerate(updates)])
+
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
+    assert part.applied == len(updates)
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(0, 10**38 - 1).map(cents)), max_size=12))
+def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
+    updates: list[tuple[bytes, Decimal]],
+) -> None:
+    part = combined([row(n, key, amount) for n, (key, amount) in enumerate(updates)], amount=WIDEST)
+
+    assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
+
+
+@given(st.lists(st.sampled_from([None, IGNORED, UNRESOLVED, "frame-missing", "key-null"]), max_size=40))
+def test_no_row_is_lost_and_none_counted_twice(causes: list[str | None]) -> None:
+    part = combined(
+        row(offset, b"k", Decimal(1), cause=cause, timestamp=0, schema_id=1 if cause == UNRESOLVED else None)
+        for offset, cause in enumerate(causes)
+    )
+
+    assert part.applied == causes.count(None)
+    assert part.ignored == causes.count(IGNORED)
+    assert len(part.dead_letters) == sum(cause not in (None, IGNORED) for cause in causes)
+    assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)

@@ -1,0 +1,282 @@
+"""When what has arrived is committed, and how much of it at once; time is told by the test."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balance_service.spark.combine import PartitionUpdates
+from balance_service.spark.gathering import Gathered
+from tests.unit.spark.fed_partition import IDLE_SECONDS, SUM, Partition
+
+
+@pytest.mark.parametrize("known_end", [None, 0, 1], ids=["not known", "an older one", "its own"])
+def test_an_event_that_comes_to_an_idle_partition_is_committed_at_once(known_end: int | None) -> None:
+    partition = Partition()
+    partition.arrivals.add(1, after=0.125)
+
+    assert partition.gather(known_end) == [0]
+    assert partition.time.now == 1000.125
+
+
+def test_where_nothing_comes_in_time_there_is_nothing_to_commit() -> None:
+    partition = Partition()
+    partition.arrivals.add(1, after=IDLE_SECONDS + 0.5)
+
+    assert partition.gather(known_end=1) == []
+    assert partition.time.now == 1000 + IDLE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("took", "least", "most"),
+    [(0.001, 0.010, 0.010), (0.018, 0.018, 0.025), (0.5, 0.5, 0.5)],
+    ids=["a quick commit", "one like the pace", "one slower than any pace"],
+)
+def test_under_load_commits_begin_10_to_25_ms_apart_by_what_one_takes(took: float, least: float, most: float) -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.arrivals.add(1)
+    partition.gather()
+    began = partition.time.now
+    partition.commit(took)
+    partition.arrivals.add(1)
+    partition.gather()
+
+    assert least - 1e-9 <= partition.time.now - began <= most + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rows_a_second", "apart"),
+    [(4_000, 0.025), (7_000, 0.025), (9_000, 0.060), (100_000, 0.060)],
+    ids=["few", "nearly many", "many", "very many"],
+)
+def test_where_a_commit_holds_hundreds_of_events_commits_begin_60_ms_apart(rows_a_second: int, apart: float) -> None:
+    partition = Partition()
+    for _ in range(3_000):
+        partition.arrivals.add(rows_a_second // 1_000, after=0.001)
+    paces = []
+    for _ in range(40):
+        partition.gather()
+        paces.append(partition.time.now)
+        partition.commit(0.018)
+
+    assert paces[-1] - paces[-2] == pytest.approx(apart, abs=0.0015)
+
+
+def test_what_arrives_within_the_pace_is_committed_together() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.gather()
+    partition.commit(0.001)
+    for _ in range(3):
+        partition.arrivals.add(1, after=0.002)
+
+    assert partition.gather() == [1, 2, 3]
+
+
+def test_after_a_pause_nothing_is_left_of_the_pace() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+    partition.gather()
+    partition.commit(0.001)
+    partition.time.sleep(5)
+    partition.arrivals.add(1)
+    before = partition.time.now
+
+    assert partition.gather() == [1]
+    assert partition.time.now == before
+
+
+def test_a_partition_that_is_behind_gathers_up_to_the_end_that_is_known() -> None:
+    partition = Partition()
+    for _ in range(4):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.arrivals.add(10, after=0.03)
+
+    assert partition.gather(end) == list(range(end))
+
+
+def test_no_more_is_gathered_once_the_bound_in_rows_is_reached() -> None:
+    partition = Partition(most_rows=25)
+    for _ in range(9):
+        end = partition.arrivals.add(10, after=0.03)
+
+    assert len(partition.gather(end)) == 30
+    assert len(partition.gather(end)) == 30
+
+
+def test_what_has_been_pulled_does_not_wait_for_more_than_ten_seconds() -> None:
+    partition = Partition()
+    partition.time.sleep(0.5)
+    for _ in range(2000):
+        end = partition.arrivals.add(1, after=0.01)
+    partition.gather(end)
+
+    first, *_, last = partition.arrivals.pulls
+    assert 9.9 < last - first < 10.1
+
+
+def test_nothing_more_is_pulled_once_the_task_is_to_do_something_else() -> None:
+    partition = Partition()
+    for _ in range(100):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.interrupted.set()
+
+    assert partition.gather(end) == list(range(10))
+
+
+def test_while_gathering_some_time_lies_between_two_pulls() -> None:
+    partition = Partition()
+    for _ in range(100):
+        end = partition.arrivals.add(1, after=0.001)
+    partition.gather(end)
+
+    assert len(partition.arrivals.pulls) > 2
+    assert min(later - one for one, later in pairwise(partition.arrivals.pulls)) >= 0.02 - 1e-9
+
+
+def test_gathering_stops_where_nothing_comes() -> None:
+    partition = Partition()
+    partition.arrivals.add(10)
+    partition.arrivals.add(10, after=1.0)
+
+    # What is between them, of which nothing is said, may be an aborted transaction.
+    assert partition.gather(known_end=1000) == list(range(10))
+    assert partition.time.now < 1000.1
+
+
+@pytest.mark.parametrize(("known_end", "gathered"), [(10_000, 10), (10_100, 20)], ids=["near", "far"])
+def test_far_from_the_end_a_pause_is_sparks_and_waited_for(known_end: int, gathered: int) -> None:
+    partition = Partition()
+    partition.arrivals.add(10)
+    partition.arrivals.add(10, after=0.4)
+
+    assert len(partition.gather(known_end)) == gathered
+
+
+def test_what_could_not_be_committed_is_tried_again_part_by_part_until_the_end_that_is_known_is_reached() -> None:
+    partition = Partition(most_rows=320_000)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    assert len(partition.gather(end)) == 320_000
+    partition.gathering.failed()
+    partition.begin_again()
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+
+    assert [len(partition.gather(end)) for _ in range(5)] == [80_000] * 5
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    assert len(partition.gather(end)) == 320_000
+
+
+def test_what_is_tried_again_keeps_its_events() -> None:
+    partition = Partition()
+    partition.gathering.failed()
+    for _ in range(6):
+        end = partition.arrivals.add(20_000, after=0.03)
+
+    for rows in (80_000, 40_000):
+        (gathered,) = partition.gathered(end)
+        assert gathered.rows is not None
+        assert gathered.updates.applied == rows
+
+
+def test_what_many_events_come_to_is_combined_part_by_part() -> None:
+    partition = Partition()
+    for _ in range(10):
+        end = partition.arrivals.add(20_000, after=0.03)
+    (gathered,) = partition.gathered(end)
+
+    assert [len(part) for part in partition.parts] == [80_000, 80_000, 40_000]
+    assert (gathered.updates.applied, gathered.end) == (200_000, end)
+    assert gathered.rows is None  # they would fill the memory
+    assert gathered.traces == ("0",)
+
+
+def test_a_part_is_as_large_as_what_it_is_combined_with() -> None:
+    partition = Partition(each_its_key=True)
+    for _ in range(32):
+        end = partition.arrivals.add(20_000, after=0.03)
+    (gathered,) = partition.gathered(end)
+
+    assert [len(part) for part in partition.parts] == [80_000, 80_000, 160_000, 320_000]
+    assert (gathered.updates.keys, gathered.end) == (640_000, end)
+
+
+def test_a_part_is_full_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_service.spark.gathering._PART_BYTES", 160)
+    partition = Partition()
+    for _ in range(4):
+        end = partition.arrivals.add(10, after=0.03)
+    partition.gather(end)
+
+    assert [len(part) for part in partition.parts] == [20, 20]
+
+
+def test_parts_that_cannot_be_combined_are_committed_one_after_the_other_and_no_more_are_gathered() -> None:
+    partition = Partition(singly=True)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+    found = partition.gathered(end)
+
+    assert [one.end for one in found] == [80_000, 160_000]
+    assert partition.gathered(end)[0].end == 240_000
+
+
+def test_events_that_are_never_combined_are_committed_some_thousand_at_a_time() -> None:
+    partition = Partition(combine=None)
+    for _ in range(20):
+        end = partition.arrivals.add(5_000, after=0.03)
+
+    assert [one.end for _ in range(3) for one in partition.gathered(end)] == [10_000, 20_000, 30_000]
+
+
+def test_a_topic_full_of_garbage_is_not_gathered() -> None:
+    partition = Partition(letters_of=5 << 20)
+    for _ in range(20):
+        end = partition.arrivals.add(20_000, after=0.03)
+
+    assert len(partition.gathered(end)) == 2
+
+
+def test_parts_of_more_keys_than_a_transaction_should_hold_are_not_combined() -> None:
+    keys = pa.table({"key": pa.array([b"%d" % n for n in range(600_000)]), "amount": pa.array([1] * 600_000)})
+    other = keys.set_column(0, "key", pa.array([b"other %d" % n for n in range(600_000)]))
+    one, two = Gathered(PartitionUpdates(keys), 1), Gathered(PartitionUpdates(other), 2)
+
+    assert one.and_then(one, SUM) is not None
+    assert one.and_then(two, SUM) is None
+
+
+def test_a_part_that_cannot_be_read_ends_the_gathering() -> None:
+    partition = Partition()
+    partition.arrivals.add(1)
+
+    def part(_table: pa.Table) -> Gathered:
+        raise LookupError("a schema")
+
+    with pytest.raises(LookupError, match="a schema"):
+        partition.gathering.gather(partition.arrivals, IDLE_SECONDS, None, part, partition.interrupted)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from([0.0, 0.001, 0.03, 0.5])), min_size=1, max_size=20),
+    st.lists(st.one_of(st.none(), st.integers(0, 1200)), min_size=1),
+    st.lists(st.sampled_from([0.001, 0.02, 0.7]), min_size=1),
+)
+def test_every_row_is_gathered_once_and_in_order(
+    arrivals: list[tuple[int, float]], known_ends: list[int | None], took: list[float]
+) -> None:
+    partition, gathered = Partition(most_rows=60), []
+    for rows, after in arrivals:
+        end = partition.arrivals.add(rows, after)
+    for turn in range(200):
+        gathered += partition.gather(known_ends[turn % len(known_ends)])
+        partition.commit(took[turn % len(took)])
+
+    assert gathered == list(range(end))

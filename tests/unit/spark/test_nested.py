@@ -1,0 +1,158 @@
+"""What Avro may resolve by itself: the values of one type as another, where they mean the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from balance_service.avro.types import fields_of
+from balance_service.spark.nested import check_resolvable, nested_type, standing_alone, widened, with_full_names
+from tests.support.models import KIND, MONEY, PLACE, WHEN
+
+
+def array(items: Any) -> Any:
+    return {"type": "array", "items": items}
+
+
+FIXED = {"type": "fixed", "name": "F", "logicalType": "decimal", "precision": 5, "scale": 1}
+NAMED: Any = {"type": "record", "name": "Outer", "namespace": "n", "fields": [{"name": "at", "type": PLACE}]}
+ELSEWHERE: Any = {"type": "fixed", "name": "c.Hash", "size": 4}
+INNER: Any = {
+    "type": "record",
+    "name": "Inner",
+    "namespace": "c",
+    "fields": [
+        {"name": "kind", "type": KIND},
+        {"name": "same", "type": "Kind"},
+        {"name": "of_outer", "type": "a.b.Kind"},
+    ],
+}
+OUTER: Any = {
+    "type": "record",
+    "name": "Outer",
+    "namespace": "a.b",
+    "fields": [
+        {"name": "kind", "type": KIND},
+        {"name": "hash", "type": ["null", ELSEWHERE]},
+        {"name": "inner", "type": array(INNER)},
+        {"name": "simple", "type": "Kind"},
+        {"name": "full", "type": "a.b.Kind"},
+        {"name": "of_inner", "type": array("c.Kind")},
+        {"name": "hashes", "type": {"type": "map", "values": "c.Hash"}},
+        {"name": "plain", "type": ["null", "string"]},
+    ],
+}
+KIND_IN_FULL = {**KIND, "name": "a.b.Kind", "namespace": "a.b"}
+KIND_OF_INNER = {**KIND, "name": "c.Kind", "namespace": "c"}
+HASH_IN_FULL = {**ELSEWHERE, "namespace": "c"}
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (array("int"), array("long")),
+        (array("string"), array(["null", "string"])),
+        (["null", array("string")], array("string")),
+        (array({**MONEY, "precision": 9}), array(MONEY)),
+        ({"type": "map", "values": "float"}, {"type": "map", "values": "double"}),
+        ("n.Place", PLACE),
+        ("n.Outer", NAMED),
+        (KIND, KIND),
+        (PLACE, {**PLACE, "fields": [*PLACE["fields"], {"name": "zip", "type": "string", "default": ""}]}),
+    ],
+    ids=repr,
+)
+def test_a_type_may_be_read_as_one_that_holds_all_of_it(written: Any, wanted: Any) -> None:
+    check_resolvable(written, wanted, in_full(NAMED)[1])
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "why"),
+    [
+        (array("long"), array("int"), "long would be taken for int"),
+        (array(WHEN), array("long"), "timestamp-millis would be taken for long"),
+        (
+            array({**MONEY, "scale": 4}),
+            array(MONEY),
+            "decimal of scale 4, in bytes would be taken for decimal of scale 2",
+        ),
+        (array("string"), {"type": "map", "values": "string"}, "array would be taken for map"),
+        ("string", PLACE, "string would be taken for record"),
+        (NAMED, PLACE, "Place lacks 'city'"),
+    ],
+    ids=repr,
+)
+def test_a_type_is_not_read_as_one_that_means_something_else(written: Any, wanted: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        check_resolvable(written, wanted, in_full(NAMED)[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (["simple"], [KIND_IN_FULL]),
+        (["full"], [KIND_IN_FULL]),
+        (["simple", "full"], [KIND_IN_FULL, "a.b.Kind"]),
+        (["kind", "full"], [KIND_IN_FULL, "a.b.Kind"]),
+        (["of_inner", "full"], [array(KIND_OF_INNER), KIND_IN_FULL]),
+        (["hashes", "hash"], [{"type": "map", "values": HASH_IN_FULL}, ["null", "c.Hash"]]),
+        (["plain"], [["null", "string"]]),
+    ],
+    ids=repr,
+)
+def test_a_type_that_another_field_defines_is_carried_along_by_whichever_name(
+    fields: list[str], expected: list[Any]
+) -> None:
+    kinds, named = in_full(OUTER)
+
+    assert list(standing_alone({name: kinds[name] for name in fields}, named).values()) == expected
+
+
+def test_what_is_carried_along_is_defined_once() -> None:
+    kinds, named = in_full(OUTER)
+
+    alone = standing_alone({"of_inner": kinds["of_inner"], "inner": kinds["inner"]}, named)
+
+    assert [field["type"] for field in alone["inner"]["items"]["fields"]] == ["c.Kind", "c.Kind", KIND_IN_FULL]
+
+
+@pytest.mark.parametrize("field", ["simple", "full"])
+def test_a_type_is_looked_into_by_whichever_name(field: str) -> None:
+    kinds, named = in_full(OUTER)
+
+    check_resolvable(kinds[field], KIND, named)
+
+
+def test_a_name_that_is_known_only_without_a_namespace_is_that() -> None:
+    # As Java writes it within another namespace.
+    inner = {**INNER, "fields": [{"name": "kind", "type": "Kind"}]}
+    outer = {"type": "record", "name": "Outer", "fields": [{"name": "k", "type": KIND}, {"name": "in", "type": inner}]}
+
+    kinds, named = in_full(outer)
+
+    assert fields_of(kinds["in"]) == {"kind": "Kind"}
+    assert named["Kind"] == {**KIND, "namespace": ""}
+
+
+def in_full(schema: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Its fields' types, and what it names."""
+    named: dict[str, Any] = {}
+    return fields_of(with_full_names(schema, named)), named
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (array(MONEY), "array<decimal(38,2)>"),
+        ({"type": "map", "values": ["null", {**FIXED, "size": 16}]}, "map<string,decimal(38,1)>"),
+        # Of 8 bytes Spark sees all, and of 12 there are no 38 digits.
+        (array({**FIXED, "size": 8}), "array<decimal(5,1)>"),
+        (array({**FIXED, "size": 12}), "array<decimal(28,1)>"),
+        (PLACE, "struct<`city`:string,`since`:timestamp>"),
+        (array(KIND), "array<string>"),
+    ],
+    ids=repr,
+)
+def test_a_nested_decimal_is_read_with_all_the_digits_it_may_have(kind: Any, expected: str) -> None:
+    assert nested_type(widened(kind)) == expected

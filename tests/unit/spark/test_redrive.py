@@ -1,0 +1,85 @@
+"""Dead letters at which Spark itself fails when they are tried again: they hold up no others, and are not forgotten."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.engine.letters.changes import Due
+from balance_service.engine.letters.letter import Letter, Status
+from balance_service.errors import FatalError
+from balance_service.spark.redrive import Redrive
+from balance_service.spark.row_query import QueryEndedError
+from tests.unit.spark.test_feed import spark
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.engine.records import TaskBatch
+
+LETTERS = 20
+FAILED = "spark-failed"
+
+
+def message(offset: int) -> Any:
+    return SimpleNamespace(
+        key=lambda: b"alice",
+        value=lambda: b"funds",
+        offset=lambda: offset,
+        partition=lambda: 0,
+        timestamp=lambda: (1, 0),
+        headers=lambda: None,
+    )
+
+
+def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None) -> Redrive:
+    """One whose Spark fails at some offsets."""
+
+    def read(*given: Any) -> tuple[Sequence[int], Mapping[int, Any]]:
+        return given[4], {offset: message(offset) for offset in given[4]}
+
+    def decode(records: Sequence[Mapping[str, Any]]) -> None:
+        if bad.intersection(record["offset"] for record in records):
+            raise QueryEndedError("a job was aborted")
+
+    parts: Any = SimpleNamespace(resolve=lambda _: set())
+    made = Redrive(
+        spark=session or spark(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
+    )
+    monkeypatch.setattr("balance_service.spark.redrive.records_left_at", read)
+    monkeypatch.setattr(made, "_decoded", decode)
+    return made
+
+
+def batch(tried_by: Redrive, offsets: Sequence[int]) -> TaskBatch:
+    letters = [Letter.first(offset, "join-missing", None, 0, 1) for offset in offsets]
+    return tried_by.batch(0, LETTERS, Due(letters))
+
+
+@pytest.mark.parametrize("bad", [{0}, {7}, {LETTERS - 1}, {0, 1, 12}, set(range(LETTERS)), set()])
+def test_a_letter_at_which_spark_fails_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, bad: set[int]) -> None:
+    tried_by = redrive(monkeypatch, bad)
+    left, failed, tried = [*range(LETTERS)], [], []
+    while left:
+        done = batch(tried_by, left)
+        failed += [(letter.offset, letter.cause) for letter in done.dead_letters]
+        tried += sorted(done.retried)
+        left = [offset for offset in left if offset not in done.retried]
+
+    assert failed == [(offset, FAILED) for offset in sorted(bad)]
+    assert tried == [*range(LETTERS)]
+
+
+def test_it_is_tried_again_later_ten_times_at_most() -> None:
+    letter, attempts = Letter.first(0, "schema-id-unknown", None, 0, 1), 0
+    while letter.status is Status.SCHEDULED:
+        letter, attempts = letter.failed_again(FAILED, 0, 1), attempts + 1
+
+    assert (letter.status, attempts) == (Status.PARKED, 10)
+
+
+def test_a_spark_that_is_gone_is_no_failure_of_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FatalError):
+        batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0])

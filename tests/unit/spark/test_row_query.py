@@ -1,0 +1,279 @@
+"""The rows of a query as they come over the socket."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from balance_service.errors import ConfigurationError
+from balance_service.process.scratch import Scratch, temporary_scratch
+from balance_service.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
+from tests.unit.spark.spark_side import LONG, SCHEMA, Spark, message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+
+@pytest.fixture
+def sparks() -> Iterator[list[Spark]]:
+    """Those of the test, which have ended after it."""
+    started: list[Spark] = []
+    yield started
+    for spark in started:
+        spark.end()
+
+
+@pytest.fixture
+def scratch() -> Iterator[Scratch]:
+    with temporary_scratch() as scratch:
+        yield scratch
+
+
+@pytest.fixture
+def opened(sparks: list[Spark], scratch: Scratch) -> Callable[..., RowQuery]:
+    def query(spark: Spark, position: int = 0, into: Scratch = scratch) -> RowQuery:
+        sparks.append(spark)
+        anything: Any = spark
+        return RowQuery(anything, into, lambda: anything, position)
+
+    return query
+
+
+def offsets(batches: Iterable[pa.RecordBatch | None]) -> list[int]:
+    return [offset for batch in batches if batch is not None for offset in batch["offset"].to_pylist()]
+
+
+def pulled(query: RowQuery, times: int) -> Sequence[int]:
+    with query:
+        return offsets(query.pull(LONG) for _ in range(times))
+
+
+def test_rows_come_in_order_as_they_were_sent_each_asked_for_once(opened: Callable[..., RowQuery]) -> None:
+    spark = Spark(message(5, 6), message(7), message(9, 12))
+
+    with opened(spark, 5) as query:
+        batches = [query.pull(LONG) for _ in range(3)]
+
+    assert offsets(batches) == [5, 6, 7, 9, 12]
+    assert [batch.num_rows for batch in batches if batch is not None] == [2, 1, 2]
+    assert batches[0] is not None
+    assert batches[0].schema == SCHEMA
+    assert batches[0]["key"].to_pylist() == [b"k5", b"k6"]
+    spark.end()
+    assert spark.asked == 3
+
+
+def test_more_rows_than_a_socket_takes_at_once_come_as_a_whole(opened: Callable[..., RowQuery]) -> None:
+    assert pulled(opened(Spark(message(*range(200_000)))), 1) == list(range(200_000))
+
+
+def test_where_nothing_comes_in_time_there_is_nothing_and_it_is_not_asked_again(
+    opened: Callable[..., RowQuery],
+) -> None:
+    spark = Spark(message(0), message(1), ends=False)
+    spark.has_rows.clear()
+
+    with opened(spark) as query:
+        assert [query.pull(0.01), query.pull(0.01), query.pull(0)] == [None, None, None]
+        spark.has_rows.set()
+        assert offsets([query.pull(LONG), query.pull(LONG), query.pull(0.01), query.pull(0.01)]) == [0, 1]
+    spark.end()
+
+    # Once for each message, and once for what never came.
+    assert spark.asked == 3
+
+
+def test_a_connection_that_is_closed_within_a_message_ends_the_query_wherever_that_is(
+    opened: Callable[..., RowQuery],
+) -> None:
+    whole, failure = message(1, 2), RuntimeError("the broker is away")
+
+    for sent in range(len(whole)):
+        with opened(Spark(message(0), whole[:sent], failure=failure)) as query:
+            assert offsets([query.pull(LONG)]) == [0]
+            with pytest.raises(QueryEndedError, match="the broker is away"):
+                query.pull(LONG)
+
+
+def test_where_spark_ends_the_query_without_a_failure_the_rows_before_are_had(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0))) as query:
+        assert offsets([query.pull(LONG)]) == [0]
+        with pytest.raises(QueryEndedError, match="batch has come to its end"):
+            query.pull(LONG)
+        with pytest.raises(QueryEndedError):
+            query.pull(LONG)
+
+
+def test_where_the_rows_end_and_the_query_does_not_that_is_a_failure(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0), is_endless=True)) as query:
+        assert offsets([query.pull(LONG)]) == [0]
+        with pytest.raises(QueryEndedError, match="has not ended the query") as caught:
+            query.pull(LONG)
+
+    assert not isinstance(caught.value, BatchEndedError)
+
+
+def test_a_batch_that_is_handed_over_twice_ends_the_query(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0, 1), message(0, 1))) as query:
+        query.pull(LONG)
+        with pytest.raises(QueryEndedError, match="offset 0 after 1"):
+            query.pull(LONG)
+
+
+def test_a_batch_that_begins_within_the_one_before_ends_the_query(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0, 1), message(1, 2))) as query:
+        query.pull(LONG)
+        with pytest.raises(QueryEndedError, match="offset 1 after 1"):
+            query.pull(LONG)
+
+
+def test_rows_from_below_the_position_end_the_query(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(6)), 7) as query, pytest.raises(QueryEndedError, match="offset 6 after 6"):
+        query.pull(LONG)
+
+
+def test_a_query_that_has_not_started_has_no_rows(opened: Callable[..., RowQuery]) -> None:
+    with pytest.raises(QueryEndedError, match="not started"):
+        opened(Spark()).pull(0)
+
+
+def test_spark_is_told_to_run_in_real_time_and_keeps_its_scratch_where_only_this_user_may_look(
+    opened: Callable[..., RowQuery],
+) -> None:
+    spark = Spark()
+
+    with opened(spark):
+        assert (spark.told["mode"], spark.told["realTime"]) == ("update", "24 hours")
+        for folder in (spark.checkpoint, spark.listener.parent):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["spark obeys", "spark cannot stop it"])
+def test_on_leaving_the_query_is_stopped_the_connection_closed_and_its_files_gone(
+    opened: Callable[..., RowQuery], scratch: Scratch, fails: bool
+) -> None:
+    def on_stop() -> None:
+        if fails:
+            raise ConnectionError("the JVM is gone")
+
+    spark = Spark(ends=False, on_stop=on_stop)
+    query = opened(spark)
+
+    with query:
+        assert list(scratch.files.iterdir()) == [spark.checkpoint]
+    spark.end()
+
+    assert spark.calls == ["start", "stop"]
+    assert spark.is_left
+    assert list(scratch.files.iterdir()) == []
+
+
+def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
+    spark = Spark(connects=False, failure=RuntimeError("an error occurred\n: java.lang.Error: no such topic\n\tat x"))
+
+    with pytest.raises(QueryEndedError) as caught, opened(spark):
+        pass
+
+    assert str(caught.value) == "an error occurred : java.lang.Error: no such topic"
+    assert spark.calls == ["start", "stop"]
+    assert list(scratch.files.iterdir()) == []
+
+
+@pytest.mark.parametrize("connects", [False, True], ids=["no connection", "no schema"])
+def test_a_query_that_does_not_begin_to_read_is_given_up(
+    opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch, connects: bool
+) -> None:
+    monkeypatch.setattr("balance_service.spark.row_query._CONNECT_SECONDS", 0.25)
+    spark = Spark(connects=connects, is_mute=True)
+
+    with pytest.raises(QueryEndedError, match="did not begin to read"), opened(spark):
+        pass
+
+    assert spark.calls == ["start", "stop"]
+
+
+def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
+    def refuse() -> None:
+        raise LookupError("no such format")
+
+    spark = Spark(on_start=refuse)
+
+    with pytest.raises(QueryEndedError, match="no such format"), opened(spark):
+        pass
+
+    assert spark.calls == ["start"]
+    assert list(scratch.files.iterdir()) == []
+
+
+def test_what_the_brokers_do_not_allow_is_said_with_where_to_read_on(opened: Callable[..., RowQuery]) -> None:
+    deep = RuntimeError(
+        "Job aborted\n\tat x\nCaused by: TopicAuthorizationException: Not authorized to access topics: [b]"
+    )
+
+    with (
+        pytest.raises(QueryEndedError, match=r"not allow Spark to read: .*\[b\]; grant .* \(docs/security.md\)"),
+        opened(Spark(connects=False, failure=deep)),
+    ):
+        pass
+
+
+@pytest.fixture
+def with_paths_of() -> Iterator[Callable[[int], Scratch]]:
+    """A scratch whose sockets have paths of so many bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+
+        def make(length: int) -> Scratch:
+            shallow = Scratch(Path(short), Path(short))
+            deep = Path(short) / ("d" * (length - len(str(shallow.new_socket())) - 1))
+            return Scratch(deep, deep)
+
+        yield make
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused_with_what_to_set(
+    opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
+) -> None:
+    scratch, spark = with_paths_of(104), Spark()
+
+    with (
+        pytest.raises(ConfigurationError, match="too long for a socket; set XDG_RUNTIME_DIR or TMPDIR"),
+        opened(spark, into=scratch),
+    ):
+        pass
+
+    assert spark.calls == []
+    assert not scratch.sockets.exists()
+
+
+def test_the_longest_path_that_is_not_refused_can_be_used(
+    opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
+) -> None:
+    scratch = with_paths_of(103)
+    scratch.files.mkdir(0o700)
+    spark = Spark(message(0))
+
+    assert pulled(opened(spark, into=scratch), 1) == [0]
+    assert len(str(spark.listener)) == 103
+
+
+def test_rows_come_while_the_process_has_more_than_a_thousand_files_open(opened: Callable[..., RowQuery]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held: list[int] = []
+    try:
+        while not held or held[-1] <= 1024:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        assert pulled(opened(Spark(message(0))), 1) == [0]
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,294 @@
+"""What the service uses of Spark that Spark does not promise to keep; the list is here, and nowhere else.
+
+A new version of Spark that lacks one of these fails here by its name, with the module that has to be changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from contextlib import closing
+from pathlib import Path
+from pydoc import locate
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+import pytest
+
+from balance_service import spark
+from balance_service.settings import load_settings
+from balance_service.spark.jvm import class_path
+from tests.unit.spark.class_files import Jars
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SPARK = Path(spark.__file__).parent
+_SESSION = _SPARK / "session.py"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_PYTHON_WRITER = "org.apache.spark.sql.execution.python.streaming.PythonForeachWriter"
+_REAL_TIME = "org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode"
+_ALLOWED = f"{_STREAMING}.runtime.RealTimeModeAllowlist$"
+
+# Module → class → its methods and constructors that are called, or overridden.
+JAVA: dict[str, dict[str, list[str]]] = {
+    "spark/jvm.py": {
+        "org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"],
+        # Of which the options for the JVM are a copy.
+        "org.apache.spark.launcher.JavaModuleOptions": ["static defaultModuleOptions()"],
+    },
+    "spark/handover_jar.py": {
+        "org.codehaus.commons.compiler.samples.CompilerDemo": ["static main(String[])"],
+    },
+    "spark/java/Handover.java": {
+        _PYTHON_WRITER: [
+            "PythonForeachWriter(PythonFunction, StructType)",
+            "open(long, long)",
+            "process(UnsafeRow)",
+            "close(Throwable)",
+        ],
+        "org.apache.spark.sql.ForeachWriter": ["process(Object)"],
+        "org.apache.spark.sql.catalyst.expressions.UnsafeRow": ["getSizeInBytes()"],
+        "org.apache.spark.sql.execution.arrow.ArrowWriter": [
+            "static create(VectorSchemaRoot)",
+            "write(InternalRow)",
+            "finish()",
+            "reset()",
+        ],
+        "org.apache.spark.sql.util.ArrowUtils": [
+            "static toArrowSchema(StructType, String, boolean, boolean)",
+            "static rootAllocator()",
+        ],
+        "org.apache.spark.sql.types.StructType": [],
+        "org.apache.arrow.vector.VectorSchemaRoot": ["static create(Schema, BufferAllocator)"],
+        "org.apache.arrow.vector.VectorUnloader": ["VectorUnloader(VectorSchemaRoot)", "getRecordBatch()"],
+        "org.apache.arrow.vector.ipc.WriteChannel": ["WriteChannel(WritableByteChannel)"],
+        "org.apache.arrow.vector.ipc.message.ArrowRecordBatch": ["close()"],
+        "org.apache.arrow.vector.ipc.message.MessageSerializer": [
+            "static serialize(WriteChannel, Schema)",
+            "static serialize(WriteChannel, ArrowRecordBatch)",
+        ],
+    },
+    "spark/row_query.py": {
+        "org.apache.spark.sql.classic.Dataset": ["schema()"],
+        "org.apache.spark.sql.classic.DataStreamWriter": ["foreach(ForeachWriter)"],
+    },
+    "session.py": {
+        "org.apache.spark.sql.classic.SparkSession": ["sparkContext()"],
+        "org.apache.spark.SparkContext": ["isStopped()"],
+        f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager": [
+            "FileSystemBasedCheckpointFileManager(Path, Configuration)"
+        ],
+        "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
+    },
+    "spark/rehearsal.py": {
+        f"{_STREAMING}.sources.LowLatencyMemoryStream": [
+            "static singlePartition(SparkSession, Encoder)",
+            "addData(Seq)",
+            "toDF()",
+        ],
+        "org.apache.spark.sql.Encoders": ["static INT()"],
+        "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
+    },
+    "spark/archiving.py": {
+        "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
+        "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
+        "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory": [],
+        "org.apache.spark.sql.kafka010.KafkaBatchPartitionReader": [],
+        "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin": [],
+        "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer": [],
+        "org.apache.kafka.clients.admin.AdminClient": ["static create(Properties)"],
+        "org.apache.kafka.clients.consumer.KafkaConsumer": ["KafkaConsumer(Properties)"],
+        "org.apache.kafka.common.serialization.ByteArrayDeserializer": [],
+    },
+}
+
+# Module, a class, and what it extends or implements.
+PARENTS = [
+    ("spark/row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
+    ("spark/rehearsal.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
+    ("spark/java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
+    (
+        "session.py",
+        "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+        "org.apache.hadoop.fs.LocalFileSystem",
+    ),
+]
+
+# Module, a class, and what its code names: a class that it treats in its own way, a variable that it reads, a text.
+NAMED = [
+    ("spark/jvm.py", "org.apache.spark.api.python.PythonGatewayServer$", "_PYSPARK_DRIVER_CONN_INFO_PATH"),
+    # It is handed rows as they are; any other writer is handed objects.
+    ("spark/java/Handover.java", f"{_STREAMING}.sources.ForeachWriterTable$", _PYTHON_WRITER),
+    # What may take part in real-time mode.
+    ("spark/row_query.py", _ALLOWED, f"{_STREAMING}.sources.ForeachWriterTable"),
+    ("decode.py", _ALLOWED, "org.apache.spark.sql.execution.ProjectExec"),
+    (
+        "spark/row_query.py",
+        "org.apache.kafka.common.errors.TopicAuthorizationException",
+        "Not authorized to access topics: ",
+    ),
+]
+
+# Where Spark's settings are declared; of one that is not, Spark says nothing.
+SETTINGS_OF = [
+    "org.apache.spark.internal.config.package$",
+    "org.apache.spark.internal.config.Status$",
+    "org.apache.spark.internal.config.UI$",
+    "org.apache.spark.sql.internal.SQLConf$",
+    "org.apache.spark.sql.internal.StaticSQLConf$",
+    "org.apache.spark.sql.internal.SqlApiConfHelper$",
+    "org.apache.spark.sql.kafka010.package$",
+    # Of the folders that are not declared as settings.
+    "org.apache.spark.util.Utils$",
+]
+
+
+def _has(owner: Any, attribute: str) -> bool:
+    return hasattr(owner, attribute)
+
+
+def _sets(owner: Any, attribute: str) -> bool:
+    """Whether the constructor sets it."""
+    return attribute in inspect.unwrap(owner.__init__).__code__.co_names
+
+
+def _names(function: Any, attribute: str) -> bool:
+    return attribute in inspect.unwrap(function).__code__.co_names
+
+
+def _takes(function: Any, parameter: str) -> bool:
+    return parameter in inspect.signature(function).parameters
+
+
+def _reads(function: Any, variable: str) -> bool:
+    return f'os.environ["{variable}"]' in inspect.getsource(function)
+
+
+# Module, something of PySpark, and what has to be true of it.
+PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
+    ("session.py", "pyspark.SparkContext", _has, "_gateway"),
+    ("session.py", "pyspark.SparkContext", _has, "_jvm"),
+    ("session.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
+    ("session.py", "pyspark.SparkContext", _has, "_ensure_initialized"),
+    ("session.py", "pyspark.SparkContext._ensure_initialized", _takes, "gateway"),
+    ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_PORT"),
+    ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_SECRET"),
+    ("spark/row_query.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("spark/row_query.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
+    ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),
+    ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter.trigger", _takes, "realTime"),
+    ("session.py", "pyspark.SparkContext._do_init", _names, "_accumulatorServer"),
+    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
+    ("spark/rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
+    ("spark/archiving.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("spark/archiving.py", "pyspark.SparkContext", _has, "_gateway"),
+    ("spark/sampler.py", "pyspark.SparkContext", _has, "_jvm"),
+]
+
+
+@pytest.fixture(scope="module")
+def jars() -> Iterator[Jars]:
+    """The class path that the service gives the JVM."""
+    with closing(Jars(class_path(load_settings()))) as found:
+        yield found
+
+
+def _broken(module: str, what: str) -> str:
+    return f"events/{module} uses {what}, which pyspark {pyspark.__version__} and its connectors do not have"
+
+
+def _members() -> Iterator[tuple[str, str, str]]:
+    for module, classes in JAVA.items():
+        for name, members in classes.items():
+            yield from ((module, name, member) for member in members or [""])
+
+
+@pytest.mark.parametrize(("module", "name", "member"), list(_members()))
+def test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
+    jars: Jars, module: str, name: str, member: str
+) -> None:
+    assert jars.read(name) is not None, _broken(module, name)
+    if member:
+        called = member.partition("(")[0]
+        like_it = sorted(method for method in jars.methods(name) if method.partition("(")[0] == called)
+        assert member in like_it, f"{_broken(module, f'{name}: {member}')}; there is {like_it or 'none of that name'}"
+
+
+@pytest.mark.parametrize(("module", "name", "parent"), PARENTS)
+def test_a_class_of_the_jvm_is_what_it_is_taken_for(jars: Jars, module: str, name: str, parent: str) -> None:
+    found = jars.read(name)
+
+    assert found is not None, _broken(module, name)
+    assert parent in found.parents, _broken(module, f"{name} as a {parent}")
+
+
+@pytest.mark.parametrize(("module", "name", "text"), NAMED)
+def test_a_class_of_the_jvm_names_what_it_is_relied_on_for(jars: Jars, module: str, name: str, text: str) -> None:
+    found = jars.read(name)
+
+    assert found is not None, _broken(module, name)
+    assert text in found.texts, _broken(module, f"{name} and that it names {text!r}")
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r'"(spark\.(?!hadoop\.)[\w.]+)"', (_SPARK / "session.py").read_text())
+)
+def test_a_setting_of_spark_is_one(jars: Jars, name: str) -> None:
+    declared = {text for owner in SETTINGS_OF if (found := jars.read(owner)) for text in found.texts}
+
+    assert name in declared, _broken("session.py", f"the setting {name}")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_so", "what"), PYTHON, ids=[f"{module}-{name}-{what}" for module, name, _, what in PYTHON]
+)
+def test_an_internal_of_pyspark_is_there(module: str, name: str, is_so: Callable[[Any, str], bool], what: str) -> None:
+    found = locate(name)
+
+    assert found is not None, _broken(module, name)
+    assert is_so(found, what), _broken(module, f"{what} of {name}")
+
+
+def test_what_a_version_of_spark_lacks_is_named_with_what_uses_it(jars: Jars) -> None:
+    name, lacking = "org.apache.spark.sql.util.ArrowUtils", "static toArrowSchema(StructType, String)"
+
+    with pytest.raises(AssertionError) as caught:
+        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(jars, "spark/java/Handover.java", name, lacking)
+
+    (line, *_) = str(caught.value).splitlines()
+    assert line.startswith(f"spark/java/Handover.java uses {name}: {lacking}, which pyspark {pyspark.__version__}")
+    assert "static toArrowSchema(StructType, String, boolean, boolean)" in line
+    with pytest.raises(AssertionError, match=r"uses org\.apache\.spark\.Gone, which"):
+        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
+            jars, "spark/java/Handover.java", "org.apache.spark.Gone", ""
+        )
+
+
+def test_the_list_has_every_class_of_the_jvm_that_the_code_names() -> None:
+    named = {
+        (module, name)
+        for module, text in _sources()
+        for name in re.findall(r"\b(?:org|scala|com\.globalmentor)\.(?:[a-z]\w*\.)+[A-Z]\w*", text)
+    }
+
+    assert len(named) > 20
+    assert named - {(module, name) for module, classes in JAVA.items() for name in classes} == set()
+
+
+def test_the_list_has_every_private_attribute_of_pyspark_that_the_code_uses() -> None:
+    used = {
+        (module, attribute)
+        for module, text in _sources()
+        for attribute in re.findall(r"(?<!\bself)(?<!\bcls)\.(_[a-z]\w*)", text)
+    }
+
+    assert used
+    assert used - {(module, what) for module, _, _, what in PYTHON} == set()
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    for file in sorted(_SPARK.rglob("*")):
+        if file.suffix in (".py", ".java"):
+            yield file.relative_to(_SPARK).as_posix(), file.read_text(encoding="utf-8")

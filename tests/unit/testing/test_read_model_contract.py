@@ -1,0 +1,129 @@
+"""What every read model keeps by being one; and that the checks of it find what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from balance_service.model.addition import Addition
+from balance_service.model.flow import Stream
+from balance_service.model.folds import RunningSum
+from balance_service.model.read_model import ReadModel
+from balance_service.spark import combine
+from balance_service.testing.contract import (
+    CONTRACT,
+    acceleration_equals_fold,
+    combined_equals_single,
+    cuts_do_not_matter,
+)
+from balance_service.testing.strategies import batches
+from tests.support.models import MODELS
+from tests.support.shipped import KNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.avro.codec import AvroCodec
+    from balance_service.testing import Given
+    from balance_service.testing.contract import Check
+
+SHIPPED = [name for name, model in KNOWN.items() if model.has_states()]
+
+
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", SHIPPED)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_read_model_keeps_the_contract(name: str, check: Check, data: st.DataObject) -> None:
+    read_model = KNOWN[name]
+
+    check(read_model, data.draw(batches(read_model)))
+
+
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_so_does_every_fold_of_every_type(read_model: ReadModel, check: Check, data: st.DataObject) -> None:
+    check(read_model, data.draw(batches(read_model)))
+
+
+# --- faults, planted
+
+
+class Alternating(RunningSum):
+    """Is not associative, and says that it is a sum."""
+
+    def step(self, kind: Any) -> Callable[[Any, Any], Any]:
+        return lambda value, update: update if value is None else update - value
+
+
+class NotASum(ReadModel):
+    """As `Balance`, with a fold that is none."""
+
+    name = "planted-not-a-sum"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = "BalanceState"
+
+    amount = Alternating("FundsAdded.amount")
+
+    def acceleration(self, codec: AvroCodec) -> None:
+        return None
+
+
+class OffByOne(Addition):
+    """Writes another last byte."""
+
+    def next_states(self, *args: Any) -> list[bytes | None]:
+        after = super().next_states(*args)
+        return [None if frame is None else frame[:-1] + bytes([frame[-1] ^ 1]) for frame in after]
+
+
+class WronglyAccelerated(ReadModel):
+    """As `Balance`, with an acceleration that is wrong by a byte."""
+
+    name = "planted-off-by-one"
+    source = Stream("balance", "FundsAdded")
+    key = "customerId"
+    state = "BalanceState"
+
+    amount = RunningSum("FundsAdded.amount")
+
+    def acceleration(self, codec: AvroCodec) -> Addition:
+        return OffByOne("amount", 2, codec.schema_id)
+
+
+def is_caught(read_model: ReadModel, check: Check) -> bool:
+    """Whether a check finds something wrong."""
+
+    @settings(
+        max_examples=200, deadline=None, database=None, derandomize=True, phases=[Phase.generate], print_blob=False
+    )
+    @given(batches(read_model))
+    def keeps(drawn: list[list[Given]]) -> None:
+        check(read_model, drawn)
+
+    try:
+        keeps()
+    except AssertionError:
+        return True
+    return False
+
+
+def test_a_fold_that_is_not_associative_and_said_to_be_a_sum_is_caught() -> None:
+    assert is_caught(NotASum(), combined_equals_single)
+
+
+def test_an_acceleration_that_is_off_by_one_byte_is_caught() -> None:
+    assert is_caught(WronglyAccelerated(), acceleration_equals_fold)
+
+
+def test_a_combiner_that_drops_a_key_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregated = combine._aggregated
+    monkeypatch.setattr(combine, "_aggregated", lambda *args: aggregated(*args).slice(1))
+
+    assert is_caught(KNOWN["balance"], cuts_do_not_matter)
