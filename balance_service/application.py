@@ -19,13 +19,13 @@ import structlog
 from balance_service.engine.store.directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.answering import Answering
-from balance_service.hosting.binding import bound
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.running import Running
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.wiring import Front
+from balance_service.model.binding import bound
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing

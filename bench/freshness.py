@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from balance_service.cluster.partitioner import partition_of
+from balance_service.kafka.partitioner import partition_of
 from bench.cluster import Cluster
 from bench.events import customer_id, encoded
 from bench.load import PARTITIONS, arriving

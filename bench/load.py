@@ -11,8 +11,8 @@ import numpy as np
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import BalanceServiceError
+from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_policies import FOR_EVER
 from bench.background import Background, at_rate
 from bench.events import MAX_CENTS, customer_id, encoded, register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.hosting.binding import bound
+from balance_service.model.binding import bound
 from balance_service.model.loading import load_models
 from balance_service.read_models.shipped import SHIPPED
 

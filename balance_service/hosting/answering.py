@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from balance_service.cluster.watermarks import Watermarks
 from balance_service.http.dead_letters import DeadLetters, StageLetters
 from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
@@ -16,6 +15,7 @@ from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import unavailable
 from balance_service.http.turns import Turns
 from balance_service.kafka.bounded_reader import records_left_at
+from balance_service.kafka.watermarks import Watermarks
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import TEXT
 

@@ -16,8 +16,6 @@ import structlog
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
-from balance_service.cluster.partitioner import partition_of
-from balance_service.cluster.watermarks import Watermarks
 from balance_service.engine.letters.decisions import Decisions
 from balance_service.engine.purge import Purge
 from balance_service.engine.store.options import limit_open_files
@@ -28,8 +26,10 @@ from balance_service.hosting.hosted_stage import HostedStage, host
 from balance_service.hosting.table_contexts import table_contexts
 from balance_service.hosting.works import Surroundings, work_of
 from balance_service.kafka.clients import common_config, producer_config
+from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.kafka.topics import Topics
+from balance_service.kafka.watermarks import Watermarks
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.worker import Worker

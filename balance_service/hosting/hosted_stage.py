@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.cluster.watermarks import Watermarks
     from balance_service.engine.letters.decisions import Decisions, Verdict
     from balance_service.engine.store.directory import StateDirectory
     from balance_service.engine.work import Work
     from balance_service.http.routing import Readable
     from balance_service.kafka.topics import Topic, Topics
+    from balance_service.kafka.watermarks import Watermarks
     from balance_service.model.event import State
     from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics

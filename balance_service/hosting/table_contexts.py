@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroReader
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.tables.partition import TableContext
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.partitioner import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
-from balance_service.cluster.partitioner import partitions_of, partitions_of_keys
 from balance_service.engine.emission import Emission
 from balance_service.engine.fold import Folding
 from balance_service.engine.joining import Joining
@@ -21,6 +20,7 @@ from balance_service.engine.outputs import Target, sender_of
 from balance_service.engine.passing import Emitting, Rekeying
 from balance_service.engine.retrying import Retrying
 from balance_service.errors import FatalError
+from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
 from balance_service.process.clock import now_ms

@@ -227,7 +227,7 @@ MUTATIONS = (
     ),
     Mutation(
         "partitions are found by CRC32",
-        "balance_service/cluster/partitioner.py",
+        "balance_service/kafka/partitioner.py",
         "    return (murmur2(key) & 0x7FFFFFFF) % partitions\n",
         '    return __import__("zlib").crc32(key) % partitions\n',
         QUIET,

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.partitioner import partition_of
 from tests.compose.monitoring import Prometheus, watched
 from tests.compose.recounted import recounted
 from tests.compose.stack import HOST, Stack

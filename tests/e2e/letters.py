@@ -13,7 +13,7 @@ import fastavro
 import httpx
 
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of
+from balance_service.kafka.partitioner import partition_of
 from tests.support.service import PARTITIONS
 from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually

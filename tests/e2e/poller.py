@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from balance_service.cluster.partitioner import partition_of
+from balance_service.kafka.partitioner import partition_of
 from tests.support.paths import GET_BALANCE
 from tests.support.service import PARTITIONS
 

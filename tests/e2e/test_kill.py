@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.devtools.local.stack import LocalStack
+from balance_service.kafka.partitioner import partition_of
 from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
 from tests.support.commands import started
 from tests.support.service import PARTITIONS, all_balances, application, ask, new_instance, on, running

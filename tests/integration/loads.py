@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from balance_service.cluster.partitioner import partition_of
+from balance_service.kafka.partitioner import partition_of
 from tests.integration.engines import balance, catch_up, counted, hosted
 from tests.support.recount import recount
 

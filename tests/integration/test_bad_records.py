@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Topics
 from balance_service.spark import gathering
 from tests.integration.engines import balance, balance_stage, catch_up, counted, prepare, running_engine, settings_for

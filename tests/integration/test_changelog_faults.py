@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.changelog.reader import Part
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.store.batch import StoreBatch
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
+from balance_service.kafka.partitioner import partition_of
 from tests.integration.engines import (
     balance,
     balance_stage,

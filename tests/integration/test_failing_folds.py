@@ -5,9 +5,9 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.task_state import TaskState
 from balance_service.hosting.engine import Engine
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.flow import Stream
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel

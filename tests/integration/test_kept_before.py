@@ -6,13 +6,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.letters import letters as layout
 from balance_service.engine.letters.decisions import Decision, Verdict
 from balance_service.engine.letters.letter import Status
 from balance_service.hosting.kept_before import KeptBefore
 from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.clients import producer_config
+from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, running_engine, settings_for
 from tests.support.topics import Writer

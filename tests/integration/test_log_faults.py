@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.hosting.rebuild import rebuild
+from balance_service.kafka.partitioner import partition_of
 from balance_service.read_models.balance import Balance
 from tests.integration.engines import (
     balance,

@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.devtools.topic_copy import timestamp_order
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copier import Copier
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
+from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
 from tests.integration.copying import CUSTOMERS, Application, History, contents, ignore

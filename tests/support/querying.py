@@ -15,9 +15,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from balance_service.cluster.membership import Lease
-from balance_service.cluster.partitioner import partition_of
 from balance_service.cluster.server_table import ServerTable
-from balance_service.cluster.watermarks import Watermarks
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
@@ -31,6 +29,8 @@ from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.server.problems import problems
 from balance_service.http.turns import Asker, Turns
+from balance_service.kafka.partitioner import partition_of
+from balance_service.kafka.watermarks import Watermarks
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import Clock, balance_codec, position_codec

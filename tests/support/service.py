@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.devtools.local.instances import LocalInstance
+from balance_service.kafka.partitioner import partition_of
 from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import Folding, fold
 from balance_service.engine.opening import check_same_changelog
@@ -30,6 +29,7 @@ from balance_service.engine.records import (
 from balance_service.engine.store.database import Database
 from balance_service.engine.store.store import StateStore
 from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
 from tests.unit.spark.decoded import combined, row

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.joining import Joining
 from balance_service.engine.outputs import Target
 from balance_service.engine.records import CombinedUpdates, Position, TaskBatch
 from balance_service.engine.tables.joined import JoinedTables
 from balance_service.engine.tables.store import TableStore, Version
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.joins import Global, Join
 from balance_service.model.keys import KeyType
 from balance_service.testing.fakes import FakeRegistry

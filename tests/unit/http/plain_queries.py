@@ -7,7 +7,6 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.http.access.authorization import Access
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
@@ -17,6 +16,7 @@ from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
+from balance_service.kafka.partitioner import partition_of
 from tests.support.fakes import Nobody
 from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance

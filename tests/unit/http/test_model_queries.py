@@ -12,7 +12,6 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.http.api.key_routes import _key_route
 from balance_service.http.api.route import Routes
 from balance_service.http.handlers import Handlers
@@ -20,6 +19,7 @@ from balance_service.http.model_queries import ModelAnswers, ModelQueries, descr
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.server.app import make_app
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.routes import Routes as KeyRoutes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import Nobody

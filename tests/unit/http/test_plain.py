@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from balance_service.cluster.partitioner import partition_of
 from balance_service.engine.records import Role
 from balance_service.engine.store.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.peers.answers import AnswerReader
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Limits
+from balance_service.kafka.partitioner import partition_of
 from balance_service.observability.metrics import Metrics
 from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.cluster.partitioner import partition_of
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.server.plain import asked_of
+from balance_service.kafka.partitioner import partition_of
 from balance_service.model.routes import Collection
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard

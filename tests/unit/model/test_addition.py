@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.partitioner import partition_of, partitions_of
+from balance_service.kafka.partitioner import partition_of, partitions_of
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.partitioner import partition_of, partitions_of_keys
 from balance_service.errors import InvalidInputError
+from balance_service.kafka.partitioner import partition_of, partitions_of_keys
 from balance_service.model.keys import KeyType
 
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from balance_service.cluster.watermarks import Watermarks
+from balance_service.kafka.watermarks import Watermarks
 from balance_service.process.worker import Worker
 
 if TYPE_CHECKING:

@@ -232,9 +232,7 @@ def test_a_class_of_the_jvm_names_what_it_is_relied_on_for(jars: Jars, module: s
     assert text in found.texts, _broken(module, f"{name} and that it names {text!r}")
 
 
-@pytest.mark.parametrize(
-    "name", re.findall(r'"(spark\.(?!hadoop\.)[\w.]+)"', (_SPARK / "session.py").read_text())
-)
+@pytest.mark.parametrize("name", re.findall(r'"(spark\.(?!hadoop\.)[\w.]+)"', (_SPARK / "session.py").read_text()))
 def test_a_setting_of_spark_is_one(jars: Jars, name: str) -> None:
     declared = {text for owner in SETTINGS_OF if (found := jars.read(owner)) for text in found.texts}
 

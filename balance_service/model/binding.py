@@ -1,4 +1,4 @@
-"""Read models bound to their schemas: those of files, or else those that the registry has for what they read."""
+"""Binds read models to their schemas: those in files, then those in the schema registry."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 def bound(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> list[ReadModel]:
-    """The read models, each with the schemas that it names; one that is bound already stays as it is.
+    """Returns the read models bound to their schemas; a model that is bound already is returned unchanged.
 
-    The schema that the registry is asked for first is recorded there, under a subject of the application, the model,
-    its version and the record: all instances, and all rebuilds, come to the same one, whatever is registered later.
+    The first schema that the registry returns for a record is recorded there under a subject that names the
+    application, the model, its version and the record. Every instance and every rebuild then uses the same schema,
+    even if the registry has a newer one by then.
 
     Raises:
-        ConfigurationError: a model cannot be as it is declared, or a schema is nowhere.
-        RetriableError: the registry is asked, and does not answer.
+        ConfigurationError: a declaration is not valid, or a schema is neither in a file nor in the registry.
+        RetriableError: the registry does not respond.
     """
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         return [
@@ -39,7 +40,7 @@ def bound(models: Iterable[ReadModel | type[ReadModel]], settings: Settings) -> 
 def _in_registry(
     registry: SchemaRegistry, settings: Settings, model: type[ReadModel], topic: str, name: str
 ) -> Schema | str:
-    """The schema of a record, or that there is none."""
+    """Returns the schema of a record, or a sentence that says where the registry has none."""
     read = settings.topic_of(topic)
     subject = f"{settings.application_id}-{model.name}-v{model.version}-{name}"
     found = registry.recorded(subject, partial(registry.newest, read, name))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.cluster.watermarks import Watermarks
 from balance_service.errors import RetriableError
+from balance_service.kafka.watermarks import Watermarks
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.partitioner import murmur2, partition_of, partitions_of
+from balance_service.kafka.partitioner import murmur2, partition_of, partitions_of
 from tests.support.librdkafka import librdkafka
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
