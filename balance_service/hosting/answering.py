@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from balance_service.http.answer import unavailable
 from balance_service.http.dead_letters import DeadLetters, StageLetters
 from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
@@ -12,7 +13,6 @@ from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries,
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
-from balance_service.http.server.problems import unavailable
 from balance_service.http.turns import Turns
 from balance_service.kafka.bounded_reader import records_left_at
 from balance_service.kafka.watermarks import Watermarks

@@ -1,20 +1,25 @@
-"""An answer to a client or a peer, before it is aiohttp's."""
+"""Answers to clients and peers, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
 import http
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import structlog
 from aiohttp import web
 
+from balance_service.errors import InvalidInputError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+log = structlog.get_logger(__name__)
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
-PROBLEM = f"{PROBLEM_JSON}; charset=utf-8"
-# Proxies and browsers store answers without these: a balance would be served after it has changed.
+RETRY_AFTER_SECONDS = 1
+# Without these, proxies and browsers store answers and serve a balance after it has changed.
 ON_EVERY_ANSWER: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
@@ -22,14 +27,22 @@ ON_EVERY_ANSWER: Mapping[str, str] = {
 }
 _ON_EVERY_ANSWER = "".join([f"{name}: {value}\r\n" for name, value in ON_EVERY_ANSWER.items()])
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in http.HTTPStatus}
+_DETAILS = {
+    404: "there is nothing at this path; /openapi.json lists all paths",
+    405: "this path does not accept this method; the Allow header names the methods it accepts",
+}
 
 
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
-"""A value as JSON without white space."""
+"""Encodes a value as JSON without white space."""
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    return web.json_response(value, status=status, dumps=compact_json)
 
 
 class Answer(NamedTuple):
-    """What is answered, from the local store or by a peer; `headers` are those of this API."""
+    """A response before it becomes aiohttp's. `headers` are those of this API."""
 
     status: int
     body: bytes
@@ -37,15 +50,72 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
     def response(self) -> web.Response:
-        """The same as aiohttp's."""
         headers = {**self.headers, "Content-Type": self.content_type, **ON_EVERY_ANSWER}
         return web.Response(status=self.status, body=self.body, headers=headers)
 
     def raw(self, more: bytes) -> bytes:
-        """The same as it goes over the wire; `more` is further lines of its head."""
+        """Returns the bytes to send; `more` holds further header lines."""
         fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         head = (
             f"{_STATUS_LINES[self.status]}{fields}Content-Type: {self.content_type}\r\n"
             f"{_ON_EVERY_ANSWER}Content-Length: {len(self.body)}\r\n"
         )
         return b"".join((head.encode(), more, b"\r\n", self.body))
+
+
+class Problem(Exception):
+    """An error response. `detail` is one sentence for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        title = http.HTTPStatus(self.status).phrase
+        return {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
+
+    def answer(self) -> Answer:
+        body = compact_json(self.body).encode()
+        return Answer(self.status, body, f"{PROBLEM_JSON}; charset=utf-8", self.headers)
+
+
+def unavailable(detail: str) -> Problem:
+    """Returns a 503 that the client may retry."""
+    return Problem(503, detail, retry_after=RETRY_AFTER_SECONDS)
+
+
+def unexpected(path: str) -> Problem:
+    """Logs the exception being handled and returns a 500."""
+    log.exception("a request failed", path=path)
+    return Problem(500, "an internal error occurred; the service's log has the details")
+
+
+@web.middleware
+async def problems(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turns every exception into a problem response; logs those that are not deliberate."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.answer().response()
+    except InvalidInputError as error:
+        return Problem(400, str(error)).answer().response()
+    except web.HTTPException as error:
+        kept = {name: value for name, value in error.headers.items() if name in ("Allow", "Location")}
+        detail = _DETAILS.get(error.status) or error.text or error.reason
+        return Problem(error.status, detail, headers=kept).answer().response()
+    except Exception:
+        return unexpected(request.path).answer().response()

@@ -24,7 +24,7 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.http.access.authorization import CLIENT
-from balance_service.http.answer import compact_json
+from balance_service.http.answer import Problem, compact_json, unavailable
 from balance_service.http.bodies import decision
 from balance_service.http.given import Given
 from balance_service.http.letter_parameters import (
@@ -42,7 +42,6 @@ from balance_service.http.parameters import LIMIT, PARTITIONS
 from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
 from balance_service.http.scatter import NOT_OF_FORM
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.server.problems import Problem, unavailable
 from balance_service.http.turns import asker_of
 
 if TYPE_CHECKING:

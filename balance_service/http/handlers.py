@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.http.server.problems import unavailable
+from balance_service.http.answer import unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import RetriableError
-from balance_service.http.answer import compact_json
+from balance_service.http.answer import compact_json, unavailable
 from balance_service.http.letter_scan import letter_id
 from balance_service.http.scan import MOST_BYTES
-from balance_service.http.server.problems import unavailable
 from balance_service.http.turns import in_one_step
 from balance_service.kafka.messages import shown_headers
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.answer import compact_json
+from balance_service.http.answer import Problem, compact_json
 from balance_service.http.given import Given
 from balance_service.http.parameters import (
     AFTER,
@@ -28,7 +28,6 @@ from balance_service.http.parameters import (
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.server.problems import Problem
 from balance_service.http.turns import asker_of
 from balance_service.model.keys import TEXT
 

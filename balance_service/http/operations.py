@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from balance_service.http.answer import compact_json
-from balance_service.http.server.problems import RETRY_AFTER_SECONDS, Problem
+from balance_service.http.answer import RETRY_AFTER_SECONDS, Problem, compact_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

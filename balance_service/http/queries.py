@@ -10,9 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError
-from balance_service.http.answer import JSON, Answer
+from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.server.problems import Problem, unavailable
 from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
-from balance_service.http.answer import JSON, Answer
+from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.peers.proxy import naming
-from balance_service.http.server.problems import Problem, unavailable
 from balance_service.http.turns import in_one_step
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from balance_service.http.access.authorization import CLIENT
 from balance_service.http.access.clients import whereabouts
+from balance_service.http.answer import Problem, unavailable
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator

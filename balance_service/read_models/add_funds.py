@@ -12,6 +12,8 @@ from aiohttp import web
 
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem
+from balance_service.http.answer import unavailable as unavailable_now
 from balance_service.http.api.answers import problem, unavailable
 from balance_service.http.api.declarations import Answer, Body, Component, Content, Header
 from balance_service.http.api.route import Route, Tag
@@ -20,8 +22,6 @@ from balance_service.http.bodies import JsonNumber, json_object
 from balance_service.http.commands import Command
 from balance_service.http.given import Given
 from balance_service.http.parameters import IDEMPOTENCY_KEY
-from balance_service.http.server.problems import Problem
-from balance_service.http.server.problems import unavailable as unavailable_now
 from balance_service.kafka.clients import producer_config
 from balance_service.model.keys import checked_key
 from balance_service.read_models.funds_publisher import FundsAddedPublisher

@@ -19,6 +19,7 @@ from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
+from balance_service.http.answer import problems
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.parameters import key_query
@@ -27,7 +28,6 @@ from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
-from balance_service.http.server.problems import problems
 from balance_service.http.turns import Asker, Turns
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.watermarks import Watermarks

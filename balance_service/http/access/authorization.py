@@ -29,9 +29,9 @@ from balance_service.http.access.clients import (
 from balance_service.http.access.jwts import load_jwts
 from balance_service.http.access.rate_limit import RateLimit
 from balance_service.http.access.tokens import load_tokens
+from balance_service.http.answer import Problem
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
-from balance_service.http.server.problems import Problem
 from balance_service.http.server.reloading import Reloaded
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import hdrs
 
-from balance_service.http.server.problems import Problem
+from balance_service.http.answer import Problem
 from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from balance_service.http.server.problems import Problem
+from balance_service.http.answer import Problem
 
 REALM = "balance-service"
 _IPV6_SITE_BITS = 64

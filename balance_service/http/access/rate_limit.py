@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from balance_service.http.server.problems import Problem
+from balance_service.http.answer import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

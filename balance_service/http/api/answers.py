@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.http.answer import PROBLEM_JSON
+from balance_service.http.answer import PROBLEM_JSON, Problem
 from balance_service.http.api.declarations import Answer, Content, Header
 from balance_service.http.api.schemas import POSITION, PROBLEM, ROLE
-from balance_service.http.server.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
+from balance_service.http.answer import Problem
 from balance_service.http.peers.answers import PASSED_ON
 from balance_service.http.peers.used_marks import UsedMarks
-from balance_service.http.server.problems import Problem
 from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:

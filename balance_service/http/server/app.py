@@ -10,7 +10,7 @@ from aiohttp import web
 
 from balance_service.errors import FatalError
 from balance_service.http.access.authorization import Access, guarded
-from balance_service.http.answer import ON_EVERY_ANSWER, Answer
+from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, problems
 from balance_service.http.api.openapi import DOCUMENT, document
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
@@ -18,7 +18,6 @@ from balance_service.http.server.connections import Connection, reserved, watche
 from balance_service.http.server.limits import MAX_BODY_BYTES, Limits, UnderWay, limited, without_expectations
 from balance_service.http.server.listening import Listener
 from balance_service.http.server.places import Places
-from balance_service.http.server.problems import Problem, problems
 from balance_service.http.server.spans import traced
 from balance_service.observability.tracing import UNTRACED
 

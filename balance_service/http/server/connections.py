@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from aiohttp import http_exceptions, web
 
+from balance_service.http.answer import Problem, unavailable
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp, body_of, loses_what_follows
 from balance_service.http.server.limits import MAX_FIELD_BYTES, MAX_HEADERS, MAX_LINE_BYTES, url_too_long
-from balance_service.http.server.problems import Problem, unavailable
 
 if TYPE_CHECKING:
     import asyncio

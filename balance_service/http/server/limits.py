@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import hdrs, web
 
-from balance_service.http.server.problems import Problem, unavailable
+from balance_service.http.answer import Problem, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -19,12 +19,12 @@ from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem, unexpected
 from balance_service.http.model_queries import PATH
 from balance_service.http.parameters import KEY, KeyQuery
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import PROOF_HEADER
 from balance_service.http.server.limits import headers_fit
-from balance_service.http.server.problems import Problem, unexpected
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.model.routes import Collection, Routes
 

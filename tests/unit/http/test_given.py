@@ -8,12 +8,12 @@ import pytest
 from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
+from balance_service.http.answer import problems
 from balance_service.http.given import Given
 from balance_service.http.letter_parameters import CAUSE
 from balance_service.http.parameters import KEY
 from balance_service.http.server.app import serve
 from balance_service.http.server.listening import bind
-from balance_service.http.server.problems import problems
 from tests.unit.http.raw_http import Answer, Server
 
 

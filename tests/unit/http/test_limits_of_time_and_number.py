@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
+from balance_service.http.answer import Problem
 from balance_service.http.server.limits import Limits, UnderWay
-from balance_service.http.server.problems import Problem
 from tests.support.waiting import until
 from tests.unit.http.raw_http import COMMAND, LIVE, QUESTION, QUICK, Answer, ask, serving
 

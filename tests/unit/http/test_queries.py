@@ -13,8 +13,8 @@ from yarl import URL
 
 from balance_service.engine.store.store import StateStore, StoreView
 from balance_service.errors import StoreCorruptedError
+from balance_service.http.answer import problems
 from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.server.problems import problems
 from balance_service.read_models.balance import Balance
 from tests.support.paths import GET_BALANCE as PATH
 from tests.support.querying import (
@@ -82,7 +82,7 @@ def test_a_view_that_fails_is_an_error_of_that_query_alone(instance: Instance, m
 
     failed = ask(instance, customerId="other")
 
-    assert (failed.status, failed.detail) == (500, "something went wrong here; the log says what")
+    assert (failed.status, failed.detail) == (500, "an internal error occurred; the service's log has the details")
     assert ask(instance).text == '{"amount":1.00}'
 
 

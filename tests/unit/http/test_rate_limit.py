@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from balance_service.http.access import rate_limit
 from balance_service.http.access.rate_limit import RateLimit
-from balance_service.http.server.problems import Problem
+from balance_service.http.answer import Problem
 from tests.support.fakes import Clock
 
 

@@ -13,11 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.engine.records import POSITION_KEY, Position, Role
-from balance_service.http.answer import compact_json
+from balance_service.http.answer import Problem, compact_json, problems
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.limits import Limits, UnderWay, limited
-from balance_service.http.server.problems import Problem, problems
 from balance_service.model.keys import TEXT
 from tests.support.fakes import letters
 from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance

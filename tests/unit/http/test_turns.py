@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.http import turns
-from balance_service.http.server.problems import Problem
+from balance_service.http.answer import Problem
 from balance_service.http.turns import Asker, Bounds, Shares, Turns, in_one_step
 from tests.support.querying import BUSY_SECONDS
 from tests.support.waiting import until
