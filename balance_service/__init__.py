@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from balance_service.version import __version__ as __version__
+from balance_service.process.package import __version__ as __version__
 
 if TYPE_CHECKING:
     from balance_service.application import Application as Application

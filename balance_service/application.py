@@ -29,8 +29,7 @@ from balance_service.model.binding import bound
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
-from balance_service.process.interpreter import exit_at_the_latest_in, favour_short_work
-from balance_service.process.thread_failures import noting_failures
+from balance_service.process.runtime import exit_within, favour_short_work, thread_failures
 from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Application:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self._live(partial(exit_at_the_latest_in, STOP_SECONDS))
+        await self._live(partial(exit_within, STOP_SECONDS))
 
     def stop(self) -> None:
         """Begin to stop; returns at once."""
@@ -134,7 +133,7 @@ class Application:
 
     async def _live(self, on_stopping: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        with closing(self._state_directory), noting_failures(lambda: loop.call_soon_threadsafe(self.stop)) as failures:
+        with closing(self._state_directory), thread_failures(lambda: loop.call_soon_threadsafe(self.stop)) as failures:
             await self._run(loop, on_stopping)
         if failures:
             raise FatalError(f"the instance could not go on: {failures[0]}")

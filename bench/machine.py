@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from balance_service.process.jars import resolve_jars
-from balance_service.process.java import java_executable
+from balance_service.process.jars import java_executable, resolve_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,7 +24,7 @@ from balance_service.hosting.engine import Engine, Patience
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.process import failpoints
-from balance_service.process.interpreter import favour_short_work
+from balance_service.process.runtime import favour_short_work
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
 from balance_service.spark.row_query import RowQuery

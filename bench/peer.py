@@ -14,8 +14,7 @@ import httpx
 from balance_service.devtools.local.ports import HOST, free_port, require_free
 from balance_service.devtools.local.process import ChildProcess
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import cache_folder, locked, resolve_jars
-from balance_service.process.java import java_executable
+from balance_service.process.jars import cache_folder, java_executable, locked, resolve_jars
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from balance_service.devtools.local.process import ChildProcess
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, locked
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 from bench.sides import ADMIN_SECONDS, QUIX, Progress, offsets_of_group
 
 if TYPE_CHECKING:

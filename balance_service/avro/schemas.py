@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 
 Schema = dict[str, Any]
 """An Avro record schema, parsed from JSON."""

@@ -17,7 +17,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Inva
 from balance_service.observability.logs import configure_logging, quiet_logging
 from balance_service.process.failpoints import arm
 from balance_service.process.open_files import raise_limit
-from balance_service.version import __version__
+from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
     from balance_service.hosting.rebuild import Rebuilt

@@ -16,7 +16,7 @@ from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import new_client, not_authorized
 from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.kafka.messages import headers_of, offset_of
-from balance_service.process.clock import elapsed
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

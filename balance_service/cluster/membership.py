@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import new_client, not_authorized
-from balance_service.process.clock import elapsed
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

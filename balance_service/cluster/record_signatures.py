@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
-from balance_service.process.clock import now_ms
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
-from balance_service.process.clock import elapsed
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from balance_service.errors import RetriableError
-from balance_service.process.clock import elapsed
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

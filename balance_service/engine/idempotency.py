@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import PoisonRecordError
-from balance_service.process.failpoints import in_a_part
+from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -134,7 +134,7 @@ class Retries:
         horizon = self.stream_time_ms - self.window_ms
         if horizon < 0:
             return []
-        keys = store.first_keys(_BY_TIME, _by_time(horizon + 1), in_a_part(_REMOVED_AT_LEAST) + 2 * len(self.fresh))
+        keys = store.first_keys(_BY_TIME, _by_time(horizon + 1), part_size(_REMOVED_AT_LEAST) + 2 * len(self.fresh))
         names = [key[-_NAME_BYTES:] for key in keys]
         frames = store.get_many([_BY_NAME + name for name in names]) if names else []
         removed: list[Record] = [(key, None) for key in keys]

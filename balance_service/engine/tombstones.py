@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import StoreCorruptedError
 from balance_service.kafka.topic_policies import is_compacted, tombstones_kept_ms
-from balance_service.process.clock import now_ms
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics

@@ -12,8 +12,8 @@ from balance_service.engine.letters.letter import open_letters
 from balance_service.engine.records import Role
 from balance_service.engine.store.database import room_bytes
 from balance_service.engine.store.options import block_cache_bytes
-from balance_service.process.clock import elapsed
-from balance_service.version import __version__
+from balance_service.process.package import __version__
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -32,7 +32,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.kafka.watermarks import Watermarks
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
-from balance_service.process.worker import Worker
+from balance_service.process.runtime import PeriodicThread
 from balance_service.spark.rehearsal import Rehearsal
 from balance_service.spark.row_query import in_short
 from balance_service.spark.sampler import SparkSampler
@@ -205,15 +205,15 @@ class Engine:
         self._workers = (
             # One for each topic: where a leader is away, no other topic waits for it.
             *(
-                Worker(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, w.refresh)
+                PeriodicThread(f"watermarks-{name}", _WATERMARKS_EVERY_SECONDS, w.refresh)
                 for name, w in self.watermarks.items()
             ),
             *(
-                Worker(f"source-check-{name}", CHECK_EVERY_SECONDS, hosted.source_check.look)
+                PeriodicThread(f"source-check-{name}", CHECK_EVERY_SECONDS, hosted.source_check.look)
                 for name, hosted in self.stages.items()
             ),
             *(
-                Worker(
+                PeriodicThread(
                     f"purge-{name}",
                     _PURGE_EVERY_SECONDS,
                     Purge(self.topics, hosted.source.name, hosted.tasks, hosted.work.letters).look,
@@ -221,7 +221,7 @@ class Engine:
                 for name, hosted in self.stages.items()
                 if settings.purge_rekeyed and hosted.stage.reads_rekeyed
             ),
-            Worker("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
+            PeriodicThread("spark-sampler", _SAMPLE_EVERY_SECONDS, self.spark_sampler.take),
         )
 
     @property

@@ -26,7 +26,7 @@ from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
-from balance_service.process.thread_failures import noting_failures
+from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         alone.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
-    with noting_failures(lambda: None) as failures:
+    with thread_failures(lambda: None) as failures:
         # What the stages before it have passed on is kept.
         directory = StateDirectory(settings.state_dir, settings.application_id)
         engine = Engine(settings, directory, [stage], [read_model], metrics, patience)

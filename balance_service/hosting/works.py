@@ -23,7 +23,7 @@ from balance_service.errors import FatalError
 from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
-from balance_service.process.clock import now_ms
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from balance_service.errors import BalanceServiceError, StoreCorruptedError
 from balance_service.kafka.clients import by_remedy, new_client
 from balance_service.kafka.messages import offset_of, what_has_come
-from balance_service.process.failpoints import in_a_part
+from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -59,7 +59,7 @@ class PartitionReader:
         """
         self.met_end = False
         try:
-            messages = what_has_come(self._consumer, in_a_part(_READ), _POLL_SECONDS)
+            messages = what_has_come(self._consumer, part_size(_READ), _POLL_SECONDS)
         except KafkaException as error:
             raise self._by_remedy(error) from error
         records = [message for message in messages if message.error() is None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from balance_service.errors import BalanceServiceError
-from balance_service.process.clock import elapsed
+from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from balance_service.version import __version__
+from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""This process and what it runs on: its clock, its interpreter, Java, jars and shipped files."""
+"""This process and its host: runtime, Java, files and limits."""

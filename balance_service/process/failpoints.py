@@ -1,9 +1,9 @@
-"""Fail points: places between the steps of the commit protocol where a test can have the process die or stall.
+"""Fail points: places between the steps of the commit protocol where a test can kill or suspend the process.
 
-A test can offer a point to several processes: the first that reaches it dies. A test can also have records go together
-in parts of a few, so that small commits go the way of large ones. Off unless `BALANCE_FAILPOINTS` names them, and then
-nothing but a look into an empty mapping. Any thread may reach one. Source: fail points as FreeBSD's `fail(9)` and
-TiKV's `fail-rs` have them.
+A test can also share a fail point among several processes, so that only the first to reach it dies, and can reduce the
+size of parts, so that small commits take the code path of large ones. Fail points are disarmed unless
+`BALANCE_FAILPOINTS` names them; a disarmed one costs one look-up in an empty dict. Thread-safe. Source: FreeBSD's
+`fail(9)`, TiKV's `fail-rs`.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from balance_service.errors import ConfigurationError
 log = structlog.get_logger(__name__)
 
 FAILPOINTS = {
-    "batch-read": "Spark has handed over a batch; nothing is done with it yet",
-    "letters-read": "dead letters that are due are read again; nothing is done with them yet",
-    "folded": "new states are computed; no transaction is begun",
+    "batch-read": "Spark has handed over a batch; it is not processed yet",
+    "letters-read": "due dead letters are read; they are not retried yet",
+    "folded": "new states are computed; the transaction is not begun",
     "begun": "the transaction is begun; nothing is produced",
     "produced": "every record of the transaction is delivered; it is not committed",
-    "committed": "the transaction is committed; the store is not written",
-    "part-stored": "a part of a large commit is in the store; its end is not",
+    "committed": "the transaction is committed; the store is not written yet",
+    "part-stored": "the store has a part of a large commit, not all of it",
     "stored": "the store is written",
-    "fenced": "an opening task has fenced its predecessors; its store is not up to date",
-    "restored": "an opening task's store is up to date; its new epoch is not written",
-    "position-written": "an opening task's new epoch is written; it does not run yet",
+    "fenced": "an opening task has fenced earlier producers; its store is not restored yet",
+    "restored": "an opening task's store is restored; its new epoch is not written yet",
+    "position-written": "an opening task's new epoch is written; the task does not run yet",
 }
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _SPEC = re.compile(r"(?P<name>[a-z-]+)=(?P<action>kill|stop)(?:@(?P<turn>[1-9][0-9]{0,8}))?")
-_PARTS = re.compile(r"parts=(?P<most>[1-9][0-9]{0,8})")
+_PARTS = re.compile(r"parts=(?P<size>[1-9][0-9]{0,8})")
 _CLAIMS = re.compile(r"claims=(?P<folder>.+)")
 
 _lock = threading.Lock()
 _armed: dict[str, tuple[str, int]] = {}
 _claims: Path | None = None
-_most_in_a_part = sys.maxsize
+_part_size = sys.maxsize
 
 
 def arm(specification: str) -> None:
-    """Arm fail points, disarm all others, and say how large parts are.
+    """Arm the fail points of a specification and disarm all others.
 
     Args:
-        specification: comma-separated `name=action` or `name=action@n`; `kill` is SIGKILL, `stop` SIGSTOP, both sent to
-            this process the n-th time that the point is reached (the first, by default), once. `parts=n` has at most
-            about n records go together wherever many go in parts. With `claims=folder` a point strikes, from its
-            n-th time on, only if the folder holds a file of its name. The process removes the file, so that one of
-            several processes with the same folder is struck.
+        specification: comma-separated. `name=action` or `name=action@n`: the process sends itself SIGKILL (`kill`) or
+            SIGSTOP (`stop`) the n-th time that it reaches the point (default: the first time), once. `parts=n`: parts
+            have at most about n records. `claims=folder`: from its n-th time on, a point fires only if the folder
+            contains a file of its name. The process removes the file, so the point fires in only one of the processes
+            that share the folder.
 
     Raises:
-        ConfigurationError: no such point or action.
+        ConfigurationError: there is no such point or action.
     """
-    global _claims, _most_in_a_part
-    armed, claims, most = {}, None, sys.maxsize
+    global _claims, _part_size
+    armed, claims, parts = {}, None, sys.maxsize
     for part in filter(None, (p.strip() for p in specification.split(","))):
-        if parts := _PARTS.fullmatch(part):
-            most = int(parts["most"])
+        if sized := _PARTS.fullmatch(part):
+            parts = int(sized["size"])
             continue
         if claimed := _CLAIMS.fullmatch(part):
             claims = Path(claimed["folder"])
@@ -71,42 +71,41 @@ def arm(specification: str) -> None:
         match = _SPEC.fullmatch(part)
         if match is None or match["name"] not in FAILPOINTS:
             raise ConfigurationError(
-                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop, with @n for the n-th time, nor parts=n, "
-                f"nor claims=folder; the names are {', '.join(FAILPOINTS)}"
+                f"BALANCE_FAILPOINTS: '{part}' is not name=kill or name=stop (with @n for the n-th time), parts=n or "
+                f"claims=folder; the names are {', '.join(FAILPOINTS)}"
             )
         armed[match["name"]] = (match["action"], int(match["turn"] or 1))
     with _lock:
         _armed.clear()
         _armed.update(armed)
         _claims = claims
-        _most_in_a_part = most
+        _part_size = parts
     if specification:
         log.warning("fail points are armed", failpoints=specification)
 
 
-def in_a_part(records: int) -> int:
-    """How many records go together, where many go in parts: so many, or fewer if a test says so."""
-    return min(records, _most_in_a_part)
+def part_size(records: int) -> int:
+    """The number of records in a part: `records`, or fewer if a test has armed `parts=n`."""
+    return min(records, _part_size)
 
 
 def reach(name: str) -> None:
-    """Say that a fail point is reached."""
     if name not in _armed:
         return
     with _lock:
         action, turns = _armed.get(name, ("", 0))
-        strikes = turns == 1 and _is_ours(name)
-        if strikes:
+        fires = turns == 1 and _claimed(name)
+        if fires:
             del _armed[name]
         elif turns > 1:
             _armed[name] = (action, turns - 1)
-    if strikes:
+    if fires:
         log.warning("a fail point strikes", failpoint=name, action=action)
         os.kill(os.getpid(), _SIGNALS[action])
 
 
-def _is_ours(name: str) -> bool:
-    """Whether this process is struck: always, unless points are claimed and another process has claimed this one."""
+def _claimed(name: str) -> bool:
+    """Claim the point for this process; False if another process has claimed it. Always True without `claims=`."""
     if _claims is None:
         return True
     with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Open files: how many this process may have, how many its tasks need, and what is left for connections and stores.
+"""The limit of open files, the number that tasks need, and the division of the rest among connections and stores.
 
-A process without a descriptor left does not fail cleanly: a Kafka client that is made then stays slow for as long as it
-lives. Hence the need is checked first. `tests/e2e/test_open_files.py` compares the figures with a real instance.
+A process that runs out of file descriptors does not fail cleanly: a Kafka client that is created then remains slow.
+Hence the need is checked at start. `tests/e2e/test_open_files.py` compares the figures with a real instance.
 """
 
 from __future__ import annotations
@@ -12,86 +12,88 @@ from dataclasses import dataclass
 
 from balance_service.errors import ConfigurationError
 
-# Of Python's process without a task, and of one task while it folds: six for RocksDB, eight for a producer of Kafka's,
-# one for the rows, one for calls of the JVM; and one file of a small store.
+# The Python process without tasks, and each task while it folds: six for RocksDB, eight for a Kafka producer, one for
+# rows, one for calls to the JVM, and one file of a small store.
 _BASE, _TASK = 96, 17
-# A client has a pipe for each broker, and the connections of a task go to three brokers at most.
+# A client has a pipe for each broker; a task connects to three brokers at most.
 _BROKER, _MOST_CONNECTED = 2, 2
-# While it opens, a task has a consumer as well.
+# A task also has a consumer while it opens.
 _OPENING = 10
 _LEAST_OPENINGS = 6
-# Of the JVM, which inherits the limit and has its jars open; and of one query.
+# The JVM, which inherits the limit and keeps its jars open, and each query.
 _JVM_BASE, _JVM_TASK = 400, 12
 _LEAST_CONNECTIONS = 64
-# RocksDB keeps ten of what it is given for itself, and takes no less than twenty.
-_STORES_OWN, _MOST_PER_STORE = 10, 512
-# What macOS grants where the hard limit is infinite.
+# RocksDB reserves ten of `max_open_files` for itself, and requires at least twenty.
+_ROCKSDB_RESERVES, _MOST_PER_STORE = 10, 512
+# The most that macOS allows where the hard limit is infinite.
 _OPEN_MAX = 10_240
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """How the open files that a process may have are divided."""
+    """The division of the open files of this process."""
 
     limit: int
     need: int
-    """Of all tasks that may be here, with the least that connections need."""
+    """The files that the tasks need, with the minimum of connections."""
     openings: int
-    """Tasks that may open at once."""
+    """Tasks that may open concurrently."""
     per_store: int
-    """Files that RocksDB may keep open for each store."""
+    """RocksDB's `max_open_files` of each store."""
     connections: int
-    """Connections of HTTP, those that are accepted and those to peers together."""
+    """HTTP connections, accepted and to peers together."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one; returns the limit that counts now. Children inherit it."""
+    """Raise the soft limit of open files to the hard limit; returns the new soft limit. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_MAX if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError):
-            # macOS has a further bound, which its hard limit does not tell.
+            # macOS has a lower bound than its hard limit.
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, _OPEN_MAX)), hard))
     return limit()
 
 
 def limit() -> int:
-    """How many files this process may have open."""
+    """The soft limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def need_of(tasks: int, brokers: int = 1) -> int:
-    """How many open files an instance needs that works on so many tasks, tables' partitions included."""
-    python = _BASE + tasks * _each(brokers) + min(tasks, _LEAST_OPENINGS) * _opening(brokers) + _LEAST_CONNECTIONS
+    """The number of open files that an instance needs for these tasks, which include partitions of tables."""
+    python = (
+        _BASE + tasks * _per_task(brokers) + min(tasks, _LEAST_OPENINGS) * _per_opening(brokers) + _LEAST_CONNECTIONS
+    )
     return max(python, _JVM_BASE + tasks * _JVM_TASK)
 
 
 def divided(tasks: int, brokers: int, most: int) -> OpenFiles:
-    """How `most` open files are divided among so many tasks and what else there is.
+    """Divide `most` open files among tasks, stores and connections.
 
     Raises:
-        ConfigurationError: they are too few.
+        ConfigurationError: there are too few.
     """
     need = need_of(tasks, brokers)
     if most < need:
         raise ConfigurationError(
-            f"this instance needs {need} open files for the {tasks} tasks that it may have to work on, and "
+            f"this instance needs {need} open files for the {tasks} tasks that it may run, and "
             f"`ulimit -Hn` allows {most}: raise it to {need} or more (systemd: LimitNOFILE, compose: ulimits.nofile)"
         )
     spare = most - need
-    openings = min(tasks, _LEAST_OPENINGS + spare // 4 // _opening(brokers))
-    per_store = min(_MOST_PER_STORE, 2 * _STORES_OWN + spare // 4 // max(1, tasks))
-    in_stores = (per_store - 2 * _STORES_OWN) * tasks
-    in_openings = max(0, openings - _LEAST_OPENINGS) * _opening(brokers)
+    openings = min(tasks, _LEAST_OPENINGS + spare // 4 // _per_opening(brokers))
+    per_store = min(_MOST_PER_STORE, 2 * _ROCKSDB_RESERVES + spare // 4 // max(1, tasks))
+    in_stores = (per_store - 2 * _ROCKSDB_RESERVES) * tasks
+    in_openings = max(0, openings - _LEAST_OPENINGS) * _per_opening(brokers)
     return OpenFiles(most, need, max(1, openings), per_store, _LEAST_CONNECTIONS + spare - in_stores - in_openings)
 
 
-def _each(brokers: int) -> int:
+def _per_task(brokers: int) -> int:
     return _TASK + _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)
 
 
-def _opening(brokers: int) -> int:
+def _per_opening(brokers: int) -> int:
     return _OPENING + _BROKER * (brokers - 1) + min(brokers - 1, _MOST_CONNECTED)

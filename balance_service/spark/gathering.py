@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from balance_service.process.failpoints import in_a_part
+from balance_service.process.failpoints import part_size
 from balance_service.spark.combine import PartitionUpdates
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Gathering:
         least = _PART_ROWS_SINGLY if self.combine is None else _PART_ROWS
         # A part is as large as what it is combined with. Smaller ones would have all keys sorted again for few events.
         before = gathered[-1].updates if gathered else PartitionUpdates()
-        return bool(rows >= max(in_a_part(least), before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
+        return bool(rows >= max(part_size(least), before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
 
 
 def end_of(rows: pa.RecordBatch | pa.Table) -> int:

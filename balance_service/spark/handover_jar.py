@@ -15,8 +15,7 @@ import zipfile
 from pathlib import Path
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import cache_folder, fresh_folder, locked
-from balance_service.process.java import java_executable
+from balance_service.process.jars import cache_folder, java_executable, locked, partial_folder
 
 _SOURCE = Path(__file__).with_name("java") / "Handover.java"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
@@ -64,7 +63,7 @@ def _is_whole(jar: Path) -> bool:
 
 
 def _make(jar: Path, jars: Path) -> None:
-    folder = fresh_folder(jar.with_name(jar.name + ".classes"))
+    folder = partial_folder(jar.with_name(jar.name + ".classes"))
     try:
         classes = _compiled(folder, jars)
         partial = jar.with_name(jar.name + ".partial")

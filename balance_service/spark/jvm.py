@@ -17,9 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import resolve_jars
-from balance_service.process.java import java_executable
-from balance_service.process.resources import resource
+from balance_service.process.jars import java_executable, resolve_jars
+from balance_service.process.package import resource
 from balance_service.spark import class_archive
 from balance_service.spark.handover_jar import handover_jar, spark_jars
 

@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import resolve_jars, unpack
-from balance_service.process.java import REGISTRY_JAVA, java_executable
+from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
 from tests.compose.programs import run
 
 ROOT = Path(__file__).resolve().parents[2]

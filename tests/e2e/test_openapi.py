@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from balance_service.http.api.openapi import document
 from balance_service.model.keys import MAX_KEY_BYTES
-from balance_service.version import __version__
+from balance_service.process.package import __version__
 from tests.support.shipped import ROUTES
 
 _EXAMPLES = 40

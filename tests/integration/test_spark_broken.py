@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import FatalError
-from balance_service.process.thread_failures import noting_failures
+from balance_service.process.runtime import thread_failures
 from balance_service.spark import feed, rehearsal
 from balance_service.spark.rehearsal import Rehearsal
 from tests.integration.engines import balance, counted, problems, running_engine, settings_for
@@ -45,7 +45,7 @@ def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_
     settings = settings_for(stack, names, tmp_path / "state")
     noticed = threading.Event()
     with (
-        noting_failures(noticed.set) as failures,
+        thread_failures(noticed.set) as failures,
         running_engine(settings) as engine,
         Writer(stack, settings.topic) as writer,
     ):
@@ -80,7 +80,7 @@ def test_a_source_that_cannot_be_read_is_not_held_against_spark(
     monkeypatch.setattr(rehearsal, "_DOUBTFUL_SECONDS", 0.0)
     monkeypatch.setattr(rehearsal, "_EVERY_SECONDS", 0.0)
     with (
-        noting_failures(lambda: None) as failures,
+        thread_failures(lambda: None) as failures,
         running_engine(settings) as engine,
         Writer(stack, settings.topic) as writer,
     ):

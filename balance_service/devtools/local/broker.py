@@ -17,8 +17,7 @@ from balance_service.devtools.local.ports import HOST, accepts_connections, free
 from balance_service.devtools.local.process import ChildProcess
 from balance_service.devtools.local.server import Server
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import resolve_jars
-from balance_service.process.java import java_executable
+from balance_service.process.jars import java_executable, resolve_jars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

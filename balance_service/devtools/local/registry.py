@@ -9,8 +9,7 @@ import httpx
 from balance_service.devtools.local.ports import HOST, accepts_connections, free_port, require_free
 from balance_service.devtools.local.process import ChildProcess
 from balance_service.devtools.local.server import Server
-from balance_service.process.jars import resolve_jars, unpack
-from balance_service.process.java import REGISTRY_JAVA, java_executable
+from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

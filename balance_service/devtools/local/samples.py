@@ -10,7 +10,7 @@ import httpx
 
 from balance_service.devtools.produce import produce
 from balance_service.errors import BalanceServiceError
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from balance_service.engine.store.batch import StoreBatch
 from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.partition_reader import PartitionReader
-from balance_service.process.failpoints import in_a_part
+from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ class ChangelogReader:
         messages = self._log.read()
         self._has_heard = bool(messages) or self._log.met_end
         # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
-        most = in_a_part(_PART) * (_PARTS_AT_MOST if answers else 1)
+        most = part_size(_PART) * (_PARTS_AT_MOST if answers else 1)
         if len(self._batch) >= most and messages:
             yield from self._handed_over()
         put, delete = self._batch.put, self._batch.delete

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from balance_service.engine.letters.changes import Changes, Due
 from balance_service.engine.letters.letter import NEVER, Letter, Status, holds_key, open_letters
 from balance_service.engine.records import RESERVED_PREFIX
-from balance_service.process.clock import now_ms
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from balance_service.engine.store.batch import StoreBatch
 from balance_service.engine.store.database import Database, Snapshot
 from balance_service.engine.store.directory import FORMAT
 from balance_service.errors import ConfigurationError
-from balance_service.process.failpoints import in_a_part, reach
+from balance_service.process.failpoints import part_size, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -158,7 +158,7 @@ class StateStore:
         Many go to the disk in parts, the end with the last: a crash in between leaves a store that has more than it
         says, of which the changelog has all. Whatever opens it reads that first.
         """
-        batch, rest, most = StoreBatch(), iter(records), in_a_part(_PART)
+        batch, rest, most = StoreBatch(), iter(records), part_size(_PART)
         while part := list(itertools.islice(rest, most)):
             if len(batch):
                 batch.put(_REACHES_KEY, changelog_offset.to_bytes(8, "big"))

@@ -24,7 +24,7 @@ from balance_service.errors import BalanceServiceError, RetriableError, StoreCor
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.messages import offset_of
 from balance_service.kafka.partition_reader import PartitionReader
-from balance_service.process.clock import now_ms
+from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from balance_service.http.api.answers import RETRY_AFTER, problem
 from balance_service.http.api.declarations import JSON, Component, Header
-from balance_service.version import __version__
+from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,7 +18,7 @@ from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.records import Position
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 from tests.support.fakes import FakeRegistry, balance_codec, position_codec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.avro.types import fields_of
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from balance_service.cli import try_model
 from balance_service.cli.main import cli, main
 from balance_service.errors import InvalidInputError
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

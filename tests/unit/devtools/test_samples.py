@@ -12,7 +12,7 @@ from balance_service.avro.frames import FrameReader
 from balance_service.avro.schemas import load_schema
 from balance_service.devtools.local.samples import SAMPLES, SampleFile
 from balance_service.devtools.produce import RecordLines
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 from balance_service.testing.fakes import FakeRegistry
 
 FILES = sorted({file for samples in SAMPLES.values() for file in samples.files}, key=lambda file: file.topic)

@@ -13,7 +13,7 @@ from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting import rebuild
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.rebuild import _replay
-from balance_service.process.thread_failures import noting_failures
+from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def test_a_thread_that_fails_ends_it() -> None:
         raise FatalError("Spark's JVM has ended")
 
     before = threading.excepthook
-    with noting_failures(lambda: None) as failures:
+    with thread_failures(lambda: None) as failures:
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()

@@ -1,4 +1,4 @@
-"""Fail points: what a specification arms, and how small it makes what goes in parts."""
+"""Fail points that a specification arms, and the size of parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from balance_service.engine.store.store import StateStore
 from balance_service.errors import ConfigurationError
-from balance_service.process.failpoints import arm, in_a_part, reach
+from balance_service.process.failpoints import arm, part_size, reach
 from tests.support.fakes import position_codec
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The signals that fail points have sent."""
+    """The signals that fail points send."""
     sent: list[int] = []
     monkeypatch.setattr("os.kill", lambda _pid, number: sent.append(number))
     yield sent
     arm("")
 
 
-def test_a_fail_point_strikes_once_at_its_turn(struck: list[int]) -> None:
+def test_a_fail_point_fires_once_at_its_turn(struck: list[int]) -> None:
     arm("stored=kill@2")
 
     strikes = []
@@ -44,21 +44,23 @@ def test_a_fail_point_strikes_once_at_its_turn(struck: list[int]) -> None:
 @pytest.mark.parametrize(
     "specification", ["stored", "stored=pause", "stored=kill@0", "elsewhere=kill", "parts", "parts=0"]
 )
-def test_what_names_no_fail_point_is_refused(specification: str) -> None:
+def test_a_specification_without_a_known_fail_point_is_rejected(specification: str) -> None:
     with pytest.raises(ConfigurationError, match="BALANCE_FAILPOINTS"):
         arm(specification)
 
 
-def test_parts_are_as_large_as_ever_unless_they_are_to_be_small(struck: list[int]) -> None:
+def test_parts_keep_their_size_unless_a_specification_reduces_it(struck: list[int]) -> None:
     arm("parts=7,stored=kill")
-    assert (in_a_part(20_000), in_a_part(5)) == (7, 5)
+    assert (part_size(20_000), part_size(5)) == (7, 5)
 
     arm("stored=kill")
-    assert in_a_part(20_000) == 20_000
+    assert part_size(20_000) == 20_000
     assert struck == []
 
 
-def test_between_two_parts_of_a_stores_write_a_process_can_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_can_die_between_two_parts_of_a_write_to_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = StateStore(tmp_path / "balance_0", position_codec())
     found = []
 
@@ -70,13 +72,13 @@ def test_between_two_parts_of_a_stores_write_a_process_can_die(tmp_path: Path, m
     store.write([(b"%d" % n, b"state") for n in range(6)], 9)
     arm("")
 
-    # Two parts of three are written, and the store says that it reaches further than it has all of.
+    # Two of three parts are written, and the store records that it is ahead of its complete offset.
     assert found == [(0, 9, [b"state", b"state", None])]
     assert (store.changelog_offset, store.reaches) == (9, 9)
     store.close()
 
 
-def test_a_claimed_point_strikes_from_its_turn_on_where_the_folder_has_its_file(
+def test_a_claimed_point_fires_from_its_turn_on_if_the_folder_contains_its_file(
     struck: list[int], tmp_path: Path
 ) -> None:
     arm(f"stored=kill@2,begun=kill,claims={tmp_path}")
@@ -88,12 +90,12 @@ def test_a_claimed_point_strikes_from_its_turn_on_where_the_folder_has_its_file(
         reach("begun")
         strikes.append(len(struck))
 
-    # The first time is not its turn; once it has struck, it strikes no more, and leaves the file to others.
+    # The first time is not its turn; after it has fired, it is disarmed and leaves the file to other processes.
     assert strikes == [0, 1, 1, 1]
     assert [file.name for file in tmp_path.iterdir()] == ["stored"]
 
 
-_REACHES_UNTIL_TOLD = """
+_REACHES_REPEATEDLY = """
 import pathlib, sys
 from balance_service.process.failpoints import arm, reach
 folder = pathlib.Path(sys.argv[1])
@@ -104,8 +106,8 @@ while not (folder / "enough").exists():
 """
 
 
-def test_a_claimed_point_strikes_one_of_several_processes_that_reach_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _REACHES_UNTIL_TOLD, str(tmp_path)]
+def test_a_claimed_point_fires_in_one_of_several_processes_that_reach_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _REACHES_REPEATEDLY, str(tmp_path)]
     with ExitStack() as opened:
         reaching = [opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(4)]
         opened.callback((tmp_path / "enough").touch)
@@ -113,7 +115,7 @@ def test_a_claimed_point_strikes_one_of_several_processes_that_reach_it(tmp_path
             assert process.stdout is not None
             process.stdout.readline()
         (tmp_path / "begun").touch()
-        eventually(lambda: any(process.poll() is not None for process in reaching), "one of them is struck")
+        eventually(lambda: any(process.poll() is not None for process in reaching), "the point fires in one of them")
         (tmp_path / "enough").touch()
         ends = sorted(process.wait(PATIENCE_SECONDS) for process in reaching)
 

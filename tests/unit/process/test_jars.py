@@ -1,4 +1,4 @@
-"""Jars are those whose digests are written down here, or none."""
+"""Downloads are used only if they match the digests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.process import jars as module
-from balance_service.process.jars import cache_folder, renewed_digests, resolve_jars
-from balance_service.process.resources import resource
+from balance_service.process.jars import cache_folder, digests, renewed_digests, resolve_jars, shipped_digests
+from balance_service.process.package import resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ DIGESTS = {name: hashlib.sha256(contents).hexdigest() for name, contents in SERV
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """What a server gives for each configuration: at first what the digests say. The cache is empty."""
+    """Files that Ivy downloads for each configuration: initially those with the right digests. The cache is empty."""
     files = dict(SERVED)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -35,17 +35,17 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
     monkeypatch.setattr(subprocess, "run", ivy)
     monkeypatch.setattr(module, "java_executable", lambda: Path("java"))
-    written_down(monkeypatch, tmp_path, {f"spark/{name}": digest for name, digest in DIGESTS.items()})
+    write_digests(monkeypatch, tmp_path, {f"spark/{name}": digest for name, digest in DIGESTS.items()})
     return files
 
 
-def written_down(monkeypatch: pytest.MonkeyPatch, folder: Path, digests: Mapping[str, str]) -> None:
+def write_digests(monkeypatch: pytest.MonkeyPatch, folder: Path, expected: Mapping[str, str]) -> None:
     file = folder / "jars.sha256"
-    file.write_text("# comment\n" + "".join(f"{digest}  {path}\n" for path, digest in digests.items()))
+    file.write_text("# comment\n" + "".join(f"{digest}  {path}\n" for path, digest in expected.items()))
     monkeypatch.setattr(module, "resource", lambda name: file if name == "deploy/jars.sha256" else resource(name))
 
 
-def test_what_has_the_digests_is_kept_and_not_downloaded_again(served: dict[str, bytes]) -> None:
+def test_files_with_the_right_digests_are_downloaded_once(served: dict[str, bytes]) -> None:
     assert [jar.name for jar in resolve_jars("spark")] == ["a-1.jar", "b-2.jar"]
 
     served["a-1.jar"] = b"another"
@@ -62,7 +62,7 @@ def test_what_has_the_digests_is_kept_and_not_downloaded_again(served: dict[str,
     ],
     ids=["another", "missing", "one more"],
 )
-def test_what_has_other_digests_is_refused_by_name_and_removed(
+def test_files_with_other_digests_are_rejected_by_name_and_removed(
     served: dict[str, bytes], served_instead: dict[str, bytes], named: str
 ) -> None:
     served.clear()
@@ -77,15 +77,15 @@ def test_what_has_other_digests_is_refused_by_name_and_removed(
     assert len(resolve_jars("spark")) == 2
 
 
-def test_a_configuration_without_digests_is_refused(served: dict[str, bytes]) -> None:
+def test_a_configuration_without_digests_is_rejected(served: dict[str, bytes]) -> None:
     with pytest.raises(ConfigurationError, match=r"^a-1.jar, b-2.jar: not as"):
         resolve_jars("kafka")
 
 
-def test_digests_are_renewed_from_what_is_served(
+def test_digests_are_renewed_from_a_download(
     served: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written_down(monkeypatch, tmp_path, {})
+    write_digests(monkeypatch, tmp_path, {})
     renewed = renewed_digests()
     (tmp_path / "jars.sha256").write_text(renewed)
 
@@ -93,8 +93,8 @@ def test_digests_are_renewed_from_what_is_served(
     assert len(renewed.splitlines()) == 1 + len(SERVED) * 4
 
 
-def test_the_digests_that_ship_are_those_of_the_jars_of_this_machine() -> None:
-    expected = module._expected()
+def test_the_shipped_digests_match_the_jars_on_this_machine() -> None:
+    expected = shipped_digests()
 
     assert expected.keys() == {"spark", "kafka", "registry", "bench"}
-    assert module._digests(resolve_jars("spark")[0].parent) == expected["spark"]
+    assert digests(resolve_jars("spark")[0].parent) == expected["spark"]

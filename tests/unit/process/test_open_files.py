@@ -1,4 +1,4 @@
-"""How open files are divided, and the limit that is raised."""
+"""The limit of open files, and its division."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROKERS = st.integers(1, 200)
 
 
 def run(limits: str, code: str) -> str:
-    """What a process of its own prints under these limits."""
+    """Output of a separate process with these limits."""
     script = f'ulimit {limits}; exec "{sys.executable}" -c "from balance_service.process.open_files import *; {code}"'
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -26,11 +26,11 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     assert run("-Sn 300; ulimit -Hn 700", "print(limit(), raise_limit(), limit())") == "300 700 700"
 
 
-def test_a_limit_that_is_raised_already_stays() -> None:
+def test_a_raised_limit_stays() -> None:
     assert run("-n 700", "print(raise_limit())") == "700"
 
 
-def test_too_few_open_files_are_refused_with_the_figure_the_tasks_and_the_way_out() -> None:
+def test_too_few_open_files_are_rejected_with_the_number_the_tasks_and_the_remedy() -> None:
     need = need_of(100)
 
     with pytest.raises(ConfigurationError, match=rf"needs {need} open files for the 100 tasks .* allows 600: raise"):
@@ -41,13 +41,13 @@ def test_too_few_open_files_are_refused_with_the_figure_the_tasks_and_the_way_ou
 
 
 @given(TASKS, BROKERS)
-def test_more_tasks_and_more_brokers_need_no_less(tasks: int, brokers: int) -> None:
+def test_more_tasks_or_brokers_never_need_fewer_files(tasks: int, brokers: int) -> None:
     assert need_of(tasks, brokers) <= need_of(tasks + 1, brokers)
     assert need_of(tasks, brokers) <= need_of(tasks, brokers + 1)
 
 
 @given(TASKS, BROKERS, st.integers(0, 1 << 20))
-def test_no_more_open_files_are_divided_than_there_are(tasks: int, brokers: int, more: int) -> None:
+def test_the_division_never_exceeds_the_limit(tasks: int, brokers: int, more: int) -> None:
     most = need_of(tasks, brokers) + more
 
     files = divided(tasks, brokers, most)
@@ -59,7 +59,7 @@ def test_no_more_open_files_are_divided_than_there_are(tasks: int, brokers: int,
     assert spent <= more + 64
 
 
-def test_with_a_generous_limit_nothing_is_bounded_that_was_not_before() -> None:
+def test_a_generous_limit_restricts_neither_openings_nor_stores() -> None:
     files = divided(100, 3, 524_288)
 
     assert (files.openings, files.per_store) == (100, 512)

@@ -1,4 +1,4 @@
-"""Where a process keeps what it writes for itself alone."""
+"""Scratch folders: permissions, cleaning and sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The folder for temporary files, with a short path; no other is named."""
+    """The folder for temporary files, with a short path; XDG_RUNTIME_DIR is not set."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -36,7 +36,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
 @pytest.fixture
 def as_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Has this process forget what it has taken."""
+    """Makes this process forget the folders that it uses."""
     return lambda: monkeypatch.setattr(module, "_taken", set())
 
 
@@ -44,7 +44,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_both_folders_are_for_this_user_alone_under_any_umask(state: Path) -> None:
+def test_only_this_user_can_access_both_folders_under_any_umask(state: Path) -> None:
     before = os.umask(0)
     try:
         scratch = take_scratch(state)
@@ -56,7 +56,7 @@ def test_both_folders_are_for_this_user_alone_under_any_umask(state: Path) -> No
     assert [mode(path) for path in (scratch.files, scratch.sockets, folder)] == [0o700] * 3
 
 
-def test_what_a_killed_process_left_is_removed(state: Path, as_another_process: Callable[[], None]) -> None:
+def test_files_of_a_killed_process_are_removed(state: Path, as_another_process: Callable[[], None]) -> None:
     killed = take_scratch(state)
     (killed.new_folder() / "offsets").mkdir()
     killed.new_socket().touch()
@@ -68,7 +68,7 @@ def test_what_a_killed_process_left_is_removed(state: Path, as_another_process: 
     assert list(scratch.files.iterdir()) == list(scratch.sockets.iterdir()) == []
 
 
-def test_what_this_process_keeps_there_stays_when_it_takes_the_directory_again(state: Path) -> None:
+def test_files_of_this_process_stay_when_it_takes_the_directory_again(state: Path) -> None:
     first = take_scratch(state)
     (first.files / "native.so").touch()
     first.close()
@@ -76,19 +76,19 @@ def test_what_this_process_keeps_there_stays_when_it_takes_the_directory_again(s
     assert list(take_scratch(state).files.iterdir()) == [first.files / "native.so"]
 
 
-def test_a_link_in_the_place_of_the_files_is_not_followed(state: Path, tmp_path: Path) -> None:
-    others = tmp_path / "others"
-    others.mkdir()
-    (others / "kept").touch()
-    (state / "scratch").symlink_to(others)
+def test_a_link_instead_of_the_folder_is_not_followed(state: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "kept").touch()
+    (state / "scratch").symlink_to(target)
 
     with pytest.raises(ConfigurationError, match="is a link"):
         take_scratch(state)
 
-    assert (others / "kept").exists()
+    assert (target / "kept").exists()
 
 
-def test_each_state_directory_has_sockets_of_its_own_in_the_folder_for_temporary_files(
+def test_each_state_directory_has_its_own_sockets_in_the_folder_for_temporary_files(
     state: Path, temporary: Path
 ) -> None:
     other = state.with_name("other")
@@ -100,7 +100,7 @@ def test_each_state_directory_has_sockets_of_its_own_in_the_folder_for_temporary
     assert first.sockets.parent == second.sockets.parent == temporary
 
 
-def test_sockets_lie_in_the_users_runtime_folder_where_there_is_one(
+def test_sockets_are_in_the_runtime_folder_of_the_user_if_there_is_one(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = tmp_path / "run"
@@ -122,7 +122,7 @@ def _link(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_open_to_others, _link, Path.touch])
-def test_a_runtime_folder_that_is_not_this_users_alone_is_not_used(
+def test_a_runtime_folder_that_others_can_access_is_not_used(
     state: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "run")
@@ -132,7 +132,7 @@ def test_a_runtime_folder_that_is_not_this_users_alone_is_not_used(
 
 
 @pytest.mark.parametrize("make", [_open_to_others, _link, Path.touch])
-def test_a_folder_for_sockets_that_is_not_this_users_alone_is_refused(
+def test_a_folder_for_sockets_that_others_can_access_is_rejected(
     state: Path, as_another_process: Callable[[], None], make: Callable[[Path], None]
 ) -> None:
     scratch = take_scratch(state)
@@ -144,7 +144,7 @@ def test_a_folder_for_sockets_that_is_not_this_users_alone_is_refused(
         take_scratch(state)
 
 
-def test_a_folder_for_sockets_that_another_user_made_is_refused(
+def test_a_folder_for_sockets_of_another_user_is_rejected(
     state: Path, as_another_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = take_scratch(state)
@@ -158,12 +158,12 @@ def test_a_folder_for_sockets_that_another_user_made_is_refused(
 
     monkeypatch.setattr(Path, "lstat", of_another)
 
-    with pytest.raises(ConfigurationError, match=f"that user {own} alone may enter"):
+    with pytest.raises(ConfigurationError, match=f"that only user {own} can access"):
         take_scratch(state)
     assert scratch.sockets.exists()
 
 
-def test_the_folder_for_sockets_is_made_again_where_a_cleaner_has_removed_it(state: Path) -> None:
+def test_the_folder_for_sockets_is_recreated_after_a_cleaner_has_removed_it(state: Path) -> None:
     scratch = take_scratch(state)
     scratch.sockets.rmdir()
 

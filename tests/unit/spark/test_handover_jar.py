@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.java import java_executable
+from balance_service.process.jars import java_executable
 from balance_service.spark import handover_jar as module
 from balance_service.spark.handover_jar import handover_jar
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from balance_service.process.resources import resource
+from balance_service.process.package import resource
 from balance_service.settings import load_settings
 from balance_service.spark.handover_jar import handover_jar
 from balance_service.spark.jvm import MODULE_OPTIONS, class_path, spark_java

@@ -1,22 +1,24 @@
-"""A worker: one thing again and again, on a thread of its own, until it is stopped."""
+"""Clocks, threads that fail, and periodic threads."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
-from typing import TYPE_CHECKING
 
+import pytest
+
+from balance_service.cluster.membership import Lease
+from balance_service.cluster.server_table import ServerTable
+from balance_service.cluster.standbys import StandbyChooser
 from balance_service.kafka.watermarks import Watermarks
-from balance_service.process.worker import Worker
-
-if TYPE_CHECKING:
-    import pytest
+from balance_service.process.runtime import PeriodicThread, elapsed, thread_failures
 
 _PATIENCE_SECONDS = 30.0
 
 
 class Work:
-    """Counts how often it is done, by which thread, and lets others wait for that."""
+    """Records the thread of each call, and waits for a number of calls."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []
@@ -36,9 +38,21 @@ def is_alive(name: str) -> bool:
     return name in {thread.name for thread in threading.enumerate()}
 
 
-def test_it_works_at_once_however_rarely_it_is_to() -> None:
+def test_elapsed_time_increases() -> None:
+    before = elapsed()
+    time.sleep(0.01)
+
+    assert 0.01 <= elapsed() - before < 5
+
+
+@pytest.mark.parametrize("user", [Lease, ServerTable, StandbyChooser, Watermarks])
+def test_leases_and_silence_are_measured_by_a_clock_that_runs_while_the_machine_is_suspended(user: type) -> None:
+    assert inspect.signature(user).parameters["clock"].default is elapsed
+
+
+def test_the_first_call_is_immediate_even_if_the_interval_is_long() -> None:
     work = Work()
-    worker = Worker("rare", 3_600, work)
+    worker = PeriodicThread("rare", 3_600, work)
     worker.start()
     try:
         assert work.is_done(1)
@@ -48,9 +62,9 @@ def test_it_works_at_once_however_rarely_it_is_to() -> None:
     assert work.threads == ["rare"]
 
 
-def test_it_works_again_and_again_and_between_it_waits() -> None:
+def test_calls_are_repeated_with_the_interval_between_them() -> None:
     work = Work()
-    worker = Worker("often", 0.05, work)
+    worker = PeriodicThread("often", 0.05, work)
     began = time.monotonic()
     worker.start()
     try:
@@ -60,9 +74,9 @@ def test_it_works_again_and_again_and_between_it_waits() -> None:
         worker.stop(_PATIENCE_SECONDS)
 
 
-def test_it_is_stopped_without_waiting_for_its_next_turn_and_does_no_more() -> None:
+def test_stop_does_not_wait_for_the_next_call_and_no_call_follows() -> None:
     work = Work()
-    worker = Worker("stopped", 3_600, work)
+    worker = PeriodicThread("stopped", 3_600, work)
     worker.start()
     assert work.is_done(1)
     began = time.monotonic()
@@ -74,14 +88,14 @@ def test_it_is_stopped_without_waiting_for_its_next_turn_and_does_no_more() -> N
     assert len(work.threads) == 1
 
 
-def test_work_that_hangs_does_not_hold_up_the_stop() -> None:
+def test_stop_returns_in_time_although_the_work_hangs() -> None:
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang() -> None:
         hangs.set()
         goes_on.wait(_PATIENCE_SECONDS)
 
-    worker = Worker("hanging", 3_600, hang)
+    worker = PeriodicThread("hanging", 3_600, hang)
     worker.start()
     try:
         assert hangs.wait(_PATIENCE_SECONDS)
@@ -96,39 +110,33 @@ def test_work_that_hangs_does_not_hold_up_the_stop() -> None:
     assert not is_alive("hanging")
 
 
-def test_one_that_was_never_started_can_be_stopped() -> None:
+def test_a_thread_that_was_never_started_can_be_stopped() -> None:
     work = Work()
 
-    Worker("idle", 0.01, work).stop(_PATIENCE_SECONDS)
+    PeriodicThread("idle", 0.01, work).stop(_PATIENCE_SECONDS)
 
     assert work.threads == []
 
 
-def test_what_the_work_raises_is_told_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: list[threading.ExceptHookArgs] = []
+def test_an_exception_of_the_work_is_recorded_and_ends_the_thread() -> None:
     failed = threading.Event()
-
-    def noted(failure: threading.ExceptHookArgs) -> None:
-        failures.append(failure)
-        failed.set()
-
-    monkeypatch.setattr(threading, "excepthook", noted)
 
     def fail() -> None:
         raise ValueError("for the test")
 
-    worker = Worker("failing", 0.01, fail)
-    worker.start()
-    try:
-        assert failed.wait(_PATIENCE_SECONDS)
-    finally:
-        worker.stop(_PATIENCE_SECONDS)
+    worker = PeriodicThread("failing", 0.01, fail)
+    with thread_failures(failed.set) as failures:
+        worker.start()
+        try:
+            assert failed.wait(_PATIENCE_SECONDS)
+        finally:
+            worker.stop(_PATIENCE_SECONDS)
 
-    assert [str(failure.exc_value) for failure in failures] == ["for the test"]
+    assert [str(failure) for failure in failures] == ["for the test"]
     assert not is_alive("failing")
 
 
-def test_watermarks_follow_the_source_in_the_background() -> None:
+def test_watermarks_are_refreshed_in_the_background() -> None:
     asked = threading.Event()
     watermarks = Watermarks(lambda: {0: 100, 1: 5})
 
@@ -136,7 +144,7 @@ def test_watermarks_follow_the_source_in_the_background() -> None:
         watermarks.refresh()
         asked.set()
 
-    worker = Worker("watermarks", 1.0, refresh)
+    worker = PeriodicThread("watermarks", 1.0, refresh)
     worker.start()
     try:
         assert asked.wait(_PATIENCE_SECONDS)
