@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from tests.support.connections import COMMAND_PATH, Connection, Reply
+from tests.support.api import ADD_FUNDS, Connection, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ class Commands:
         connection = Connection(*self._chooser.choice(self._addresses), _TIMEOUT_SECONDS)
         body = {"customerId": customer, "amount": f"{cents // 100}.{cents % 100:02}"}
         try:
-            reply = connection.post(COMMAND_PATH, body, {} if token is None else {"Idempotency-Key": token})
+            reply = connection.post(ADD_FUNDS, body, {} if token is None else {"Idempotency-Key": token})
         except (OSError, http.client.HTTPException):
             self.statuses[0] += 1
             return None

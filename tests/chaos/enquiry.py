@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.chaos.checks import Violation
 from tests.chaos.journal import own_time
 from tests.chaos.readers import Question
-from tests.support.connections import Connection
+from tests.support.api import Connection
 
 if TYPE_CHECKING:
     import random

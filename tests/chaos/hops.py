@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.chaos.checks import Violation
 from tests.chaos.stores import Decoder
 from tests.integration.purchases import masked, origin_of
-from tests.support.topics import read_topic
+from tests.support.kafka import read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

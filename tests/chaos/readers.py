@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from tests.support.connections import Connection, Reply, cents_of, query
+from tests.support.api import Connection, Reply, cents_of, query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

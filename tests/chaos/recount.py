@@ -19,7 +19,7 @@ import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tests.chaos.frames import HEALING
-from tests.support.schemas import schema_of
+from tests.support.recount import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

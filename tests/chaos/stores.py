@@ -14,7 +14,7 @@ import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from rocksdict import AccessType, Options, Rdict
 
-from tests.support.schemas import schema_of
+from tests.support.recount import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 from tests.compose.stack import HOST
 from tests.compose.traffic import Events
-from tests.support.connections import Connection
-from tests.support.observed import panels
+from tests.support.api import Connection
+from tests.support.observability import panels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.compose.stack import HOST, Replica, Stack
 from tests.compose.traffic import TOPIC, customer
-from tests.support.connections import Connection, query
+from tests.support.api import Connection, query
 from tests.support.recount import recount
 
 if TYPE_CHECKING:

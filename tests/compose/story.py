@@ -14,7 +14,7 @@ from tests.compose.monitoring import Prometheus, watched
 from tests.compose.recounted import recounted
 from tests.compose.stack import HOST, Stack
 from tests.compose.traffic import Events, Traffic, customer, is_ready
-from tests.support.connections import Connection, query
+from tests.support.api import Connection, query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

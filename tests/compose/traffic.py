@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.read_models.funds_publisher import FundsAddedSerializer
 from tests.compose.stack import HOST
-from tests.support.connections import Connection, query
+from tests.support.api import Connection, query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

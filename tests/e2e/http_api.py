@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     import httpx

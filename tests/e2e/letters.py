@@ -14,8 +14,8 @@ import httpx
 
 from balance_service.avro.schemas import load_schema
 from balance_service.kafka.partitioner import partition_of
+from tests.support.kafka import Writer, read_topic
 from tests.support.service import PARTITIONS
-from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

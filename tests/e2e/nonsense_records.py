@@ -11,7 +11,7 @@ from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from tests.e2e.nonsense import CUSTOMERS, mutated, noise, text_of
 
 if TYPE_CHECKING:
-    from tests.support.topics import Writer
+    from tests.support.kafka import Writer
 
 _MAX_UNKNOWN_IDS = 200
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from tests.e2e.nonsense import CUSTOMERS, mutated, noise, text_of
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     from collections import Counter

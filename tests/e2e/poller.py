@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import httpx
 
 from balance_service.kafka.partitioner import partition_of
-from tests.support.paths import GET_BALANCE
+from tests.support.api import GET_BALANCE
 from tests.support.service import PARTITIONS
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.ports import HOST, free_port
-from tests.e2e.left_in_kafka import create_topic
 from tests.support.commands import assert_refused, run
+from tests.support.kafka import create_topic
 from tests.support.service import STOP_SECONDS, application, new_instance, on, terminate
 from tests.support.waiting import eventually
 

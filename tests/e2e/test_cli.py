@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.left_in_kafka import admin
 from tests.support.commands import assert_refused, run, started
+from tests.support.kafka import admin
 from tests.support.service import address, application, on
 from tests.support.waiting import eventually
 

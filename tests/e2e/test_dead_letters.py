@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.http_api import assert_problem
-from tests.e2e.left_in_kafka import admin
 from tests.e2e.letters import Unread, decide, get, letter, of_partition, pages, place, wait_for
 from tests.support.commands import run
+from tests.support.kafka import admin
 from tests.support.service import (
     PARTITIONS,
     amount_of,

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.ports import HOST
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.service import PARTITIONS, add, application, ask_again, customers_of, new_instance, running
 from tests.support.waiting import eventually
 

@@ -16,12 +16,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
 from tests.e2e.nonsense import CUSTOMERS
 from tests.e2e.nonsense_records import Records
 from tests.e2e.nonsense_requests import ask_raw, ask_structured
+from tests.support.kafka import Writer, ends_of, in_changelog, read_topic, recounted
 from tests.support.service import PARTITIONS, all_balances, application, new_instance, process_of, running, warm_up
-from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

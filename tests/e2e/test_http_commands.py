@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.http_api import add, assert_problem, body_of, post, read
-from tests.support.paths import ADD_FUNDS
+from tests.support.api import ADD_FUNDS
 
 if TYPE_CHECKING:
     import httpx

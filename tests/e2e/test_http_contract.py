@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import READ_TIMEOUT_SECONDS
 from tests.e2e.http_api import add, assert_problem, body_of, post, read
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 
 if TYPE_CHECKING:
     import httpx

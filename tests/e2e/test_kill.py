@@ -13,10 +13,9 @@ import pytest
 
 from balance_service.devtools.local.stack import LocalStack
 from balance_service.kafka.partitioner import partition_of
-from tests.e2e.left_in_kafka import ends_of, in_changelog, recounted
 from tests.support.commands import started
+from tests.support.kafka import Writer, ends_of, in_changelog, recounted
 from tests.support.service import PARTITIONS, all_balances, application, ask, new_instance, on, running
-from tests.support.topics import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.integration.test_leaderboard import Games
-from tests.support.observed import OF_OTHERS, documented, exported
+from tests.support.observability import JOIN_METRICS_PREFIX, documented, exported
 from tests.support.service import application, new_instance, running, status
 from tests.support.waiting import eventually
 
@@ -104,7 +104,7 @@ def test_every_instance_answers_for_every_game_also_after_one_was_killed(
             (name, partition) for name in ("players", "products") for partition in (0, 1)
         }
         assert all(table["whole"] and not table["reason"] for table in tables)
-        described = {name: told for name, told in documented().items() if name.startswith(OF_OTHERS)}
+        described = {name: told for name, told in documented().items() if name.startswith(JOIN_METRICS_PREFIX)}
         # A series of what was skipped begins with the first.
         sampled = {
             name: told for name, told in exported(instances).items() if name in described and told[1] is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.support.paths import GET_BALANCE
+from tests.support.api import GET_BALANCE
 from tests.support.service import (
     add,
     amount_of,

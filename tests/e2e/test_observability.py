@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from tests.support.collector import Collector
-from tests.support.observed import OF_OTHERS, documented, exported
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
+from tests.support.kafka import Writer, read_topic
+from tests.support.observability import JOIN_METRICS_PREFIX, Collector, documented, exported
 from tests.support.service import (
     PARTITIONS,
     add,
@@ -25,7 +25,6 @@ from tests.support.service import (
     wait_until_spread,
     warm_up,
 )
-from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.instances import LocalInstance
     from balance_service.devtools.local.stack import LocalStack
-    from tests.support.collector import Collected
+    from tests.support.observability import Collected
 
     Pair = tuple[LocalInstance, LocalInstance]
 
@@ -144,7 +143,7 @@ def test_the_documented_metrics_are_those_that_are_exported(stack: LocalStack, p
             documented().keys() <= found.keys() and {n for n, (_, labels) in found.items() if labels is None} <= others
         )
 
-    others = {name for name in documented() if name.startswith(OF_OTHERS)}
+    others = {name for name in documented() if name.startswith(JOIN_METRICS_PREFIX)}
     eventually(sampled, "a sample of each", 60)
 
     assert exported(pair) == {

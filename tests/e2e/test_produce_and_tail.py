@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from tests.e2e.left_in_kafka import create_topic, ends_of
 from tests.support.commands import Done, assert_refused, run, started
+from tests.support.kafka import create_topic, ends_of
 from tests.support.service import application, on
 from tests.support.waiting import eventually
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.stack import LocalStack
-from tests.e2e.left_in_kafka import ends_of
 from tests.integration.purchases import Till, invoice, points_of
+from tests.support.kafka import ends_of
 from tests.support.service import application, new_instance, running, status
 from tests.support.waiting import eventually
 

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
-from tests.e2e.left_in_kafka import admin, ends_of, in_changelog, recounted
 from tests.support.commands import Done, assert_refused, run, started
+from tests.support.kafka import admin, ends_of, in_changelog, recounted
 from tests.support.service import PARTITIONS, all_balances, application, new_instance, on, running
 from tests.support.waiting import eventually
 

@@ -11,11 +11,10 @@ from confluent_kafka import TopicPartition
 
 from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
-from tests.e2e.left_in_kafka import admin, create_topic
 from tests.e2e.letters import decide, letter, pages, wait_for
 from tests.support.commands import assert_refused, run
+from tests.support.kafka import Writer, admin, create_topic, read_topic
 from tests.support.service import PARTITIONS, application, new_instance, on, running, status
-from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.ports import HOST, free_port
-from tests.support.certificates import Authority
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
+from tests.support.credentials import Authority
 from tests.support.service import PARTITIONS, address, amount_of, application, customers_of, new_instance, running
 from tests.support.waiting import eventually
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,

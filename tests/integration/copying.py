@@ -15,7 +15,7 @@ from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import settings_for
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings
 from balance_service.spark.jvm import launch_jvm
-from tests.support.scratch import jvm_scratch
-from tests.support.shipped import KNOWN, stages_in
+from tests.support.shipped import KNOWN, jvm_scratch, stages_in
 from tests.support.shipped import hosted as hosted_models
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.engine.task_state import TaskState
     from balance_service.hosting.engine import Engine
-    from tests.support.topics import Writer
+    from tests.support.kafka import Writer
 
 _LOOK_EVERY_SECONDS = 0.01
 

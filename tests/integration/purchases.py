@@ -16,8 +16,8 @@ from balance_service.model.flow import Stream
 from balance_service.model.outputs import EVENT, Emit
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
+from tests.support.kafka import Writer, read_topic
 from tests.support.shipped import KNOWN
-from tests.support.topics import Writer, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

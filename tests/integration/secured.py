@@ -27,7 +27,7 @@ from balance_service.devtools.local.broker import Broker
 from balance_service.devtools.local.broker_config import BrokerExtras
 from balance_service.devtools.local.ports import HOST, free_port
 from tests.integration.tls_servers import protected, token_endpoint
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from balance_service import Application, Event, ReadModel, Routes, Stream, add, 
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.spark.jvm import launch_jvm
 from tests.integration.engines import settings_for
-from tests.support.scratch import jvm_scratch
+from tests.support.shipped import jvm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -17,7 +17,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.spark import gathering
 from tests.integration.engines import balance, balance_stage, catch_up, counted, prepare, running_engine, settings_for
 from tests.integration.loads import queries
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path

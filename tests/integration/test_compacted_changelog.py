@@ -20,8 +20,7 @@ from tests.integration.engines import (
     settings_for,
     standing_by,
 )
-from tests.support.cleaner import clean_eagerly
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, clean_eagerly, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from balance_service.spark.conditions import column_of
 from balance_service.spark.session import start_spark
 from balance_service.testing.rows import arrow_type
 from balance_service.testing.strategies import values_of
-from tests.support.scratch import jvm_scratch
+from tests.support.shipped import jvm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

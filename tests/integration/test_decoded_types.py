@@ -35,8 +35,7 @@ from balance_service.testing import event, tombstone
 from balance_service.testing.rows import key_of, rows_of
 from balance_service.testing.rows import written as written_on
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
-from tests.support.scratch import jvm_scratch
-from tests.support.shipped import declared
+from tests.support.shipped import declared, jvm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

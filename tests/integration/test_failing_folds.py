@@ -13,7 +13,7 @@ from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.observability.metrics import Metrics
 from tests.integration.engines import balance, hosted, patience, settings_for, state_directory
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

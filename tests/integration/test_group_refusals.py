@@ -11,7 +11,8 @@ from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
-from tests.support.membership import Unheeding, joined
+from tests.support.fakes import IgnoringListener
+from tests.support.kafka import joined
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def member_of(settings: Settings, session_timeout_ms: int) -> Iterator[Membershi
         config=consumer_config(common_config(settings), settings.application_id, session_timeout_ms),
         topics=[settings.topic],
         session_timeout_ms=session_timeout_ms,
-        listener=Unheeding(),
+        listener=IgnoringListener(),
         positions=dict,
     )
     member.start()

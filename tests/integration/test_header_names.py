@@ -17,8 +17,7 @@ from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, prepare, running_engine, settings_for
 from tests.integration.loads import customers_in
 from tests.integration.test_directory import following, heard_of
-from tests.support.librdkafka import append
-from tests.support.topics import Writer
+from tests.support.kafka import Writer, append_with_header
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
 
 
 def append_strange(settings: Settings, topic: str, value: bytes) -> None:
-    append(settings.bootstrap_servers, topic, 0, IN_0.encode(), value, NO_UTF_8)
+    append_with_header(settings.bootstrap_servers, topic, 0, IN_0.encode(), value, NO_UTF_8)
 
 
 def letters_of(engine: Engine) -> list[tuple[str, Status]]:

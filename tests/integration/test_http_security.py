@@ -23,12 +23,11 @@ from balance_service.http.server.tls import TlsFiles, client_context
 from balance_service.http.wiring import Front
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
-from tests.support.certificates import Authority
+from tests.support.api import GET_BALANCE as PATH
+from tests.support.credentials import AUDIENCE, ISSUER, Authority, token, write_jwks
 from tests.support.fakes import Nobody
-from tests.support.paths import GET_BALANCE as PATH
 from tests.support.querying import CUSTOMER, Instance
 from tests.support.shipped import MODELS
-from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.idempotency import REUSED
 from tests.integration.engines import balance, balance_stage, catch_up, counted, running_engine, settings_for
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path

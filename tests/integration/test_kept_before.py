@@ -15,7 +15,7 @@ from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, running_engine, settings_for
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

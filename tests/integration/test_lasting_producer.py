@@ -14,7 +14,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
 from tests.integration.test_directory import following, heard_of
-from tests.support.librdkafka import fail_for_ever
+from tests.support.kafka import fail_fatally
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_events_are_added_again_and_what_was_under_way_is_reported(
     reported: list[object] = []
     held: Producer = publisher._producer._producer
     held.produce(settings.topic, b"under way", b"key", on_delivery=lambda error, _: reported.append(error))
-    fail_for_ever(held)
+    fail_fatally(held)
 
     partition, offset = publisher.publish_and_wait("c1", Decimal(2))
 
@@ -63,7 +63,7 @@ def test_an_instance_is_heard_of_again(settings: Settings) -> None:
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
         eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
         failed = one._producer._producer
-        fail_for_ever(failed)
+        fail_fatally(failed)
         one.publish_soon()
         eventually(lambda: one._producer._producer is not failed, "another producer took its place")
         one.stop(10)

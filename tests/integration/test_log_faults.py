@@ -29,7 +29,7 @@ from tests.integration.engines import (
     running_engine,
     settings_for,
 )
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

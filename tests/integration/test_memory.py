@@ -12,7 +12,7 @@ from balance_service.engine import tasks
 from balance_service.errors import RetriableError
 from balance_service.spark import feed
 from tests.integration.engines import catch_up, hosted, is_running, running_engine, settings_for
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

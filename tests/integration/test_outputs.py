@@ -24,7 +24,7 @@ from tests.integration.purchases import (
     named,
     points_of,
 )
-from tests.support.topics import read_topic
+from tests.support.kafka import read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tests.integration.engines import (
     settings_for,
     standing_by,
 )
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

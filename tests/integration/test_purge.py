@@ -15,7 +15,7 @@ from balance_service.kafka.topics import Topics
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.purchases import Named, Till, named, points_of
 from tests.integration.test_outputs import points, sales, states, wait_until_caught_up
-from tests.support.topics import read_topic
+from tests.support.kafka import read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from tests.integration.engines import (
     settings_for,
 )
 from tests.integration.loads import Load, Progress, assert_counted_once, customers_in, queries
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

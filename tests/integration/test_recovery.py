@@ -26,7 +26,7 @@ from tests.integration.engines import (
     running_engine,
     settings_for,
 )
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import PartitionRows
 from balance_service.spark.decode import Decoder
 from tests.integration.engines import running_engine, settings_for
+from tests.support.kafka import Writer, read_topic
 from tests.support.shipped import stages_in
-from tests.support.topics import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

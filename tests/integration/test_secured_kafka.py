@@ -28,8 +28,8 @@ from tests.integration import secured as planted
 from tests.integration.engines import prepare
 from tests.integration.grants import listed
 from tests.support.commands import run
-from tests.support.scratch import jvm_scratch
 from tests.support.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
+from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

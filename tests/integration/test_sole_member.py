@@ -14,7 +14,7 @@ from balance_service.hosting.sole_member import SoleMember
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
-from tests.support.membership import joined
+from tests.support.kafka import joined
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from balance_service.process.runtime import thread_failures
 from balance_service.spark import feed, rehearsal
 from balance_service.spark.rehearsal import Rehearsal
 from tests.integration.engines import balance, counted, problems, running_engine, settings_for
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from balance_service.settings import load_settings
 from balance_service.spark.jvm import MODULE_OPTIONS, class_path, spark_java
 from balance_service.spark.session import start_spark
-from tests.support.scratch import jvm_scratch
+from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tests.integration.engines import (
     settings_for,
     standing_by,
 )
-from tests.support.topics import Writer, read_topic
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

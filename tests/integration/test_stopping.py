@@ -17,8 +17,8 @@ from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.integration.engines import counted, patience, running_engine, settings_for, state_directory
 from tests.integration.loads import Load, assert_counted_once, customers_in
+from tests.support.kafka import Writer
 from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
-from tests.support.topics import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

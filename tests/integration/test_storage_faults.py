@@ -19,7 +19,7 @@ from balance_service.engine.task_state import TaskState
 from balance_service.errors import StoreCorruptedError, StoreFullError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import balance, catch_up, counted, hosted, prepare, running_engine, settings_for
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

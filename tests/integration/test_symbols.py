@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.integration.engines import catch_up, hosted, running_engine, settings_for
 from tests.integration.rows import Rows
-from tests.support.topics import read_topic
+from tests.support.kafka import read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path

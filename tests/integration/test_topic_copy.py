@@ -24,8 +24,8 @@ from balance_service.kafka.topics import Topics
 from tests.integration.copying import CUSTOMERS, Application, History, contents, ignore
 from tests.integration.engines import balance, catch_up, counted, running_engine, settings_for
 from tests.support.commands import run, started
+from tests.support.kafka import Writer
 from tests.support.recount import recount
-from tests.support.topics import Writer
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from balance_service.errors import ConfigurationError, FatalError, RetriableErro
 from balance_service.kafka.topics import Topics
 from tests.integration.copying import Application, ignore
 from tests.support.commands import assert_refused, run
-from tests.support.topics import Writer
+from tests.support.kafka import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path

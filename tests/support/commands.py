@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a process of its own, what it says and how it ends."""
+"""Runs `balance-service` commands as processes and captures output and exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command said, and how it ended."""
+    """The result of a command."""
 
     code: int
     stdout: str
@@ -27,18 +27,18 @@ class Done:
 
     @property
     def errors(self) -> list[str]:
-        """The sentences for the person."""
+        """Returns the error lines on stderr."""
         return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
 
 
 class Command:
-    """`balance-service …` in a session of its own, its output in files."""
+    """A running `balance-service …` in its own session, with its output in files."""
 
     def __init__(
         self,
         environment: Mapping[str, str],
         arguments: Sequence[str],
-        given: IO[bytes],
+        stdin: IO[bytes],
         out: IO[bytes],
         err: IO[bytes],
     ) -> None:
@@ -46,7 +46,7 @@ class Command:
         self._began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "balance_service", *arguments],
-            stdin=given,
+            stdin=stdin,
             stdout=out,
             stderr=err,
             env={**os.environ, **environment},
@@ -55,20 +55,19 @@ class Command:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Returns the output so far."""
         return _text(self._out)
 
     def interrupt(self) -> None:
-        """Ctrl-C, which a terminal sends to the whole group."""
+        """Sends SIGINT to the process group, as a terminal does on Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self, seconds: float) -> Done:
-        """Wait for its end."""
         code = self.process.wait(seconds)
         return Done(code, _text(self._out), _text(self._err), time.monotonic() - self._began)
 
     def end(self) -> None:
-        """Whatever is left of it is killed."""
+        """Kills the process group if the command is still running."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -76,11 +75,11 @@ class Command:
 
 @contextmanager
 def started(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> Iterator[Command]:
-    """A command in the background."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
-        command = Command(environment, arguments, given, out, err)
+    """Runs a command in the background; kills it at the end if it is still running."""
+    with tempfile.TemporaryFile() as stdin_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin_file.write(stdin)
+        stdin_file.seek(0)
+        command = Command(environment, arguments, stdin_file, out, err)
         try:
             yield command
         finally:
@@ -88,19 +87,19 @@ def started(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"")
 
 
 def run(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"", seconds: float = 60.0) -> Done:
-    """A command from start to end."""
+    """Runs a command to its end."""
     with started(environment, *arguments, stdin=stdin) as command:
         return command.wait(seconds)
 
 
 def _text(file: IO[bytes]) -> str:
-    # Not by seeking: the child writes at the same offset.
+    # Does not seek: the child shares the file offset.
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
 def assert_refused(done: Done, code: int, *named: str) -> None:
-    """One sentence for the person, which names what is wrong, and nothing of our insides."""
+    """Checks the exit code and that stderr has one error line, which contains `named`, and no traceback."""
     assert done.code == code, done
     assert len(done.errors) == 1, done
     assert "Traceback" not in done.stdout + done.stderr, done

@@ -1,22 +1,44 @@
-"""Hand-written stand-ins for what cannot be run without a broker or a registry."""
+"""Fakes, spies and short cuts of the unit tests."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
+from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.letters.letters import Letters
+from balance_service.engine.store.store import StateStore
+from balance_service.errors import ConfigurationError
+from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Clock", "FakeRegistry", "FakeWriter", "Nobody", "balance_codec", "letters", "position_codec"]
+    from balance_service.cluster.membership import AssignmentListener, Partitions
+
+__all__ = [
+    "SESSION_MS",
+    "Clock",
+    "FakeRegistry",
+    "FakeWriter",
+    "IgnoringListener",
+    "Nobody",
+    "balance_codec",
+    "letters",
+    "lone_member",
+    "position_codec",
+    "record_scan_starts",
+    "refusal",
+]
 
 
 class Nobody:
-    """An instance that tells nothing of itself but the status that it is given."""
+    """An instance without problems or metrics, with the given status."""
 
     def __init__(self, status: Mapping[str, object] | None = None) -> None:
         self._status = status or {}
@@ -35,7 +57,7 @@ class Nobody:
 
 
 class Clock:
-    """A clock that goes on only when told to."""
+    """A clock that stands still until a test sets `now`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -45,17 +67,65 @@ class Clock:
 
 
 def position_codec(registry: FakeRegistry | None = None) -> AvroCodec:
-    """The codec of position records."""
     return AvroCodec(registry or FakeRegistry(), "positions", load_schema("Position"))
 
 
 def balance_codec(registry: FakeRegistry | None = None) -> AvroCodec:
-    """The codec of balances."""
     return AvroCodec(registry or FakeRegistry(), "states", load_schema("BalanceState"))
 
 
 def letters(registry: FakeRegistry | None = None, *, every_ms: int = 300_000, **more: Any) -> Letters:
-    """How a stage keeps its dead letters."""
     return Letters(
         codec=AvroCodec(registry or FakeRegistry(), "letters", load_schema("Letter")), every_ms=every_ms, **more
     )
+
+
+SESSION_MS = 10_000
+
+
+class IgnoringListener:
+    """An assignment listener that does nothing."""
+
+    def assigned(self, partitions: Partitions) -> None: ...
+
+    def revoked(self, partitions: Partitions) -> None: ...
+
+    def lost(self, partitions: Partitions) -> None: ...
+
+
+def lone_member(
+    listener: AssignmentListener | None = None, positions: Mapping[tuple[str, int], int] = MappingProxyType({})
+) -> Membership:
+    """Returns a group member that cannot reach a broker. The caller closes its consumer."""
+    return Membership(
+        config=consumer_config({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "group", SESSION_MS),
+        topics=["topic"],
+        session_timeout_ms=SESSION_MS,
+        listener=listener or IgnoringListener(),
+        positions=lambda: positions,
+    )
+
+
+def record_scan_starts(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Returns a list that grows by the start key of each range scan of any store.
+
+    RocksDB steps over each deleted record that lies in a scanned range.
+    """
+    starts: list[bytes] = []
+    keys = StateStore.keys
+
+    def recorded(store: StateStore, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        starts.append(start)
+        return keys(store, start, stop, limit)
+
+    monkeypatch.setattr(StateStore, "keys", recorded)
+    return starts
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Returns the error text for invalid environment variables. Fails if the settings load."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    return str(caught.value)

@@ -1,4 +1,4 @@
-"""Read models for tests, over schemas of their own."""
+"""Read models for tests, with their own schemas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KIND = {"type": "enum", "name": "Kind", "symbols": ["SMALL", "LARGE"]}
 
 
 def ship(name: str, fields: Mapping[str, Any]) -> str:
-    """Have a schema found under a name, as if its file were beside the others."""
+    """Makes a schema loadable by its name, as if it were a shipped file."""
     schema = {
         "type": "record",
         "name": name,
@@ -113,7 +113,7 @@ ship("Session", {"games": "int", "ratio": "float", "event": ["null", "string"], 
 
 
 class Summary(ReadModel):
-    """Every fold that may start empty, of events of two records."""
+    """All folds that may start empty, over events of two record types."""
 
     name = "test-summary"
     source = Stream("games", "Scored", "Ended")
@@ -133,7 +133,7 @@ class Summary(ReadModel):
 
 
 class Peaks(ReadModel):
-    """What does not combine, beside what does."""
+    """Folds that combine, and folds that do not."""
 
     name = "test-peaks"
     source = Stream("games", "Scored")
@@ -146,7 +146,7 @@ class Peaks(ReadModel):
 
 
 class Tally(ReadModel):
-    """A sum alone, to which not every event adds."""
+    """A single sum; one of the two record types does not change it."""
 
     name = "test-tally"
     source = Stream("games", "Scored", "Ended")
@@ -157,7 +157,7 @@ class Tally(ReadModel):
 
 
 class Ranks(ReadModel):
-    """The best three, and the last: what depends on the order of events, combined."""
+    """Combined folds whose result depends on the order of events."""
 
     name = "test-ranks"
     source = Stream("games", "Scored")
@@ -171,7 +171,7 @@ class Ranks(ReadModel):
 
 
 class Session(ReadModel):
-    """A fold of its own, which deletes: what was played since the last end."""
+    """A custom fold that deletes its state at the end of a session."""
 
     name = "test-session"
     source = Stream("games", "Scored", "Ended")
@@ -179,7 +179,7 @@ class Session(ReadModel):
     state = "Session"
 
     def fold(self, state: State | None, event: Event) -> State | None:
-        """Ended deletes; a large game cannot be played; a small one is counted."""
+        """Deletes the state on Ended; rejects large games; counts small ones."""
         if event.record == "Ended":
             return None
         if event["kind"] == "LARGE":
@@ -194,7 +194,7 @@ class Session(ReadModel):
 
 
 class Noted(ReadModel):
-    """A standard fold that makes a record of each event, of which it reads some columns."""
+    """A standard fold that emits one record per event and selects some columns of it."""
 
     name = "test-noted"
     source = Stream("games", "Scored").select("paid", "tags")
@@ -205,7 +205,7 @@ class Noted(ReadModel):
     paid = RunningSum("Scored.paid")
 
     def emit(self, state: State, event: Event) -> Event | State:
-        """The event, with the sum after it."""
+        """Returns the event with the sum that includes it."""
         return {**event, "total": state["paid"]}
 
 

@@ -1,4 +1,4 @@
-"""An instance as far as it answers queries, and peers that answer as they are told."""
+"""The query side of an instance, and fake peers with given responses."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.watermarks import Watermarks
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
+from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import Clock, balance_codec, position_codec
-from tests.support.paths import GET_BALANCE as PATH
 from tests.support.shipped import CUSTOMER_ID, KNOWN
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ END = 100
 ASKER = Asker("a client")
 TIMEOUT_SECONDS = 2.0
 BUSY_SECONDS = 10.0
-"""By how much a busy machine may be late."""
+"""Allowed delay on a busy machine."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Answer:
 
 
 def read_to_its_end(steps: Steps) -> str:
-    """What a scan answers."""
+    """Runs a scan to its end and returns its result."""
     while True:
         try:
             next(steps)
@@ -85,7 +85,7 @@ def read_to_its_end(steps: Steps) -> str:
 
 
 class OneTask:
-    """A task as far as it is read from: what it shows can be replaced."""
+    """The readable part of a task; a test can replace its view and role."""
 
     def __init__(self, view: StoreView | None, role: Role) -> None:
         self.view = view
@@ -94,7 +94,7 @@ class OneTask:
 
 @dataclass
 class Instance:
-    """An instance as far as it answers queries: a real store, a real lease, a real proxy; no Kafka."""
+    """The query side of an instance: a real store, a real lease, a real proxy; no Kafka."""
 
     path: Path
     address: str = "asker:1"
@@ -173,12 +173,12 @@ class Instance:
         )
 
     def models(self, proxy: Proxy, metrics: Metrics | None = None) -> ModelQueries:
-        """What answers for `balance`, all of it on one partition."""
+        """Returns the queries of read model `balance`, with all data in one partition."""
         answers = ModelAnswers(self.queries(proxy, metrics), self.scatter(f"{MODELS_PATH}/balance"), BALANCE)
         return ModelQueries(KNOWN, {"balance": answers}, dict, lambda _name, _partitions: answers)
 
     def scatter(self, path: str) -> Scatter:
-        """Its proxy is to be closed."""
+        """Returns a scatter query. The caller closes its proxy."""
         return Scatter(
             routing=self.routing,
             proxy=Proxy(),
@@ -225,7 +225,7 @@ def ask(instance: Instance, *, headers: Mapping[str, str] | None = None, **param
 
 @dataclass
 class Peer:
-    """Another server, that answers as it is told and keeps what it was asked."""
+    """A fake peer: answers with a given function and records its requests."""
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     asked: list[web.Request] = field(default_factory=list)
@@ -253,7 +253,7 @@ def ask_with_peers(
     owns: bool = False,
     **parameters: str,
 ) -> Answer:
-    """Ask an instance that knows of these peers; the last one is the owner, as far as it knows."""
+    """Queries an instance that knows these peers and takes the last one for the owner."""
 
     async def run() -> Answer:
         async with AsyncExitStack() as stack:
@@ -276,7 +276,7 @@ def ask_with_peers(
 def proving(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]], secret: str
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """The same of a peer with a secret."""
+    """Wraps a response function: signs its responses with a peer secret."""
     trust = PeerTrust(secret)
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -293,7 +293,7 @@ def proving(
 def answering(
     status: int = 200, text: str = '{"amount":12.34}', headers: Mapping[str, str] | None = None
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """What an instance answers that is asked as itself, and owns the partition unless headers say otherwise."""
+    """Returns a response function of an instance that owns the partition, unless `headers` say otherwise."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         content_type = "application/json" if status == 200 else "application/problem+json"

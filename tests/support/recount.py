@@ -1,26 +1,27 @@
 """An independent recount of a topic: a plain consumer that shares no code with the service.
 
-It decodes Avro itself, strictly, as the specification says: libraries differ in what they make of malformed bytes.
+It decodes Avro itself, strictly, as the specification says: libraries differ in how they treat malformed bytes.
 """
 
 from __future__ import annotations
 
+import json
 import struct
+import time
 import unicodedata
 from collections import defaultdict
 from decimal import Decimal, localcontext
 from functools import cache
 from typing import Any
 
+import httpx
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-from tests.support.schemas import schema_of
 
 
 def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, Decimal]:
-    """Customer → the sum of the committed, well-formed `FundsAdded` events, read up to the topic's present end.
+    """Returns customer → sum of the committed, valid `FundsAdded` events, up to the current end of the topic.
 
-    Events with idempotency keys must lie within one window: it forgets none.
+    Never expires an idempotency key, so events with keys must lie within one window.
     """
     _schema.cache_clear()
     consumer = Consumer(
@@ -36,7 +37,7 @@ def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, 
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
     balances: dict[str, Decimal] = defaultdict(Decimal)
-    named: set[tuple[str, bytes | None]] = set()
+    seen: set[tuple[str, bytes | None]] = set()
     open_ends = set(partitions)
     with localcontext() as context:
         context.prec = 100
@@ -51,21 +52,21 @@ def recount(bootstrap_servers: str, registry_url: str, topic: str) -> dict[str, 
                 if event is None or event[0].encode() != message.key():
                     continue
                 name = _idempotency_key(message.headers())
-                if name is None or (event[0], name) not in named:
+                if name is None or (event[0], name) not in seen:
                     balances[event[0]] += event[1]
-                    named.add((event[0], name))
+                    seen.add((event[0], name))
     consumer.close()
     return dict(balances)
 
 
 def _idempotency_key(headers: Any) -> bytes | None:
-    """What an event is known by; of those with one name the first counts, however the others differ."""
+    """Returns the key of an event. The first event with a key counts; later ones are duplicates even if they differ."""
     first = next((value for name, value in headers or () if name == "idempotency-key"), None)
     return bytes(first) if first else None
 
 
 def _event(registry_url: str, value: bytes | None) -> tuple[str, Decimal] | None:
-    """The customer and the amount of a valid FundsAdded; None for anything else."""
+    """Returns customer and amount of a valid FundsAdded event; None for any other record."""
     if value is None or len(value) < 5 or value[0] != 0:
         return None
     (schema_id,) = struct.unpack(">I", value[1:5])
@@ -83,7 +84,7 @@ def _event(registry_url: str, value: bytes | None) -> tuple[str, Decimal] | None
 
 
 def _exact(unscaled: Any, kind: Any) -> Decimal:
-    """Money with two decimals and no digit lost; ValueError if that cannot be."""
+    """Returns an amount with two decimals. Raises ValueError if a digit would be lost."""
     if isinstance(kind, list):
         kind = next(k for k in kind if k != "null")
     if not isinstance(kind, dict) or kind.get("logicalType") != "decimal" or not unscaled:
@@ -98,9 +99,9 @@ def _exact(unscaled: Any, kind: Any) -> Decimal:
 
 
 class _Reader:
-    """Avro's binary encoding, by the writer's schema; ValueError for bytes that it does not allow.
+    """Reads Avro's binary encoding by the writer's schema. Raises ValueError for invalid bytes.
 
-    Strings come as bytes: whether those that nobody folds are UTF-8 does not matter.
+    Returns strings as bytes, because the service does not check UTF-8 in fields that it does not fold.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -128,7 +129,7 @@ class _Reader:
         number = self._long()
         micros = number * 1000 if isinstance(schema, dict) and schema.get("logicalType") == "timestamp-millis" else 0
         if not -(2**63) <= micros < 2**63:
-            raise ValueError("a time that cannot be counted in microseconds")
+            raise ValueError("a timestamp that overflows microseconds")
         return number
 
     def _blocks(self, items: Any, *, with_names: bool) -> list[Any]:
@@ -137,7 +138,7 @@ class _Reader:
             if count < 0:
                 count, _ = -count, self._long()
             if count == 2**63:
-                # In 64 bits it has no opposite: Avro's own decoder takes such a block for the empty one that ends.
+                # -2**63 has no 64-bit negation: Avro's own decoder takes such a block for the empty one at the end.
                 return values
             if count > len(self._data):
                 raise ValueError("more items than bytes")
@@ -153,7 +154,7 @@ class _Reader:
         return self._number(32)
 
     def _number(self, bits: int) -> int:
-        """A number of at most so many bits; like Avro's own decoder, it drops those that the last byte has too many."""
+        """Reads a varint of at most `bits` bits. Drops excess bits of the last byte, like Avro's own decoder."""
         number = 0
         for shift in range(0, bits, 7):
             (byte,) = self._bytes(1)
@@ -161,22 +162,44 @@ class _Reader:
             if byte < 0x80:
                 number &= (1 << bits) - 1
                 return (number >> 1) ^ -(number & 1)
-        raise ValueError("a number of too many bytes")
+        raise ValueError("a varint with too many bytes")
 
     def _bytes(self, count: int) -> bytes:
         end = self._at + count
         if count < 0 or end > len(self._data):
-            raise ValueError("a length that is not there")
+            raise ValueError("a length beyond the end")
         data, self._at = self._data[self._at : end], end
         return data
 
     @staticmethod
     def _below(number: int, limit: int) -> int:
         if not 0 <= number < limit:
-            raise ValueError("a choice that there is not")
+            raise ValueError("an index out of range")
         return number
 
 
 @cache
 def _schema(registry_url: str, schema_id: int) -> Any:
     return schema_of(registry_url, schema_id)
+
+
+_ATTEMPTS = 4
+
+
+def schema_of(registry_url: str, schema_id: int) -> Any:
+    """Returns the schema with an id, as JSON; None if there is none. Does not use the service's own registry client.
+
+    Retries when the connection breaks.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            answer = httpx.get(f"{registry_url}/schemas/ids/{schema_id}", timeout=10, trust_env=False)
+        except httpx.TransportError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            time.sleep(0.5)
+        else:
+            break
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return None
+    return json.loads(answer.raise_for_status().json()["schema"])

@@ -1,4 +1,4 @@
-"""What the e2e tests do: run real processes of the service, ask them over HTTP, look at what they left in Kafka."""
+"""Runs real processes of the service and queries them over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 from balance_service.devtools.local.instances import LocalInstance
 from balance_service.kafka.partitioner import partition_of
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -29,15 +29,14 @@ STOP_SECONDS = 10.0
 _WARM_UP_SECONDS = 60.0
 _MOVE_SECONDS = 60.0
 _CATCH_UP_SECONDS = 90.0
-_RESERVED = b"\xff"
 
 _numbers = itertools.count(100)
-# A connection for each request: who was asked before may have been killed since.
+# Keeps no connections alive: a test may have killed the instance since the last request.
 _http = httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def application(**settings: str) -> dict[str, str]:
-    """Settings of an application whose names nobody else uses."""
+    """Returns settings with a unique topic and application id."""
     name = uuid.uuid4().hex[:8]
     return {
         "BALANCE_TOPIC": f"balance-{name}",
@@ -48,7 +47,7 @@ def application(**settings: str) -> dict[str, str]:
 
 
 def on(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings, with the addresses of the stack."""
+    """Returns the settings with the addresses of the stack."""
     return {
         "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
@@ -60,13 +59,13 @@ def on(stack: LocalStack, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def new_instance(stack: LocalStack, settings: Mapping[str, str]) -> LocalInstance:
-    """An instance with a port and a state directory of its own, not started yet."""
+    """Returns an instance with its own port and state directory, not started."""
     return LocalInstance(next(_numbers), stack, environment=settings)
 
 
 @contextmanager
 def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
-    """These instances, started side by side; whichever are left are stopped at the end."""
+    """Starts instances in parallel, waits until all are ready, and stops them at the end."""
     try:
         for instance in instances:
             instance.launch()
@@ -80,7 +79,7 @@ def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
 
 @contextmanager
 def one_of_two(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalInstance, LocalInstance]]:
-    """Two instances, the first of them up; either may be stopped and launched meanwhile."""
+    """Two instances, of which the first is running. The test may stop and launch both."""
     first, second = new_instance(stack, settings), new_instance(stack, settings)
     with running(first):
         try:
@@ -90,9 +89,9 @@ def one_of_two(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[Lo
 
 
 def process_of(instance: LocalInstance) -> psutil.Process:
-    """The service's own process, below its guard."""
+    """Returns the process of the service, a child of its guard."""
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # some are short-lived, or killed and not reaped yet
+        with suppress(psutil.NoSuchProcess):  # a process may end during the loop, or be a zombie
             is_service = process.cmdline()[1:] == ["-m", "balance_service", "serve"]
             if is_service and process.environ()["BALANCE_HTTP_PORT"] == instance.environment["BALANCE_HTTP_PORT"]:
                 return process
@@ -100,13 +99,13 @@ def process_of(instance: LocalInstance) -> psutil.Process:
 
 
 def terminate(instance: LocalInstance) -> tuple[int, float]:
-    """SIGTERM; returns the exit code, and how many seconds it took."""
+    """Sends SIGTERM; returns the exit code and the seconds until exit."""
     process = process_of(instance)
     guard = process.parent()
     assert guard is not None
     began = time.monotonic()
     process.terminate()
-    code = guard.wait(STOP_SECONDS + 5)  # it ends with its child's exit code
+    code = guard.wait(STOP_SECONDS + 5)  # the guard exits with its child's exit code
     took = time.monotonic() - began
     instance.stop()
     assert code is not None
@@ -114,13 +113,13 @@ def terminate(instance: LocalInstance) -> tuple[int, float]:
 
 
 def status(instance: LocalInstance) -> dict[str, Any]:
-    """What an instance knows of itself and of the others."""
+    """Returns the response of /api/status."""
     known: dict[str, Any] = _http.get(f"{instance.url}/api/status", timeout=10).json()
     return known
 
 
 def owned(instance: LocalInstance) -> set[int]:
-    """The partitions whose tasks run in an instance."""
+    """Returns the partitions whose tasks run in an instance."""
     try:
         return {task["partition"] for task in status(instance)["tasks"] if task["state"] == "RUNNING"}
     except httpx.HTTPError:
@@ -128,23 +127,23 @@ def owned(instance: LocalInstance) -> set[int]:
 
 
 def tasks(instance: LocalInstance, role: str, state: str) -> dict[int, Mapping[str, Any]]:
-    """The tasks of an instance in a role and a state, by partition."""
+    """Returns the tasks of an instance with a role and a state, by partition."""
     known = status(instance)["tasks"]
     return {task["partition"]: task for task in known if (task["role"], task["state"]) == (role, state)}
 
 
 def wait_until_spread(instances: Sequence[LocalInstance]) -> None:
-    """Wait until every instance owns something, nothing is owned twice, and each knows of all."""
+    """Waits until every instance owns a partition, no partition has two owners, and all instances know each other."""
 
     def spread() -> bool:
         parts = [owned(instance) for instance in instances]
         everything = sorted(itertools.chain(*parts)) == list(range(PARTITIONS))
-        return everything and all(parts) and all(_heard_of(i) >= _addresses(instances) for i in instances)
+        return everything and all(parts) and all(_known_servers(i) >= _addresses(instances) for i in instances)
 
     eventually(spread, f"every instance owns a partition: {[owned(i) for i in instances]}", _MOVE_SECONDS)
 
 
-def _heard_of(instance: LocalInstance) -> set[str]:
+def _known_servers(instance: LocalInstance) -> set[str]:
     servers = status(instance)["applicationServers"]
     return {server["applicationServer"] for server in servers if not server["suspect"]}
 
@@ -154,7 +153,7 @@ def _addresses(instances: Iterable[LocalInstance]) -> set[str]:
 
 
 def address(instance: LocalInstance) -> str:
-    """Under which peers reach it."""
+    """Returns the address at which peers reach an instance."""
     return instance.environment["BALANCE_APPLICATION_SERVER"]
 
 
@@ -162,13 +161,13 @@ def address(instance: LocalInstance) -> str:
 
 
 def ask(url: str, customer: str, position: str | None = None, **headers: str) -> httpx.Response:
-    """A customer's balance, asked once."""
+    """Queries a balance once."""
     parameters = {"customerId": customer} | ({} if position is None else {"minPosition": position})
     return _http.get(url + GET_BALANCE, params=parameters, headers=headers)
 
 
 def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Response:
-    """The same, asked again as long as it is 503, as any client would."""
+    """Queries a balance; retries on 503."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (answer := ask(url, customer, position)).status_code == 503:
         assert time.monotonic() < deadline, answer.text
@@ -177,14 +176,14 @@ def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Res
 
 
 def add(url: str, customer: str, amount: str) -> str:
-    """Add funds; returns the position at which they are visible."""
+    """Adds funds; returns the position at which they are visible."""
     answer = _http.post(url + ADD_FUNDS, json={"customerId": customer, "amount": amount})
     assert answer.status_code == 202, answer.text
     return answer.headers["Balance-Position"]
 
 
 def warm_up(url: str) -> None:
-    """The first query and commit of a process take seconds; so that no test waits for them."""
+    """Makes the first query and commit of a process, which take seconds."""
     deadline = time.monotonic() + _WARM_UP_SECONDS
     while time.monotonic() < deadline:
         appended = _http.post(url + ADD_FUNDS, json={"customerId": "warm-up", "amount": 1})
@@ -192,18 +191,18 @@ def warm_up(url: str) -> None:
             answer = ask(url, "warm-up", appended.headers["Balance-Position"])
             if answer.status_code == 200:
                 return
-    raise TimeoutError(f"{url} is not warm after {_WARM_UP_SECONDS} s")
+    raise TimeoutError(f"{url} has not answered a query within {_WARM_UP_SECONDS} s")
 
 
 def customers_of(partition: int, count: int) -> list[str]:
-    """Customers whose events lie in one partition."""
+    """Returns customers whose events lie in a partition."""
     names = (f"customer-{n}" for n in itertools.count())
     mine = (name for name in names if partition_of(name.encode(), PARTITIONS) == partition)
     return list(itertools.islice(mine, count))
 
 
 def amount_of(answer: httpx.Response) -> Decimal:
-    """The amount of a 200, to the digit."""
+    """Returns the exact amount in a 200 response."""
     assert answer.status_code == 200, (answer.status_code, answer.text)
     amount = json.loads(answer.text, parse_float=Decimal)["amount"]
     assert isinstance(amount, Decimal), answer.text
@@ -211,9 +210,9 @@ def amount_of(answer: httpx.Response) -> Decimal:
 
 
 def all_balances(instance: LocalInstance, customers: Iterable[str], ends: Mapping[int, int]) -> dict[str, Decimal]:
-    """Every balance as one instance answers it, itself or through a peer, at or after the topic's ends.
+    """Returns the balances that an instance answers, locally or through a peer, at or after the end offsets.
 
-    503 is asked again, as any client would; an unknown customer is left out.
+    Retries on 503; leaves out unknown customers.
     """
     found = {}
     deadline = time.monotonic() + _CATCH_UP_SECONDS

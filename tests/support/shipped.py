@@ -1,7 +1,10 @@
-"""The read models that the package ships, and the routes of an instance that knows them."""
+"""The read models that the package ships, their routes, and the parts of an engine that a test provides."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +15,10 @@ from balance_service.http.api.routes import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.model.stage import declared_stages
+from balance_service.process.scratch import temporary_scratch
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.read_models.shipped import SHIPPED
-from tests.support.paths import GET_BALANCE
+from tests.support.api import GET_BALANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from balance_service.model.flow import Stream
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 
 MODELS = tuple(model() for model in SHIPPED.values())
@@ -33,24 +38,24 @@ ROUTES = routes_of(MODELS, [ADD_FUNDS])
 
 
 def hosted(settings: Settings) -> list[ReadModel]:
-    """Those that the settings name."""
+    """Returns the read models that the settings name."""
     return [KNOWN[name] for name in settings.models]
 
 
 def stages_in(settings: Settings) -> list[Stage]:
-    """All stages that an instance hosts with these settings."""
+    """Returns all stages that an instance hosts with these settings."""
     return [*hosted_stages(hosted(settings), settings), *stages_of_retries(MODELS, settings)]
 
 
 def declared(name: str, source: Stream, needed: Iterable[str] = ()) -> tuple[Stage, ...]:
-    """The stages of a source whose records are shipped."""
+    """Returns the stages of a source that reads records with shipped schemas."""
     return declared_stages(name, source, (), needed, lambda record, _topic: load_schema(record))
 
 
 def surroundings(
     settings: Settings, topics: Any, prepared: Mapping[str, Topic], registry: SchemaRegistry
 ) -> Surroundings:
-    """Those of an engine, on topics that stand in for a broker's; no stage joins."""
+    """Returns the surroundings of an engine on fake topics, without joins."""
     return Surroundings(
         registry=registry,
         partitions=lambda name: prepared[name].partitions,
@@ -61,3 +66,11 @@ def surroundings(
         retry_every_ms=int(settings.retry_every_seconds * 1000),
         idempotency_window_ms=int(settings.idempotency_window_seconds * 1000),
     )
+
+
+@functools.cache
+def jvm_scratch() -> Scratch:
+    """Returns the scratch directory of Spark's JVM, which outlives each engine of the process; removed at exit."""
+    cleanup = ExitStack()
+    atexit.register(cleanup.close)
+    return cleanup.enter_context(temporary_scratch())

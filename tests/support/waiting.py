@@ -1,4 +1,4 @@
-"""Waiting for what is to come about, however long a busy machine takes for it."""
+"""Waits for conditions with a timeout that suits a busy machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ PATIENCE_SECONDS = 60.0
 
 
 def eventually(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until a condition holds. What is given as a function is asked for only if it does not."""
+    """Waits until `condition` is true; raises AssertionError with `what` after `seconds`.
+
+    A function as `what` is called on failure only.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
@@ -22,7 +25,7 @@ def eventually(condition: Callable[[], bool], what: str | Callable[[], str], sec
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    """The same on an event loop, which goes on meanwhile."""
+    """Like `eventually`, without blocking the event loop."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() >= deadline:

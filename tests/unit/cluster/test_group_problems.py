@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from tests.support.membership import lone_member
+from tests.support.fakes import lone_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from balance_service.cluster.membership import Lease, consumer_config
 from balance_service.process.runtime import elapsed
-from tests.support.fakes import Clock
-from tests.support.membership import SESSION_MS, lone_member
+from tests.support.fakes import SESSION_MS, Clock, lone_member
 
 
 @pytest.fixture

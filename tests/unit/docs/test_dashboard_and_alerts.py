@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.observed import (
+from tests.support.observability import (
     ALERTS,
     DASHBOARD,
     RUNBOOK,

@@ -22,8 +22,7 @@ from balance_service.errors import RetriableError
 from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
-from tests.support.fakes import FakeRegistry, FakeWriter, letters
-from tests.support.look_ups import looks_from
+from tests.support.fakes import FakeRegistry, FakeWriter, letters, record_scan_starts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -246,7 +245,7 @@ def by_time(timestamp_ms: int) -> bytes:
 
 def test_what_was_removed_is_not_looked_at_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
-    looked_from = looks_from(monkeypatch)
+    looked_from = record_scan_starts(monkeypatch)
     for n in range(3):
         partition.fold(Event("1.00", b"late", 6_049 + 1_000 * n))
 

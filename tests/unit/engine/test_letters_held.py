@@ -13,8 +13,7 @@ from balance_service.engine.letters.letter import Letter, Status
 from balance_service.engine.records import POSITION_KEY, Position
 from balance_service.engine.store.store import StateStore
 from balance_service.testing import Driver
-from tests.support.fakes import letters, position_codec
-from tests.support.look_ups import looks_from
+from tests.support.fakes import letters, position_codec, record_scan_starts
 from tests.unit.engine.test_letters import EVERY_MS, UNKNOWN, Named, statuses, told
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def test_letters_that_hold_no_key_cost_the_keys_of_later_batches_nothing(
 ) -> None:
     named.given(failed).mend(UNKNOWN).advance(minutes=5)
     assert statuses(named) == [status]
-    looked_from = looks_from(monkeypatch)
+    looked_from = record_scan_starts(monkeypatch)
     named.given(*(told("2", key) for key in "abcdefgh"))
 
     assert named.view("h") == {"names": ["2"]}

@@ -14,8 +14,7 @@ from balance_service.engine.store.database import Database
 from balance_service.engine.store.directory import FORMAT
 from balance_service.engine.store.store import StateStore, StoreIdentity
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
-from tests.support.fakes import position_codec
-from tests.support.look_ups import looks_from
+from tests.support.fakes import position_codec, record_scan_starts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,7 +231,7 @@ def test_a_view_taken_before_closing_still_answers(path: Path) -> None:
 def test_the_first_of_an_index_are_found_until_they_are_deleted_and_then_no_more_looked_past(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_from = looks_from(monkeypatch)
+    looked_from = record_scan_starts(monkeypatch)
     store.write([(b"i%d" % n, b"") for n in range(1, 5)], 1)
 
     assert store.first_keys(b"i", b"i9", 2) == [b"i1", b"i2"]

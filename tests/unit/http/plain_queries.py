@@ -17,8 +17,8 @@ from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from balance_service.kafka.partitioner import partition_of
+from tests.support.api import GET_BALANCE
 from tests.support.fakes import Nobody
-from tests.support.paths import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.support.shipped import MODELS, ROUTES
 

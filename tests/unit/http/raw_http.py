@@ -16,8 +16,8 @@ from balance_service.http.operations import Operations
 from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.fakes import Nobody
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
+from tests.support.api import ADD_FUNDS, GET_BALANCE
+from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
 from tests.support.fakes import Nobody
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
 from tests.support.shipped import ROUTES
-from tests.support.signing import AUDIENCE, ISSUER, token, write_jwks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from jwt.algorithms import RSAAlgorithm
 from balance_service.errors import ConfigurationError
 from balance_service.http.access.clients import InvalidTokenError, Scope
 from balance_service.http.access.jwts import LEEWAY_SECONDS, Jwts, load_jwts
-from tests.support.signing import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
+from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
 
 if TYPE_CHECKING:
     from pathlib import Path

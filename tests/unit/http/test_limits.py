@@ -8,7 +8,7 @@ import json
 import pytest
 
 from balance_service.http.server.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES
-from tests.support.paths import ADD_FUNDS, GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.unit.http.raw_http import COMMAND, LIVE, QUICK, Answer, ask, question, serving
 
 

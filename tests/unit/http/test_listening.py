@@ -21,7 +21,7 @@ from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import AcceptedSocket, Listener, bind
 from balance_service.http.server.places import Places
 from balance_service.http.server.tls import TlsFiles, load_tls
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 from tests.support.waiting import until
 from tests.unit.http.raw_http import LIVE, QUESTION, Answer, Server, serving
 

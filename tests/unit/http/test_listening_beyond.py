@@ -14,9 +14,8 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.wiring import Front
 from balance_service.settings import load_settings
-from tests.support.certificates import Authority
+from tests.support.credentials import AUDIENCE, ISSUER, Authority, write_jwks
 from tests.support.fakes import Nobody
-from tests.support.signing import AUDIENCE, ISSUER, write_jwks
 
 if TYPE_CHECKING:
     from pathlib import Path

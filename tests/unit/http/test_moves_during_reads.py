@@ -15,7 +15,7 @@ from balance_service.engine.records import Role
 from balance_service.engine.store.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.scan import Count
-from tests.support.membership import lone_member
+from tests.support.fakes import lone_member
 from tests.support.querying import ASKER, CUSTOMER, PARTITION, Instance, OneTask, ask
 
 if TYPE_CHECKING:

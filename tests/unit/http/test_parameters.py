@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balance_service.errors import InvalidInputError
 from balance_service.http.parameters import KeyQuery, key_query
 from balance_service.model.keys import checked_key
-from tests.support.paths import GET_BALANCE as PATH
+from tests.support.api import GET_BALANCE as PATH
 from tests.support.shipped import CUSTOMER_ID
 
 

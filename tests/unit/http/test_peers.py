@@ -22,8 +22,8 @@ from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.server.app import make_app
+from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import Clock, Nobody
-from tests.support.paths import GET_BALANCE as PATH
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Limits
 from balance_service.kafka.partitioner import partition_of
 from balance_service.observability.metrics import Metrics
-from tests.support.paths import GET_BALANCE
+from tests.support.api import GET_BALANCE
 from tests.support.querying import PARTITION, PARTITIONS, Instance
 from tests.unit.http.plain_queries import (
     CUSTOMER,

@@ -19,9 +19,9 @@ from balance_service.http.access.tokens import load_tokens
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.connections import Connection
 from balance_service.http.server.reloading import Reloaded
-from tests.support.paths import GET_BALANCE
+from tests.support.api import GET_BALANCE
+from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
 from tests.support.querying import PARTITION, Instance
-from tests.support.signing import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
 from tests.unit.http.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, question, raw, serving
 
 if TYPE_CHECKING:

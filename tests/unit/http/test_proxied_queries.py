@@ -14,7 +14,7 @@ from balance_service.http.peers.answers import MAX_BODY_BYTES
 from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
 from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.routing import HEADROOM_SECONDS
-from tests.support.paths import GET_BALANCE as PATH
+from tests.support.api import GET_BALANCE as PATH
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,

@@ -16,7 +16,7 @@ from balance_service.errors import StoreCorruptedError
 from balance_service.http.answer import problems
 from balance_service.http.peers.proxy import FORWARDED_HEADER
 from balance_service.read_models.balance import Balance
-from tests.support.paths import GET_BALANCE as PATH
+from tests.support.api import GET_BALANCE as PATH
 from tests.support.querying import (
     BUSY_SECONDS,
     CUSTOMER,

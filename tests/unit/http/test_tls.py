@@ -11,7 +11,7 @@ import pytest
 from balance_service.errors import ConfigurationError
 from balance_service.http.server.reloading import Reloaded
 from balance_service.http.server.tls import TlsFiles, client_context, load_tls
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from tests.support.fakes import FakeRegistry
-from tests.support.librdkafka import fail_for_ever
+from tests.support.kafka import fail_fatally
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -29,7 +29,7 @@ def test_many_records_that_cannot_be_appended_any_more_are_told_with_the_reason(
     producer = BulkProducer({**NOBODY}, "topic")
     for number in range(3):
         producer.send(b"key", b"value", number)
-    fail_for_ever(producer._producer)
+    fail_fatally(producer._producer)
 
     with pytest.raises(RetriableError, match=r"writing to topic 'topic'.*planted"):
         producer.finish()
@@ -73,7 +73,7 @@ def test_what_was_under_way_is_reported_where_nothing_more_is_produced() -> None
 
     for number in range(3):
         lasting.produce("topic", b"value", b"key", partition=number, on_delivery=report)
-    fail_for_ever(failed)
+    fail_fatally(failed)
 
     lasting.flush(10.0)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.kafka.partitioner import murmur2, partition_of, partitions_of
-from tests.support.librdkafka import librdkafka
+from tests.support.kafka import librdkafka
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
 VECTORS = {

@@ -13,8 +13,7 @@ from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.model.placing import stages_of_retries
 from balance_service.settings import load_settings
-from tests.support.environment import refusal
-from tests.support.fakes import FakeRegistry
+from tests.support.fakes import FakeRegistry, refusal
 from tests.support.shipped import stages_in, surroundings
 from tests.unit.kafka.test_tables_topics import Topics
 

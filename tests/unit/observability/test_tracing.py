@@ -32,8 +32,8 @@ from balance_service.observability.tracing import (
 from balance_service.settings import load_settings
 from balance_service.spark.combine import PartitionRows
 from balance_service.spark.commit_span import commit_traced
-from tests.support.collector import Collector
-from tests.support.paths import GET_BALANCE as PATH
+from tests.support.api import GET_BALANCE as PATH
+from tests.support.observability import Collector
 from tests.support.shipped import ROUTES
 from tests.unit.spark.decoded import row, table
 

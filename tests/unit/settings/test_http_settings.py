@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from balance_service.settings import load_settings
-from tests.support.environment import refusal
+from tests.support.fakes import refusal
 
 SECRET = "sixteen letters and more"
 

@@ -16,7 +16,7 @@ from balance_service.kafka.clients import (
     transactional_config,
 )
 from balance_service.settings import load_settings
-from tests.support.environment import refusal
+from tests.support.fakes import refusal
 
 if TYPE_CHECKING:
     from pathlib import Path

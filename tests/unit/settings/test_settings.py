@@ -10,7 +10,7 @@ import pytest
 from balance_service.model.stage import Stage
 from balance_service.settings import Settings, load_settings
 from balance_service.settings.kafka_properties import printable
-from tests.support.environment import refusal
+from tests.support.fakes import refusal
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 

@@ -20,7 +20,7 @@ from balance_service.spark.gathering import Gathered, Gathering
 from balance_service.spark.row_query import QueryEndedError
 from balance_service.spark.sampler import SparkSampler
 from balance_service.spark.session import require_jvm
-from tests.support.scratch import jvm_scratch
+from tests.support.shipped import jvm_scratch
 from tests.unit.spark.spark_side import Spark
 
 
