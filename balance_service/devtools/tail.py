@@ -6,13 +6,12 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-
 from balance_service.avro.frames import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
-from balance_service.kafka.clients import by_remedy, new_client, reader_config
-from balance_service.kafka.messages import place_of, shown_headers, text_or_base64, what_has_come
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader
+from balance_service.kafka.messages import place_of, shown_headers, text_or_base64
 from balance_service.kafka.topics import Topics
 from balance_service.model.json_view import exact_json
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
     from balance_service.settings import Settings
 
-_BATCH = 500
-# Ctrl-C is heeded between two waits.
-_WAIT_SECONDS = 0.2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -44,18 +40,14 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
     if found is None:
         raise ConfigurationError(f"topic '{topic}' does not exist")
     starts = topics.offsets(topic, range(found.partitions), earliest=from_beginning, committed=not from_beginning)
-    grants = f"Read on topic '{topic}' and on group '{settings.application_id}'"
-    consumer = new_client(Consumer, reader_config(settings))
-    with closing(SchemaRegistry.from_settings(settings)) as registry, closing(consumer):
+    with (
+        closing(SchemaRegistry.from_settings(settings)) as registry,
+        LogReader(reader_config(settings), topic, starts) as reader,
+    ):
         frames = FrameReader(registry)
-        try:
-            consumer.assign([TopicPartition(topic, partition, start) for partition, start in starts.items()])
-            while not stopping.is_set():
-                for message in what_has_come(consumer, _BATCH, _WAIT_SECONDS):
-                    if _is_record(message):
-                        yield line_of(message, frames)
-        except KafkaException as error:
-            raise by_remedy(error, f"reading topic '{topic}'", grants) from error
+        while not stopping.is_set():
+            for message in reader.read():
+                yield line_of(message, frames)
 
 
 def line_of(message: Message, frames: FrameReader) -> str:
@@ -78,13 +70,6 @@ def line_of(message: Message, frames: FrameReader) -> str:
             **_value(message.value(), frames),
         }
     )
-
-
-def _is_record(message: Message) -> bool:
-    error = message.error()
-    if error is not None and error.code() != KafkaError._PARTITION_EOF and not error.retriable():
-        raise KafkaException(error)
-    return error is None
 
 
 def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:

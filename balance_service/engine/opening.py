@@ -16,8 +16,8 @@ from balance_service.engine.store.database import Database
 from balance_service.engine.store.directory import FORMAT
 from balance_service.engine.store.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError
-from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import transactional_config
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_setup import dead_letter_bytes
 
 if TYPE_CHECKING:
@@ -132,10 +132,9 @@ def _check_can_be_folded_again(context: TaskContext, partition: int, changelog: 
     start = context.topics.offsets(context.source.name, [partition], earliest=True)[partition]
     if start == 0 or context.stage.retries:
         return
-    with reader_of_all(context.settings, context.topics, changelog, [partition]) as reader:
-        while reader.unfinished:
-            if reader.read():
-                return
+    with reader_to_end(context.settings, context.topics, changelog, [partition]) as reader:
+        if next(iter(reader), None) is not None:
+            return
     if context.stage.reads_rekeyed:
         raise TaskHaltedError(was_purged(context.source.name, partition, start))
     raise TaskHaltedError(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.outputs import ORIGIN_HEADER, SENDER_HEADER, origin_prefix, sender_of
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
 
 if TYPE_CHECKING:
@@ -63,12 +64,11 @@ def sent_of(settings: Settings, topics: Topics, stage: Stage, source: Topic, par
                 f"the changelog '{stage.changelog}' is gone, and so are records of '{name}' that were applied "
                 f"(BALANCE_PURGE_REKEYED), so that nobody knows what was passed on; {START_ANEW}"
             )
-        with BoundedReader(settings, name, starts, ends) as reader:
-            while reader.unfinished:
-                for message in reader.read():
-                    # What we send has headers that can be read.
-                    with suppress(PoisonRecordError):
-                        yield from _origins(headers_of(message), sender, origins)
+        with LogReader(reader_config(settings), name, starts, ends) as reader:
+            for message in reader:
+                # What we send has headers that can be read.
+                with suppress(PoisonRecordError):
+                    yield from _origins(headers_of(message), sender, origins)
 
 
 def _has_begun(topics: Topics, stage: Stage) -> bool:

@@ -14,7 +14,7 @@ from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.turns import Turns
-from balance_service.kafka.bounded_reader import records_left_at
+from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.watermarks import Watermarks
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import TEXT

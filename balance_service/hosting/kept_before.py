@@ -17,7 +17,7 @@ from balance_service.engine.letters.letters import Letters, letter_offset
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.sent import sent_up_to
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.log_reader import reader_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,16 +128,15 @@ class KeptBefore:
         """By partition, the position and the letters."""
         positions: dict[int, Position] = {}
         letters: dict[int, dict[int, Letter]] = defaultdict(dict)
-        with reader_of_all(self._settings, self._topics, changelog) as reader:
-            while reader.unfinished:
-                for message in reader.read():
-                    key, partition, value = message.key() or b"", message.partition(), message.value()
-                    if partition is None:
-                        continue
-                    if key == POSITION_KEY and value is not None:
-                        positions[partition] = Position.of(self._codec.decode(value))
-                    elif (offset := letter_offset(key)) is not None:
-                        letters[partition].pop(offset, None)
-                        if value is not None:
-                            letters[partition][offset] = self._letters.read(offset, value)
+        with reader_to_end(self._settings, self._topics, changelog) as reader:
+            for message in reader:
+                key, partition, value = message.key() or b"", message.partition(), message.value()
+                if partition is None:
+                    continue
+                if key == POSITION_KEY and value is not None:
+                    positions[partition] = Position.of(self._codec.decode(value))
+                elif (offset := letter_offset(key)) is not None:
+                    letters[partition].pop(offset, None)
+                    if value is not None:
+                        letters[partition][offset] = self._letters.read(offset, value)
         return positions, letters

@@ -11,18 +11,12 @@ from balance_service.errors import FatalError, PoisonRecordError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from confluent_kafka import Consumer, Message
+    from confluent_kafka import Message
 
     Headers = Sequence[tuple[str, bytes | None]]
 
 # Not by a call that the interpreter makes faster once it is frequent: that would not see that the client has failed.
 _headers_of: Callable[[Message], Headers | None] = methodcaller("headers")
-
-
-def what_has_come(consumer: Consumer, most: int, wait_seconds: float) -> list[Message]:
-    """At most so many messages, at once; one, if it comes while there are none. Raises KafkaException."""
-    # Asked for many, the consumer would wait for as many; so for one, and then for what came with it.
-    return consumer.consume(most, 0) or consumer.consume(1, wait_seconds)
 
 
 def headers_of(message: Message) -> Headers:

@@ -17,7 +17,8 @@ import structlog
 from balance_service.engine.records import TaskBatch
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
-from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process.failpoints import reach
 from balance_service.spark.combine import PartitionRows, PartitionUpdates
@@ -306,7 +307,8 @@ class Feed:
             stable = self._topics.offsets(topic, [partition], committed=True)[partition]
             if stable <= start:
                 return start
-            with BoundedReader(self._settings, topic, {partition: start}, {partition: stable}) as reader:
+            config = reader_config(self._settings)
+            with LogReader(config, topic, {partition: start}, {partition: stable}) as reader:
                 while reader.unfinished:
                     if interrupted.is_set() or reader.read():
                         return start

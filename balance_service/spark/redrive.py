@@ -15,7 +15,7 @@ from balance_service.avro.codec import schema_id_of
 from balance_service.engine.letters.letter import GONE, SPARK_FAILED
 from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
-from balance_service.kafka.bounded_reader import records_left_at
+from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.messages import headers_of
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
 from balance_service.spark.row_query import QueryEndedError, in_short

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from balance_service.engine.records import DeadLetter
-from balance_service.kafka.bounded_reader import records_at
+from balance_service.kafka.log_reader import records_at
 from balance_service.kafka.messages import offset_of
 
 if TYPE_CHECKING:

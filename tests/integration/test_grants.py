@@ -25,8 +25,8 @@ from balance_service.engine.changelog.writer import ChangelogWriter
 from balance_service.engine.outputs import OF_THE_KEY
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
-from balance_service.kafka.bounded_reader import reader_of_all
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
@@ -125,9 +125,8 @@ def read_decisions(settings: Settings) -> None:
     topic = topics.find(settings.dead_letter_decisions_topic)
     assert topic is not None
     # A commit returns before the broker has marked its end, and nothing may be read up to there.
-    with reader_of_all(settings, topics, topic, waits_for_open=True) as reader:
-        while reader.unfinished:
-            reader.read()
+    with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
+        list(reader)
 
 
 def add_funds(settings: Settings) -> None:

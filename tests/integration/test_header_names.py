@@ -11,7 +11,7 @@ import pytest
 from balance_service.devtools.tail import tail
 from balance_service.engine.letters.letter import Status
 from balance_service.errors import PoisonRecordError
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, prepare, running_engine, settings_for
@@ -63,13 +63,12 @@ def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStac
     topic = topics.find(settings.topic)
     assert topic is not None
     told = 0
-    with reader_of_all(settings, topics, topic) as reader:
-        while reader.unfinished:
-            for message in reader.read():
-                if offset_of(message):
-                    with pytest.raises(PoisonRecordError, match="whose name is no UTF-8"):
-                        headers_of(message)
-                    told += 1
+    with reader_to_end(settings, topics, topic) as reader:
+        for message in reader:
+            if offset_of(message):
+                with pytest.raises(PoisonRecordError, match="whose name is no UTF-8"):
+                    headers_of(message)
+                told += 1
 
     assert told == OFTEN
     stopping = Event()

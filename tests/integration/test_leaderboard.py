@@ -15,7 +15,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.engine.tables.joined import JoinedTables
 from balance_service.engine.tables.rows import TableRows
 from balance_service.errors import NotAuthorizedError, RetriableError
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import KeyType
 from tests.integration.engines import running_engine, settings_for
 from tests.integration.rows import Rows
@@ -132,11 +132,8 @@ def records(engine: Engine, name: str) -> list[Message]:
     """Everything that is committed in a topic."""
     topic = engine.topics.find(name)
     assert topic is not None
-    found: list[Message] = []
-    with reader_of_all(engine.settings, engine.topics, topic) as reader:
-        while reader.unfinished:
-            found += reader.read()
-    return found
+    with reader_to_end(engine.settings, engine.topics, topic) as reader:
+        return list(reader)
 
 
 def joined_of(engine: Engine, product: int) -> int:

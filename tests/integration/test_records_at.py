@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer
 from balance_service.avro.codec import frame_header
 from balance_service.engine.letters.changes import Due
 from balance_service.engine.letters.letter import Letter
-from balance_service.kafka.bounded_reader import _WAIT_SECONDS, records_at, records_left_at
+from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
 from balance_service.spark.redrive import Redrive
@@ -101,7 +101,7 @@ def test_the_time_begins_with_the_first_record_however_late_that_comes(
         time.sleep(2 * seconds)
         return Consumer(config)
 
-    monkeypatch.setattr("balance_service.kafka.bounded_reader.Consumer", slow)
+    monkeypatch.setattr("balance_service.kafka.log_reader.Consumer", slow)
 
     looked_for, records = records_at(settings, topic, 0, wanted, seconds)
 

@@ -19,7 +19,8 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka.bounded_reader import BoundedReader
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.topics import Topics
 from balance_service.settings import load_settings
 from balance_service.spark.row_query import RowQuery
@@ -210,7 +211,7 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
     bootstrap_servers = secured.mtls if way == "mTLS" else secured.sasl
     settings = load_settings(bootstrap_servers=bootstrap_servers, kafka_config=properties, topic=open_topic)
 
-    with BoundedReader(settings, open_topic, {0: 0}, {0: 1}) as reader:
+    with LogReader(reader_config(settings), open_topic, {0: 0}, {0: 1}) as reader:
         records: list[Message] = []
 
         def arrived() -> bool:

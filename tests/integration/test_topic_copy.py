@@ -17,7 +17,8 @@ from balance_service.devtools.topic_copy import timestamp_order
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copier import Copier
 from balance_service.errors import TaskMigratedError
-from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
@@ -160,10 +161,8 @@ def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
     topics = Topics(app.settings)
     source = topics.find(app.source)
     assert source is not None
-    records = []
-    with reader_of_all(app.settings, topics, source) as reader:
-        while reader.unfinished:
-            records += reader.read()
+    with reader_to_end(app.settings, topics, source) as reader:
+        records = list(reader)
     target = prepare_copy(topics, app.settings, source, app.target, None)
     with Copier(app.settings, source, target) as copier:
         yield copier, records
@@ -214,7 +213,7 @@ def test_partitions_that_hold_back_each_other_are_merged_in_little_memory(
             writer.send("c", b"", partition=2, timestamp=1_000_000 + n)
     topics = Topics(app.settings)
     starts, ends = dict.fromkeys(range(3), 0), topics.offsets(app.source, range(3))
-    with BoundedReader(app.settings, app.source, starts, ends) as reader:
+    with LogReader(reader_config(app.settings), app.source, starts, ends) as reader:
         read = [(m.partition(), m.offset()) for m in timestamp_order.by_timestamp(reader)]
 
     expected = [(p, n) for n in range(5_000) for p in (0, 1)]

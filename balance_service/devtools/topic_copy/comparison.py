@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.devtools.topic_copy.contents import ContentsCounter
 from balance_service.errors import FatalError, RetriableError
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import place_of
 from balance_service.kafka.topics import Topics
 
@@ -74,8 +74,8 @@ def compare(settings: Settings, copied: Copied, progress: Callable[[int, int], N
     _settle(topics, copied.target)
     with (
         closing(SchemaRegistry.from_settings(settings)) as registry,
-        reader_of_all(settings, topics, copied.source) as source,
-        reader_of_all(settings, topics, copied.target) as target,
+        reader_to_end(settings, topics, copied.source) as source,
+        reader_to_end(settings, topics, copied.target) as target,
     ):
         total = source.offsets_in_all + target.offsets_in_all
         left, right, grown = ContentsCounter(registry), ContentsCounter(registry), 0

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from balance_service.devtools.topic_copy.copier import Copier, Progress, start_anew
 from balance_service.devtools.topic_copy.timestamp_order import by_timestamp
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka.bounded_reader import BoundedReader, reader_of_all
+from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.topic_setup import prepare_copy
 from balance_service.kafka.topics import Topics
 
@@ -81,7 +82,7 @@ def copy_topic(
         total = sum(ends.values())
         ahead = total - sum(max(0, ends[p] - starts[p]) for p in ends)
         before, began = _records(done), time.monotonic()
-        with BoundedReader(settings, source.name, starts, ends) as reader:
+        with LogReader(reader_config(settings), source.name, starts, ends) as reader:
             for batch in _batches(by_timestamp(reader)):
                 copier.write(batch, done)
                 progress(ahead + reader.offsets_read, total)
@@ -136,10 +137,8 @@ def _starts(topics: Topics, source: Topic, done: dict[int, Progress]) -> dict[in
 
 def _refuse_others_records(settings: Settings, topics: Topics, target: Topic, ours: int) -> None:
     """Refuse a target with more or fewer records than the copy wrote."""
-    count = 0
-    with reader_of_all(settings, topics, target) as reader:
-        while reader.unfinished:
-            count += len(reader.read())
+    with reader_to_end(settings, topics, target) as reader:
+        count = sum(1 for _ in reader)
     if count > ours:
         raise ConfigurationError(
             f"topic '{target.name}' holds {count - ours} records that this copy did not write; "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from balance_service.kafka.bounded_reader import BoundedReader
+    from balance_service.kafka.log_reader import LogReader
 
 # Of all partitions together: the memory this takes while one of them holds back the others.
 _HELD_RECORDS = 100_000
@@ -45,7 +45,7 @@ class _Queue:
         return int(self.messages[0].timestamp()[1])
 
 
-def by_timestamp(reader: BoundedReader) -> Iterator[Message]:
+def by_timestamp(reader: LogReader) -> Iterator[Message]:
     """Every record that the reader reads: always the earliest of the partitions' next ones, so memory is bounded.
 
     Two records of one partition never change places, whatever their timestamps. Two of different partitions come in
@@ -82,7 +82,7 @@ def by_timestamp(reader: BoundedReader) -> Iterator[Message]:
                 awaited |= {partition} & reader.unfinished
 
 
-def _fill(reader: BoundedReader, queues: dict[int, _Queue], most_records: int, most_bytes: int) -> None:
+def _fill(reader: LogReader, queues: dict[int, _Queue], most_records: int, most_bytes: int) -> None:
     for message in reader.read():
         queues[place_of(message)[0]].append(message)
     full = [

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.records import POSITION_KEY
 from balance_service.engine.store.batch import StoreBatch
-from balance_service.errors import RetriableError, TaskHaltedError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
+from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import offset_of
-from balance_service.kafka.partition_reader import PartitionReader
 from balance_service.process.failpoints import part_size
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class ChangelogReader:
         self._last: Message | None = None
         self._is_whole = True
         self._has_heard = False
-        self._log = PartitionReader(config, "changelog", topic, partition, start)
+        self._partition = partition
+        self._log = LogReader(config, topic, {partition: start})
 
     def replay(
         self, end: int, should_stop: Callable[[], bool], *, answers: bool = False, fenced: bool = True
@@ -76,7 +77,7 @@ class ChangelogReader:
             TaskMigratedError: asked to stop.
             RetriableError: the broker is silent.
         """
-        yield from self._read_while(lambda: self._log.stands_at < end, should_stop, answers=answers)
+        yield from self._read_while(lambda: self._log.position(self._partition) < end, should_stop, answers=answers)
         if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
             yield from self._handed_over()
         if self._batch and not fenced:
@@ -84,7 +85,7 @@ class ChangelogReader:
             yield from self._read_while(lambda: not self._is_whole, should_stop, answers=True)
         elif self._batch:
             raise TaskHaltedError(
-                f"the {self._log.name} ends in states without a position, so it was not "
+                f"the changelog {self._log.name} ends in states without a position, so it was not "
                 "written by this service alone; run `balance-service rebuild`"
             )
 
@@ -100,8 +101,8 @@ class ChangelogReader:
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_SECONDS:
                 raise RetriableError(
-                    f"the {self._log.name} was not read to its end in time; if that goes on while the broker answers, "
-                    "a transaction hangs there (docs/runbook.md)"
+                    f"the changelog {self._log.name} was not read to its end in time; if that goes on while the "
+                    "broker answers, a transaction hangs there (docs/runbook.md)"
                 )
 
     def tail(self) -> Iterator[Part]:
@@ -126,7 +127,7 @@ class ChangelogReader:
     @property
     def whole_up_to(self) -> int:
         """The offset below which everything is handed over, and ends in a position record; -1 if it does not."""
-        return self._log.stands_at if self._is_whole and not self._batch else -1
+        return self._log.position(self._partition) if self._is_whole and not self._batch else -1
 
     def close(self) -> None:
         """Close the consumer."""
@@ -134,7 +135,10 @@ class ChangelogReader:
 
     def _read(self, *, answers: bool) -> Iterator[Part]:
         """One read."""
-        messages = self._log.read()
+        try:
+            messages = self._log.read()
+        except OffsetOutOfRangeError as error:
+            raise StoreCorruptedError(f"the store cannot be brought up to date: the changelog {error}") from error
         self._has_heard = bool(messages) or self._log.met_end
         # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
         most = part_size(_PART) * (_PARTS_AT_MOST if answers else 1)

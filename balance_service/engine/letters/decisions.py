@@ -17,7 +17,7 @@ from balance_service.engine.letters.letter import Letter, Status, is_final
 from balance_service.engine.outputs import OF_THE_KEY
 from balance_service.engine.records import Output
 from balance_service.errors import InvalidInputError
-from balance_service.kafka.bounded_reader import reader_of_all
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import CONTROL_CHARACTERS
 
 if TYPE_CHECKING:
@@ -154,14 +154,13 @@ class Decisions:
         if topic is None:
             return found
         # Behind what another task has open, there may be a decision of ours.
-        with reader_of_all(settings, topics, topic, waits_for_open=True) as reader:
-            while reader.unfinished:
-                for message in reader.read():
-                    record = self.codec.decode(message.value() or b"")
-                    letter_id = LetterId.parse(record["id"])
-                    is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
-                    if is_ours and letter_id.partition in found:
-                        status = Decision(record["decision"]).closes_as
-                        letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
-                        found[letter_id.partition][letter_id.offset] = letter.closed(status, now_ms)
+        with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
+            for message in reader:
+                record = self.codec.decode(message.value() or b"")
+                letter_id = LetterId.parse(record["id"])
+                is_ours = letter_id.stage == self.stage and record["sourceTopicId"] == self.source_topic_id
+                if is_ours and letter_id.partition in found:
+                    status = Decision(record["decision"]).closes_as
+                    letter = Letter(letter_id.offset, record["cause"], Status.WAITING, 0, now_ms, -1, None)
+                    found[letter_id.partition][letter_id.offset] = letter.closed(status, now_ms)
         return found

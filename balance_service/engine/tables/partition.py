@@ -22,8 +22,8 @@ from balance_service.engine.tables.rows import TableRows
 from balance_service.engine.tables.store import TableStore
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
+from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import offset_of
-from balance_service.kafka.partition_reader import PartitionReader
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class TablePartition:
             else:
                 start = context.topics.offsets(name, [self._partition], earliest=True)[self._partition]
             config = reader_config(context.settings)
-            with closing(PartitionReader(config, "table", name, self._partition, start)) as reader:
+            with LogReader(config, name, {self._partition: start}) as reader:
                 try:
                     self._store = store
                     self._tail(reader, store, topic_id)
@@ -210,14 +210,19 @@ class TablePartition:
                     self._reach(-1)
                     self._store = None
 
-    def _tail(self, reader: PartitionReader, store: TableStore, topic_id: str) -> None:
+    def _tail(self, reader: LogReader, store: TableStore, topic_id: str) -> None:
         looked = swept = time.monotonic()
         wholeness = Wholeness(self._end)
         while not self._stopping.is_set():
             if self._damage:
                 damage, self._damage = self._damage, ""
                 raise StoreCorruptedError(damage)
-            if messages := reader.read():
+            try:
+                messages = reader.read()
+            except OffsetOutOfRangeError as error:
+                raise StoreCorruptedError(f"the table's topic {error}") from error
+            position = reader.position(self._partition)
+            if messages:
                 if wholeness.was_away:
                     raise RetriableError("the topic was not read for an hour, in which tombstones may have gone")
                 store.apply(
@@ -228,11 +233,11 @@ class TablePartition:
                 wholeness.met_end()
                 if not self._is_whole:
                     self._is_whole = True
-                    self._log.info("table read to its end", position=reader.stands_at)
-            wholeness.passed(reader.stands_at)
+                    self._log.info("table read to its end", position=position)
+            wholeness.passed(position)
             wholeness.look()
             self._reason = ""
-            self._reach(reader.stands_at)
+            self._reach(position)
             now = time.monotonic()
             if now - swept > _SWEEP_EVERY_SECONDS:
                 swept = now

@@ -9,11 +9,14 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.letters.decisions import Decision, Decisions, Verdict
 from balance_service.engine.letters.letter import Letter, Status
-from balance_service.kafka import bounded_reader
+from balance_service.kafka import log_reader
 from balance_service.kafka.topics import Topic
+from balance_service.settings import load_settings
 from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pytest
 
 OPEN_AT, OURS_AT, END = 100, 101, 103
@@ -36,8 +39,7 @@ def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: py
     written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
 
     class Reader:
-        def __init__(self, _settings: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
-            self.unfinished = {0}
+        def __init__(self, _config: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
             self._end = ends[0]
 
         def __enter__(self) -> Self:
@@ -45,14 +47,13 @@ def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: py
 
         def __exit__(self, *_: object) -> None: ...
 
-        def read(self) -> list[Any]:
-            self.unfinished = set()
-            return [SimpleNamespace(value=lambda: written.value)] if self._end > OURS_AT else []
+        def __iter__(self) -> Iterator[Any]:
+            if self._end > OURS_AT:
+                yield SimpleNamespace(value=lambda: written.value)
 
-    monkeypatch.setattr(bounded_reader, "BoundedReader", Reader)
+    monkeypatch.setattr(log_reader, "LogReader", Reader)
     topics: Any = Topics()
-    nothing: Any = None
 
-    known = decisions.letters_before(nothing, topics, [0], 2_000)
+    known = decisions.letters_before(load_settings(), topics, [0], 2_000)
 
     assert known[0][7].status is Status.DISCARDED
