@@ -14,8 +14,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from balance_service.cluster.record_signatures import FAREWELL, HEADER, UntrustedRecordError
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.clients import new_client, not_authorized
-from balance_service.kafka.lasting_producer import LastingProducer
 from balance_service.kafka.messages import headers_of, offset_of
+from balance_service.kafka.producers import RecoveringProducer
 from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Directory:
         self._tasks = tasks
         self._place = TopicPartition(topic, 0)
         self._consumer = new_client(Consumer, consumer_config)
-        self._producer = LastingProducer({**producer_config, "message.timeout.ms": _UNPUBLISHED_MS})
+        self._producer = RecoveringProducer({**producer_config, "message.timeout.ms": _UNPUBLISHED_MS})
         self._stopping = threading.Event()
         self._publish_now = threading.Event()
         self._incarnation = incarnation

@@ -7,7 +7,7 @@ import time
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.kafka.bulk_producer import BulkProducer
+from balance_service.kafka.producers import BulkProducer
 from balance_service.read_models.funds_publisher import FundsAddedSerializer
 
 if TYPE_CHECKING:

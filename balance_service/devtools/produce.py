@@ -9,8 +9,8 @@ from balance_service.avro.from_json import parsed_json, record_of
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import subject_of
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
-from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.clients import producer_config
+from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
 from balance_service.model.taken import taken_by
 

@@ -1,11 +1,10 @@
-"""Configuration of every Kafka client of ours, and Kafka's errors by remedy."""
+"""Configuration of Kafka clients, and translation of Kafka's errors into the service's."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from balance_service.errors import ConfigurationError, NotAuthorizedError, RetriableError, TaskMigratedError
@@ -15,39 +14,45 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Producer
 
+    from balance_service.errors import BalanceServiceError
     from balance_service.settings import Settings
 
 ClientConfig = dict[str, object]
 _Client = TypeVar("_Client")
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-"""Kafka header by which a producer names an event, so that of several with one name and key one is applied."""
+"""Name of the record header that identifies an event. Of several events with one header value and one key, the service
+applies the first."""
 
-log = structlog.get_logger(__name__)
+_MIB = 1 << 20
+_PRODUCER_QUEUE_MESSAGES = 2_000_000
+_PRODUCER_QUEUE_KBYTES = 1 << 20
+# A task waits while its producer's queue is full. A small record takes about 300 bytes in the queue.
+_TASK_QUEUE_MESSAGES = 20_000
+_TRANSACTION_TIMEOUT_MS = 60_000
 
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
 }
-_MIB = 1 << 20
-# librdkafka queues what it produces.
-_QUEUE_MESSAGES = 2_000_000
-_QUEUE_KBYTES = 1 << 20
-# A task's writer waits where its queue is full; a small record takes some 300 bytes there.
-_WRITER_MESSAGES = 20_000
-_TRANSACTION_TIMEOUT_MS = 60_000
-
 _NOT_AUTHORIZED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+_REFUSED = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+# librdkafka reports these as transport failures: the peer rejected the client's certificate, or expects another
+# security protocol.
+_REFUSAL_SIGNS = ("ssl/tls alert", "SSL handshake failed", "security.protocol")
+# The token issuer, or a proxy in front of the brokers, may only be down for now.
+_MAY_PASS = ("Failed to acquire SASL OAUTHBEARER token", "Disconnected")
+_PROPERTIES = "BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE"
 
 
 def common_config(settings: Settings) -> ClientConfig:
-    """What every client of ours shares: brokers, the user's own properties, our logger."""
+    """The properties that all clients share: brokers, the user's own properties, the logger."""
     return {
         "client.id": settings.application_id,
         **settings.kafka_properties,
@@ -57,59 +62,79 @@ def common_config(settings: Settings) -> ClientConfig:
 
 
 def producer_config(settings: Settings) -> ClientConfig:
-    """An idempotent producer that agrees with Kafka's own clients on the partition of a key."""
+    """An idempotent producer that partitions keys as Kafka's Java client does."""
     return {
         **common_config(settings),
         "enable.idempotence": True,
         "acks": "all",
-        # librdkafka's own default is CRC32, which would send a key elsewhere than Java clients do.
+        # librdkafka's default is CRC32, which assigns a key to another partition than the Java client does.
         "partitioner": "murmur2_random",
-        "queue.buffering.max.messages": _QUEUE_MESSAGES,
-        "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+        "queue.buffering.max.messages": _PRODUCER_QUEUE_MESSAGES,
+        "queue.buffering.max.kbytes": _PRODUCER_QUEUE_KBYTES,
         "linger.ms": 2,
         "message.max.bytes": 16 * _MIB,
     }
 
 
 def transactional_config(settings: Settings, transactional_id: str) -> ClientConfig:
-    """The one writer of a task. Its successor aborts any transaction it leaves open; failing that, the timeout does."""
+    """The producer of a task.
+
+    If it leaves a transaction open, its successor aborts that; without a successor, the transaction times out.
+    """
     return {
-        # By itself it would follow the transaction's: a connection that is dead without a word should not last as long.
+        # The default follows the transaction's timeout, but a silently dead connection must not last that long.
         "socket.timeout.ms": settings.session_timeout_ms - 100,
         **producer_config(settings),
-        "queue.buffering.max.messages": _WRITER_MESSAGES,
-        # A commit waits for its records, and no more of them are to come.
+        "queue.buffering.max.messages": _TASK_QUEUE_MESSAGES,
+        # A commit waits for its records, and no more records follow.
         "linger.ms": 0,
         "transactional.id": transactional_id,
-        # Not the session's: a commit that takes longer than that would be tried again as it is, for ever.
+        # Not the session timeout: a commit that takes longer would be retried unchanged forever.
         "transaction.timeout.ms": max(settings.session_timeout_ms, _TRANSACTION_TIMEOUT_MS),
     }
 
 
 def reader_config(settings: Settings) -> ClientConfig:
-    """A consumer that is told its partitions, reads what is committed, and sees the end of each."""
+    """A consumer for `LogReader`: it reads committed records and reports the end of each partition."""
     return {
         **common_config(settings),
-        # librdkafka looks the group up even if we never join, so use the one that this user may read.
+        # librdkafka looks the group up even if the consumer never joins it. This user may read this group.
         "group.id": settings.application_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
-        # Once enough is fetched ahead, it would not look for a whole second whether that still holds.
+        # Once the prefetch queue is full, librdkafka checks it again only after this time; the default is a second.
         "fetch.queue.backoff.ms": 5,
     }
+
+
+def new_client(kind: Callable[[Any], _Client], config: ClientConfig) -> _Client:
+    """Creates a consumer, producer or admin client.
+
+    Raises:
+        ConfigurationError: the client refuses a property. Only the user's own properties can be wrong.
+        RetriableError: the process or the machine has no threads or memory left.
+    """
+    try:
+        return kind(config)
+    except KafkaException as error:
+        cause = error.args[0] if error.args else None
+        if isinstance(cause, KafkaError) and cause.code() == KafkaError._CRIT_SYS_RESOURCE:
+            raise RetriableError(f"a Kafka client cannot be created: {cause.str()}") from error
+        reason = cause.str() if isinstance(cause, KafkaError) else str(error)
+        raise ConfigurationError(f"{_PROPERTIES}: {reason}") from error
 
 
 def by_remedy(
     error: KafkaException, doing: str, grant: str = ""
 ) -> RetriableError | TaskMigratedError | NotAuthorizedError:
-    """Kafka's error as one of ours: fenced, not allowed, or to be tried again.
+    """Translates Kafka's error by what to do about it: the task was fenced, a grant is missing, or try again.
 
     Args:
-        doing: what failed.
-        grant: which operation on which resource it takes, such as "Read on topic 'balance'".
+        doing: the operation that failed, such as "reading topic 'balance'".
+        grant: the ACL that it needs, such as "Read on topic 'balance'".
     """
     cause = error.args[0] if error.args else None
     if not isinstance(cause, KafkaError):
@@ -120,17 +145,17 @@ def by_remedy(
 
 
 def not_authorized(error: KafkaError, doing: str, grant: str = "") -> NotAuthorizedError | None:
-    """Kafka's error as what the brokers do not allow; None if it is another. Arguments as of `by_remedy`."""
+    """Translates an authorization error of the brokers; None for any other. Arguments as of `by_remedy`."""
     if error.code() not in _NOT_AUTHORIZED:
         return None
-    wanted = grant or "what docs/security.md lists"
+    wanted = grant or "the ACLs that docs/security.md lists"
     return NotAuthorizedError(f"the brokers do not allow {doing} ({error.str()}); grant this user {wanted}")
 
 
 def transaction_error(failed: Producer) -> KafkaError | None:
-    """What became of the transaction of a producer that could not deliver; its reports tell only the consequences.
+    """The cause of a failed transaction. Delivery reports hold only its consequences.
 
-    A call that is never right within a transaction is answered with that.
+    A call that is invalid within a transaction returns the cause.
     """
     try:
         failed.begin_transaction()
@@ -139,18 +164,39 @@ def transaction_error(failed: Producer) -> KafkaError | None:
     return None
 
 
-def new_client(kind: Callable[[Any], _Client], config: ClientConfig) -> _Client:
-    """A consumer, producer or other client.
+class ConnectionErrors:
+    """Records authentication and TLS errors of a client's connections; its requests only time out.
 
-    Raises:
-        ConfigurationError: it refuses a property; only the user's own can be wrong.
-        RetriableError: this process or machine has no more threads or memory for it.
+    The thread that polls the client records. Any thread may read.
     """
-    try:
-        return kind(config)
-    except KafkaException as error:
-        cause = error.args[0] if error.args else None
-        if isinstance(cause, KafkaError) and cause.code() == KafkaError._CRIT_SYS_RESOURCE:
-            raise RetriableError(f"a Kafka client cannot be made: {cause.str()}") from error
-        said = cause.str() if isinstance(cause, KafkaError) else str(error)
-        raise ConfigurationError(f"BALANCE_KAFKA_CONFIG, or the file of BALANCE_KAFKA_CONFIG_FILE: {said}") from error
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        """The reason why the client cannot connect; empty if none is known."""
+        self._was_accepted = False
+
+    def watched(self, config: ClientConfig) -> ClientConfig:
+        """The configuration of a client that reports to this object."""
+        return {**config, "error_cb": self._record}
+
+    def accepted(self) -> None:
+        """Notes that a request was answered."""
+        self.refusal, self._was_accepted = "", True
+
+    def explain(self, message: str) -> BalanceServiceError:
+        """The error to raise for a request that got no answer.
+
+        A refusal is a wrong setting only if the brokers never accepted this client.
+        """
+        if not self.refusal:
+            return RetriableError(message)
+        if self._was_accepted or any(sign in self.refusal for sign in _MAY_PASS):
+            return RetriableError(f"{message}: {self.refusal}")
+        return ConfigurationError(
+            f"the brokers and this client do not accept each other ({self.refusal}); "
+            f"correct the security properties in {_PROPERTIES}"
+        )
+
+    def _record(self, error: KafkaError) -> None:
+        if error.code() in _REFUSED or any(sign in error.str() for sign in _REFUSAL_SIGNS):
+            self.refusal = error.str()

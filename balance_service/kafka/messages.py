@@ -1,4 +1,4 @@
-"""Messages of a client: what has come, and what each is sure to have, though its type does not say so."""
+"""Typed access to consumed messages."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
     Headers = Sequence[tuple[str, bytes | None]]
 
-# Not by a call that the interpreter makes faster once it is frequent: that would not see that the client has failed.
+# A direct call that the interpreter has specialized would not notice that the client raised SystemError.
 _headers_of: Callable[[Message], Headers | None] = methodcaller("headers")
 
 
 def headers_of(message: Message) -> Headers:
-    """A record's headers. To be asked once of a message: the client's second answer is not what the record has.
+    """A record's headers. Call this once per message: the client's second answer is wrong.
 
     Raises:
-        PoisonRecordError: a name is no UTF-8, as programs in C may write; the client fails to read any of them then.
+        PoisonRecordError: a header's name is not UTF-8, so that the client cannot read any header of the record.
     """
     try:
         return _headers_of(message) or ()
     except SystemError as error:
-        raise PoisonRecordError("header-malformed", "a record has a header whose name is no UTF-8") from error
+        raise PoisonRecordError("header-malformed", "a record has a header whose name is not UTF-8") from error
 
 
 def shown_headers(message: Message) -> list[dict[str, Any]] | None:
-    """A record's headers for people, in order and with every repetition; None if the client cannot read them.
+    """A record's headers as JSON, in order and with every repetition; None if the client cannot read them.
 
-    Each has its `name`, and its value as `text_or_base64` gives it. To be asked once of a message, as `headers_of`.
+    Each has a `name` and the value in the form of `text_or_base64`. Call this once per message, as `headers_of`.
     """
     try:
         headers = headers_of(message)
@@ -44,7 +44,7 @@ def shown_headers(message: Message) -> list[dict[str, Any]] | None:
 
 
 def text_or_base64(name: str, content: bytes | str | None) -> dict[str, Any]:
-    """Content under its name where it is UTF-8 or missing, else base64 under a name with `Base64` at its end."""
+    """Returns `{name: text}` for UTF-8 or None, otherwise `{nameBase64: text}`."""
     if not isinstance(content, bytes):
         return {name: content}
     try:
@@ -54,7 +54,7 @@ def text_or_base64(name: str, content: bytes | str | None) -> dict[str, Any]:
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """Partition and offset of a record that was delivered."""
+    """Partition and offset of a consumed record."""
     partition, offset = message.partition(), message.offset()
     if partition is None or offset is None:
         raise FatalError("the broker delivered a record without a partition or an offset")
@@ -62,5 +62,4 @@ def place_of(message: Message) -> tuple[int, int]:
 
 
 def offset_of(message: Message) -> int:
-    """The offset of a record that was delivered."""
     return place_of(message)[1]

@@ -25,8 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.kafka.clients import by_remedy, common_config, new_client
-from balance_service.kafka.connection import Connection
+from balance_service.kafka.clients import ConnectionErrors, by_remedy, common_config, new_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +72,7 @@ class Topics:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError if the client refuses a property."""
         self._settings = settings
-        self._connection = Connection()
+        self._connection = ConnectionErrors()
         self._admin = new_client(AdminClient, self._connection.watched(common_config(settings)))
 
     def find(self, name: str) -> Topic | None:

@@ -17,9 +17,8 @@ from opentelemetry.trace import SpanKind
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import RetriableError
-from balance_service.kafka.clients import IDEMPOTENCY_HEADER, not_authorized
-from balance_service.kafka.connection import Connection
-from balance_service.kafka.lasting_producer import LastingProducer
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized
+from balance_service.kafka.producers import RecoveringProducer
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
@@ -74,11 +73,11 @@ class FundsAddedPublisher:
         self._topic = topic
         self._tracer = tracer
         self._serialize = FundsAddedSerializer(registry, topic)
-        self._connection = Connection()
+        self._connection = ConnectionErrors()
         config = self._connection.watched(config)
         # 0 would be for ever.
         timeout_ms = max(1, int(timeout_seconds * 1000))
-        self._producer = LastingProducer({**config, "message.timeout.ms": timeout_ms, "linger.ms": 0})
+        self._producer = RecoveringProducer({**config, "message.timeout.ms": timeout_ms, "linger.ms": 0})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Records with a header whose name is no UTF-8: the client fails at them, and nothing else does."""
+"""Records with a header whose name is not UTF-8: the client fails at them, and nothing else does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStac
     with reader_to_end(settings, topics, topic) as reader:
         for message in reader:
             if offset_of(message):
-                with pytest.raises(PoisonRecordError, match="whose name is no UTF-8"):
+                with pytest.raises(PoisonRecordError, match="whose name is not UTF-8"):
                     headers_of(message)
                 told += 1
 

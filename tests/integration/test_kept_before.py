@@ -10,9 +10,9 @@ from balance_service.engine.letters import letters as layout
 from balance_service.engine.letters.decisions import Decision, Verdict
 from balance_service.engine.letters.letter import Status
 from balance_service.hosting.kept_before import KeptBefore
-from balance_service.kafka.bulk_producer import BulkProducer
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of
+from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, running_engine, settings_for
 from tests.support.kafka import Writer

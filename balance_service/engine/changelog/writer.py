@@ -17,8 +17,8 @@ from balance_service.errors import (
     TaskMigratedError,
 )
 from balance_service.kafka.clients import by_remedy, new_client, not_authorized, transaction_error
-from balance_service.kafka.deliveries import undelivered
 from balance_service.kafka.messages import offset_of
+from balance_service.kafka.producers import wait_for_deliveries
 from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class ChangelogWriter:
             )
         report = delivery.report_position
         self._produce(producer, self._changelog, self._partition, position, POSITION_KEY, on_delivery=report)
-        unsent = undelivered(producer, _COMMIT_TIMEOUT_SECONDS)
+        unsent = wait_for_deliveries(producer, _COMMIT_TIMEOUT_SECONDS)
         if delivery.failed or unsent:
             self._raise_cause(producer)
         delivery.check(unsent)

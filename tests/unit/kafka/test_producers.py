@@ -1,4 +1,4 @@
-"""Producers that have failed for ever, as librdkafka's own test hook makes them: what is said of what they held."""
+"""Producers after a fatal error, which librdkafka's own test hook causes, and reports about their queued records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from balance_service.errors import RetriableError
-from balance_service.kafka import bulk_producer
-from balance_service.kafka.bulk_producer import BulkProducer
-from balance_service.kafka.lasting_producer import LastingProducer
+from balance_service.kafka import producers
+from balance_service.kafka.producers import BulkProducer, RecoveringProducer
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from tests.support.fakes import FakeRegistry
 from tests.support.kafka import fail_fatally
@@ -22,11 +21,11 @@ from tests.support.kafka import fail_fatally
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-NOBODY = {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True, "log_level": 0}
+UNREACHABLE = {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True, "log_level": 0}
 
 
-def test_many_records_that_cannot_be_appended_any_more_are_told_with_the_reason() -> None:
-    producer = BulkProducer({**NOBODY}, "topic")
+def test_a_bulk_producer_reports_the_reason_of_a_fatal_error() -> None:
+    producer = BulkProducer({**UNREACHABLE}, "topic")
     for number in range(3):
         producer.send(b"key", b"value", number)
     fail_fatally(producer._producer)
@@ -36,7 +35,7 @@ def test_many_records_that_cannot_be_appended_any_more_are_told_with_the_reason(
 
 
 class Draining:
-    """A producer of which a record is acknowledged with each poll, as many as there are."""
+    """A producer that acknowledges one record with each poll."""
 
     def __init__(self, left: int, acknowledged: int) -> None:
         self._left = left
@@ -52,38 +51,38 @@ class Draining:
 
 
 @pytest.mark.parametrize("acknowledged", [5, 2])
-def test_many_records_are_waited_for_as_long_as_some_are_acknowledged(
+def test_a_bulk_producer_waits_as_long_as_records_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch, acknowledged: int
 ) -> None:
-    monkeypatch.setattr(bulk_producer, "_FINISH_SECONDS", 0.1)
-    producer = BulkProducer({**NOBODY}, "topic")
-    monkeypatch.setattr(producer, "_producer", Draining(5, acknowledged))
+    monkeypatch.setattr(producers, "_FINISH_SECONDS", 0.1)
+    monkeypatch.setattr(producers, "Producer", lambda _config: Draining(5, acknowledged))
+    producer = BulkProducer({**UNREACHABLE}, "topic")
 
     with nullcontext() if acknowledged == 5 else pytest.raises(RetriableError, match="3 of 0 records"):
         producer.finish()
 
 
-def test_what_was_under_way_is_reported_where_nothing_more_is_produced() -> None:
+def test_queued_records_are_reported_as_failed_although_no_other_record_follows() -> None:
     reported: list[bool] = []
-    lasting = LastingProducer({**NOBODY})
-    failed = lasting._producer
+    recovering = RecoveringProducer({**UNREACHABLE})
+    failed = recovering._producer
 
     def report(error: KafkaError | None, _message: Message) -> None:
         reported.append(error is None)
 
     for number in range(3):
-        lasting.produce("topic", b"value", b"key", partition=number, on_delivery=report)
+        recovering.produce("topic", b"value", b"key", partition=number, on_delivery=report)
     fail_fatally(failed)
 
-    lasting.flush(10.0)
+    recovering.flush(10.0)
 
     assert reported == [False] * 3
-    assert lasting._producer is not failed
+    assert recovering._producer is not failed
 
 
-def test_an_event_that_a_failed_producer_let_go_may_have_been_written() -> None:
-    # Those that wait to be sent once more are let go with those that were never sent, by the same error.
-    publisher = FundsAddedPublisher({**NOBODY}, FakeRegistry(), "topic", 10.0)
+def test_an_event_that_a_failed_producer_dropped_may_have_been_written() -> None:
+    # Records that wait for a retry are dropped with the same error as records that were never sent.
+    publisher = FundsAddedPublisher({**UNREACHABLE}, FakeRegistry(), "topic", 10.0)
 
     failure = publisher._failure(KafkaError(KafkaError._PURGE_QUEUE))
     publisher.close()
@@ -91,8 +90,8 @@ def test_an_event_that_a_failed_producer_let_go_may_have_been_written() -> None:
     assert str(failure).startswith("the event may have been written: ")
 
 
-def test_an_event_with_less_than_a_millisecond_is_not_waited_for_for_ever() -> None:
-    publisher = FundsAddedPublisher({**NOBODY}, FakeRegistry(), "topic", 0.0005)
+def test_a_timeout_below_a_millisecond_is_not_infinite() -> None:
+    publisher = FundsAddedPublisher({**UNREACHABLE}, FakeRegistry(), "topic", 0.0005)
 
     with pytest.raises(RetriableError, match="the event may have been written: "):
         asyncio.run(asyncio.wait_for(publisher.publish("c1", Decimal("1.00")), 10.0))
