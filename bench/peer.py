@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from balance_service.devtools.local.ports import HOST, free_port, require_free
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import HOST, ChildProcess, free_port, require_free
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, java_executable, locked, resolve_jars
 
@@ -140,7 +139,7 @@ class KafkaStreams:
         flags = [f"-Xmx{self._heap}", f"-Djava.io.tmpdir={temporary}", *_JVM_FLAGS]
         options = [word for name, value in self._options.items() for word in (f"--{name}", value)]
         java = str(java_executable(JAVA))
-        self._process.start([*_LAUNCHER, java, *flags, "-cp", classpath, self._program, *options])
+        self._process.run([*_LAUNCHER, java, *flags, "-cp", classpath, self._program, *options])
 
     def wait_ready(self, seconds: float) -> None:
         """Return once its tasks are restored and running, which is also when it may be asked.

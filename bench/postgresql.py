@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import psycopg
 
-from balance_service.devtools.local.ports import HOST, free_port
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import HOST, ChildProcess, free_port
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ class Server:
             subprocess.run([*prefix, *init], cwd=self._folder, capture_output=True, timeout=_INIT_SECONDS, check=True)
             settings = {**_SETTINGS, "port": str(self._port), "listen_addresses": HOST, "unix_socket_directories": ""}
             options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-            self._process.start([*prefix, str(self._programs / "postgres"), "-D", str(data), *options])
-            self._process.wait_ready(self._answers)
+            self._process.run([*prefix, str(self._programs / "postgres"), "-D", str(data), *options])
+            self._process.wait_until(self._answers)
         except (OSError, subprocess.SubprocessError) as error:
             self.__exit__()
             raise ConfigurationError(f"PostgreSQL cannot be set up: {error}") from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import ChildProcess
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import cache_folder, locked
 from balance_service.process.package import resource
@@ -100,7 +100,7 @@ class QuixInstance:
 
     def launch(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._process.start(self._command)
+        self._process.run(self._command)
 
     def progress(self) -> Progress | None:
         described = self._admin.describe_consumer_groups([self._application_id])

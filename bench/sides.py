@@ -20,7 +20,7 @@ import psutil
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.stack import LocalInstance
 from balance_service.settings import PREFIX
 from bench.machine import commit_of
 

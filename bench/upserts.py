@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from balance_service.avro.schemas import load_schema
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import ChildProcess
 from bench.sides import POSTGRESQL, Progress
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class UpsertsInstance:
         self._process = ChildProcess("consumer", stack.data_dir, stack.data_dir / "logs" / f"upserts-{partition}.log")
 
     def launch(self) -> None:
-        self._process.start(self._command)
+        self._process.run(self._command)
 
     def progress(self) -> Progress:
         positions = self.committed()

@@ -1,4 +1,4 @@
-"""One real broker and registry for the whole run; fresh names for each test."""
+"""One real broker and registry for the whole run; new names for each test."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from balance_service.devtools.local import ports
+from balance_service.devtools.local.processes import share_ports
 from balance_service.devtools.local.stack import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long an example takes says more of the machine than of the code.
-hypothesis.settings.register_profile("people", deadline=None)
-# What lands must not depend on luck; new examples are found on people's machines.
+# The duration of an example depends on the machine more than on the code.
+hypothesis.settings.register_profile("developers", deadline=None)
+# In CI, results must be reproducible; new examples are generated on developers' machines.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "people")
-# What is down for a moment in one lane must not lose its port to the other: see `tests.lanes`.
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developers")
+# A server that restarts in one lane of `tests.lanes` must not lose its port to another lane.
 if place := os.environ.get("TESTS_LANE"):
-    lane, lanes = map(int, place.split("/"))
-    ports._PORTS = ports._PORTS[lane::lanes]
+    share_ports(*map(int, place.split("/")))
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """Broker and registry, up."""
     with LocalStack(tmp_path_factory.mktemp("stack")) as running:
         yield running
 
@@ -42,7 +40,7 @@ def names() -> dict[str, str]:
 
 @pytest.fixture
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the service's variables, but those that a test sets."""
+    """Removes the variables of the service from the environment."""
     for name in os.environ:
         if name.upper().startswith("BALANCE_"):
             monkeypatch.delenv(name)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
+from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
 from balance_service.kafka.partitioner import partition_of
 from tests.integration.purchases import invoice
 from tests.integration.rows import Rows

@@ -14,9 +14,8 @@ import httpx
 import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from balance_service.devtools.local.instances import LocalInstance
-from balance_service.devtools.local.ports import HOST, free_port
-from balance_service.devtools.local.stack import LocalStack
+from balance_service.devtools.local.processes import HOST, free_port
+from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.proxy import SilentProxy
 
 if TYPE_CHECKING:

@@ -114,9 +114,9 @@ class Chaos:
             self.journal.fault(fault, told=f"for {_BROKER_AWAY_SECONDS:.0f} s" if is_long else "")
             # Not stopped: a broker without another replica that is asked to end in the middle of a commit may drop its
             # marker (seen with 4.3.0), and the transaction hangs for ever.
-            stack.kill_broker()
+            stack.broker.kill()
             time.sleep(_BROKER_AWAY_SECONDS if is_long else chooser.uniform(0, 2))
-            stack.start_broker()
+            stack.broker.start()
             self.journal.outages.append((began, time.monotonic()))
             self.journal.say("the broker is up again")
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.devtools.local.instances import LocalInstance
-from balance_service.devtools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from tests.chaos.arcade import PARTITIONS, Arcade
 from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.checks import Violation
@@ -144,9 +143,9 @@ class _Systems:
             if restarts_broker and len(offers.left) <= len(points) // 2:
                 restarts_broker = False
                 self._journal.fault("restart-broker")
-                self._stack.kill_broker()
+                self._stack.broker.kill()
                 time.sleep(self._chooser.uniform(0, 2))
-                self._stack.start_broker()
+                self._stack.broker.start()
         for member in self._members:
             member.wait_ready()
         time.sleep(_UNDISTURBED_SECONDS)

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from balance_service.devtools.local.ports import free_port, is_free
+from balance_service.devtools.local.processes import free_port, is_free
 from balance_service.errors import ConfigurationError
 from tests.compose.engine import engine
 from tests.compose.images import ROOT, image_bytes, prepare_images

@@ -14,8 +14,7 @@ from tests.support.service import application, new_instance, running, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 READ_TIMEOUT_SECONDS = 2
 

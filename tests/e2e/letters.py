@@ -21,8 +21,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 PATH = "/api/deadLetters"
 # Instances that come up register schemas of their own.

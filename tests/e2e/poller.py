@@ -17,7 +17,7 @@ from tests.support.service import PARTITIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
 
 class Poller:

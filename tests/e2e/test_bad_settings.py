@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.processes import HOST, free_port
 from tests.support.commands import assert_refused, run
 from tests.support.kafka import create_topic
 from tests.support.service import STOP_SECONDS, application, new_instance, on, terminate

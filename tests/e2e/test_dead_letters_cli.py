@@ -17,8 +17,7 @@ from tests.support.service import amount_of, application, ask_again, new_instanc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _LONG_KEY = "a-customer-whose-name-is-longer-than-a-column"
 _GARBAGE = b"no frame, and more than a line"

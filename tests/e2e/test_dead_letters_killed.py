@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
+from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
 from tests.e2e.letters import Unread, decide, letter, of_partition, wait_for
 from tests.support.service import (
@@ -25,8 +25,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

@@ -13,7 +13,7 @@ from tests.e2e.letters import Unread, decide, get, letter, of_partition, pages, 
 from tests.support.service import PARTITIONS, application
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
     Pair = tuple[LocalInstance, LocalInstance]
 

@@ -18,8 +18,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

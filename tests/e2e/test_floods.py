@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import httpx
 import pytest
 
-from balance_service.devtools.local.ports import HOST
+from balance_service.devtools.local.processes import HOST
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.service import PARTITIONS, add, application, ask_again, customers_of, new_instance, running
 from tests.support.waiting import eventually
@@ -24,8 +24,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 # Another loopback address than the attackers'.
 _OTHER = "127.0.0.2"

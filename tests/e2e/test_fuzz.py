@@ -26,8 +26,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "3000"))
 _RECORDS = int(os.environ.get("FUZZ_RECORDS", "20000"))

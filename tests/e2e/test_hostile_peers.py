@@ -42,8 +42,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

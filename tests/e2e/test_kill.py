@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
 _KILLS = 2
 _FOLDED = 500
@@ -71,10 +71,10 @@ def test_after_a_kill_of_the_broker_every_balance_is_as_recounted(fragile_stack:
     with running(new_instance(stack, settings)) as instances:
         with started(on(stack, settings), *load) as loading, Garbage(stack, settings):
             _wait_until_folding(stack, settings)
-            stack.kill_broker()
+            stack.broker.kill()
             time.sleep(1.0)
             assert httpx.get(f"{instances[0].url}/health/live").status_code == 200
-            stack.start_broker()
+            stack.broker.start()
             loaded = loading.wait(90)
         assert loaded.code == 0, loaded.stderr
         assert all(instance.running for instance in instances)

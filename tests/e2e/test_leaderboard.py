@@ -16,8 +16,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _SECONDS = 60.0
 ISABELLE, MITCH, ELYSE, NOOR = (random.randrange(1 << 40) for _ in range(4))

@@ -15,8 +15,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _CUSTOMERS = sorted(customer for partition in range(PARTITIONS) for customer in customers_of(partition, 15))
 _AMOUNTS = {customer: [Decimal(n + 1), Decimal("0.10")] for n, customer in enumerate(_CUSTOMERS)}

@@ -29,8 +29,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 # Python's own hook: what lies in a module of this name is run as the interpreter starts.
 HOOK = "sitecustomize.py"

@@ -30,8 +30,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
     from tests.support.observability import Collected
 
     Pair = tuple[LocalInstance, LocalInstance]

@@ -16,8 +16,7 @@ from tests.support.service import application, on
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 FUNDS_ADDED = "parts.code.balance.events.FundsAdded"
 _AT = "2026-01-01T00:00:00.000Z"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
 PATH = "/api/customers.getRewards"
 CARDS = 9

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from confluent_kafka import TopicPartition
 
-from balance_service.devtools.local.process import READY_TIMEOUT_SECONDS
+from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
 from tests.e2e.http_api import assert_problem
 from tests.e2e.letters import decide, letter, pages, wait_for
 from tests.support.commands import assert_refused, run
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _COUNT = 300
 # Each task's epoch is written first: of two partitions of the balance, and one of dead letters.

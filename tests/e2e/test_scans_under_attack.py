@@ -22,8 +22,7 @@ from tests.support.service import application, on
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 KEYS = 40_000
 ATTACKERS, ROUNDS, ROUND_SECONDS = 20, 3, 4.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.processes import HOST, free_port
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import Authority
 from tests.support.service import PARTITIONS, address, amount_of, application, customers_of, new_instance, running
@@ -19,8 +19,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

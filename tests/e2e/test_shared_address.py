@@ -11,8 +11,7 @@ from tests.support.service import address, application, new_instance, one_of_two
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 TOLD = "another instance has the address of this one"
 # As long as it takes to be sure, and once more.

@@ -28,8 +28,7 @@ from tests.support.service import (
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _STANDBY_ANSWERS_WITHIN_SECONDS = 3.0
 _OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _MODELS = 10
 _PARTITIONS = 4

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
     Pair = tuple[LocalInstance, LocalInstance]
 

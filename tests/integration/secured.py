@@ -23,9 +23,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from balance_service.devtools.local.broker import Broker
-from balance_service.devtools.local.broker_config import BrokerExtras
-from balance_service.devtools.local.ports import HOST, free_port
+from balance_service.devtools.local.broker import Broker, BrokerExtras
+from balance_service.devtools.local.processes import HOST, free_port
 from tests.integration.tls_servers import protected, token_endpoint
 from tests.support.credentials import Authority
 from tests.support.waiting import eventually

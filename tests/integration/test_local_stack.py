@@ -19,8 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from balance_service.devtools.local.guard import GRACE_SECONDS
-from balance_service.devtools.local.ports import HOST, free_port
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import HOST, ChildProcess, free_port
 from balance_service.devtools.local.stack import LocalStack
 from balance_service.errors import ConfigurationError
 from tests.support.waiting import eventually
@@ -33,11 +32,11 @@ _SCHEMA = '{"type": "record", "name": "Fact", "fields": [{"name": "id", "type": 
 _PARENT_OF_A_CHILD = """
 import sys, time
 from pathlib import Path
-from balance_service.devtools.local.process import ChildProcess
+from balance_service.devtools.local.processes import ChildProcess
 folder = Path(sys.argv[1])
 child = ChildProcess("server", folder, folder / "server.log")
-child.start(["/bin/sh", "-c", "echo up; exec sleep 120"])
-child.wait_ready(lambda: "up" in child.log.read_text())
+child.run(["/bin/sh", "-c", "echo up; exec sleep 120"])
+child.wait_until(lambda: "up" in child.log.read_text())
 print("ready", flush=True)
 time.sleep(120)
 """
@@ -90,8 +89,8 @@ def test_committed_records_survive_a_kill_of_the_broker(stack: LocalStack) -> No
     _commit(stack, "broker-killed", [b"kept"])
     address = stack.bootstrap_servers
 
-    stack.kill_broker()
-    stack.start_broker()
+    stack.broker.kill()
+    stack.broker.start()
 
     assert stack.bootstrap_servers == address
     assert _read_committed(stack, "broker-killed", 1) == [b"kept"]
@@ -101,8 +100,8 @@ def test_a_registered_schema_survives_a_kill_of_the_registry(stack: LocalStack) 
     schema_id = _register(stack, "registry-killed")
     address = stack.schema_registry_url
 
-    stack.kill_registry()
-    stack.start_registry()
+    stack.registry.kill()
+    stack.registry.start()
 
     assert stack.schema_registry_url == address
     assert _latest_id(stack, "registry-killed") == schema_id
@@ -124,7 +123,7 @@ def test_a_port_in_use_is_named_with_its_flag_and_nothing_is_left_running(
     before = psutil.Process().children(recursive=True)
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=rf"port {port}, .* {flag} "):
+        with pytest.raises(ConfigurationError, match=rf"port {port} .* {flag} "):
             LocalStack(tmp_path, **{setting: port}).start()
     assert [child for child in psutil.Process().children(recursive=True) if child not in before] == []
 
@@ -137,16 +136,16 @@ def test_a_data_directory_in_use_is_refused(stack: LocalStack, monkeypatch: pyte
 
 def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     child = ChildProcess("server", tmp_path, tmp_path / "server.log")
-    child.start(["/bin/sh", "-c", "echo no such disk >&2; exit 3"])
+    child.run(["/bin/sh", "-c", "echo no such disk >&2; exit 3"])
     with pytest.raises(ConfigurationError, match=r"(?s)server ended before it was ready.*no such disk"):
-        child.wait_ready(lambda: False)
+        child.wait_until(lambda: False)
     child.stop()
 
 
 def test_a_child_that_ignores_sigterm_is_killed_within_a_bound(tmp_path: Path) -> None:
     child = ChildProcess("server", tmp_path, tmp_path / "server.log")
-    child.start(["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
-    child.wait_ready(lambda: "up" in child.log.read_text())
+    child.run(["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
+    child.wait_until(lambda: "up" in child.log.read_text())
     started = time.monotonic()
     child.stop()
     assert time.monotonic() - started < GRACE_SECONDS + 3

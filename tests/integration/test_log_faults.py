@@ -291,11 +291,11 @@ def test_after_an_outage_of_the_broker_the_tasks_go_on_though_no_event_comes(
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        stack.stop_broker()
+        stack.broker.stop()
         try:
             eventually(lambda: bool(problems(engine)) or not engine.membership.lease.holds, "it notices")
         finally:
-            stack.start_broker()
+            stack.broker.start()
         eventually(lambda: not problems(engine) and engine.membership.lease.holds, "it goes on")
         eventually(lambda: {t.state for t in hosted(engine).tasks.all()} == {TaskState.RUNNING}, "its tasks run")
         assert balance(engine, IN_0) == Decimal("1.00")

@@ -54,8 +54,8 @@ def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when
     try:
         for _ in range(_RESTARTS):
             wait_for_one_more()
-            stack.kill_broker()
-            stack.start_broker()
+            stack.broker.kill()
+            stack.broker.start()
         time.sleep(1)
         wait_for_one_more()
     finally:

@@ -279,7 +279,7 @@ def test_while_the_registry_is_away_only_a_partition_with_an_unknown_schema_wait
             assert waiting is not None
             unseen = writer.frame(IN_0[0], "0.10", _with_note(), note="unseen")
             known = writer.frame(IN_0[0], "0.01")
-            stack.stop_registry()
+            stack.registry.stop()
             try:
                 with Progress(engine, 1) as other:
                     for frame in (unseen, known):
@@ -288,7 +288,7 @@ def test_while_the_registry_is_away_only_a_partition_with_an_unknown_schema_wait
                     time.sleep(5)
                     assert balance(engine, IN_0[0]) == 1
             finally:
-                stack.start_registry()
+                stack.registry.start()
             assert other.states == {TaskState.RUNNING}
             assert other.longest_pause < PAUSE_SECONDS
             eventually(lambda: balance(engine, IN_0[0]) == Decimal("1.11"), "it goes on by itself")

@@ -155,14 +155,14 @@ def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself
         catch_up(engine)
         schema = {"type": "record", "name": "Other", "namespace": "n", "fields": []}
         unseen = writer.register(f"{settings.topic}-n.Other", schema)
-        stack.stop_registry()
+        stack.registry.stop()
         try:
             writer.send("c", b"\x00" + unseen.to_bytes(4, "big"))
             writer.producer.flush(10)
             eventually(lambda: any(t.state is TaskState.WAITING for t in hosted(engine).tasks.all()), "a task waits")
             assert balance(engine, "c") == Decimal("1.00")
         finally:
-            stack.start_registry()
+            stack.registry.start()
         catch_up(engine)
         assert counted(engine, "ignored") == 1
         assert counted(engine, "dead_lettered") == 0
@@ -174,8 +174,8 @@ def test_a_killed_broker_costs_nothing_but_time(stack: LocalStack, names: dict[s
         for customer in CUSTOMERS:
             writer.add(customer, "0.10")
         catch_up(engine)
-        stack.kill_broker()
-        stack.start_broker()
+        stack.broker.kill()
+        stack.broker.start()
         for customer in CUSTOMERS:
             writer.add(customer, "0.20")
         catch_up(engine)

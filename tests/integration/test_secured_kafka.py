@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
     from tests.integration.secured import SecuredStack
 
 _SPARK_SECONDS = 60.0

@@ -17,7 +17,7 @@ import httpx
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from balance_service.devtools.local.ports import HOST
+from balance_service.devtools.local.processes import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from balance_service.devtools.local.ports import HOST
+from balance_service.devtools.local.processes import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
     Exported = dict[str, tuple[str, frozenset[str] | None]]
     from collections.abc import Sequence

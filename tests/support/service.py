@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from balance_service.devtools.local.instances import LocalInstance
+from balance_service.devtools.local.stack import LocalInstance
 from balance_service.kafka.partitioner import partition_of
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.waiting import PATIENCE_SECONDS, eventually

@@ -1,1 +1,1 @@
-"""A real broker and a real registry on this machine, as child processes."""
+"""A Kafka broker, a schema registry and instances of the service on this machine, as child processes."""

@@ -1,4 +1,4 @@
-"""A Kafka broker: one process in KRaft mode that is its own controller, sized for one machine."""
+"""A local Kafka broker: one process in KRaft mode that is its own controller, sized for one machine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from balance_service.devtools.local.broker_config import LOG4J_PROPERTIES, BrokerExtras, server_properties
-from balance_service.devtools.local.ports import HOST, accepts_connections, free_port, require_free
-from balance_service.devtools.local.process import ChildProcess
-from balance_service.devtools.local.server import Server
+from balance_service.devtools.local.processes import (
+    HOST,
+    ChildProcess,
+    Server,
+    accepts_connections,
+    free_port,
+    require_free,
+)
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import java_executable, resolve_jars
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 KAFKA_JAVA = 17
 _FORMAT_TIMEOUT_SECONDS = 60
 
-# With the first compiler alone it would start half a second sooner and carry less load.
+# The first compiler alone would start it half a second sooner, but handle less load.
 _JVM_FLAGS = (
     "-Xmx512m",
     "-XX:+UseSerialGC",
@@ -38,13 +42,71 @@ _FENCING = "Fencing broker 1 at epoch"
 _ACTIVATED = "Activated periodic tasks"
 _FENCED_WITHIN_SECONDS = 2.0
 
+_PROPERTIES = """\
+process.roles={roles}
+node.id=1
+# Set here and not stored in the metadata log, so that the port can change from run to run.
+controller.quorum.voters=1@{host}:{controller_port}
+listeners={listeners}
+controller.listener.names=CONTROLLER
+log.dirs={log_dir}
+
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+
+# The default takes 128 MB of heap.
+log.cleaner.dedupe.buffer.size=16777216
+num.network.threads=2
+num.io.threads=4
+background.threads=2
+# The interval of no-op records in the metadata log when idle; twice a second by default.
+metadata.max.idle.interval.ms=10000
+"""
+
+_LOG4J_PROPERTIES = """\
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d{ISO8601} %p %c{1}: %m%n
+rootLogger.level=INFO
+rootLogger.appenderRef.out.ref=out
+# Logs every setting with its value, several times.
+logger.config.name=org.apache.kafka.common.config.AbstractConfig
+logger.config.level=WARN
+"""
+
+_PROXIED_LISTENER = """\
+advertised.listeners=PLAINTEXT://{host}:{port},PROXIED://{host}:{advertised_port}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerExtras:
+    """Additional configuration of a broker, such as secured listeners."""
+
+    listeners: tuple[str, ...] = ()
+    """Each as `NAME://host:port`; `properties` define the names."""
+    properties: str = ""
+    """Lines for server.properties."""
+    jvm_flags: tuple[str, ...] = ()
+
 
 class Broker(Server):
-    """The broker whose data lie in `folder`; its state survives a stop, a kill and a change of port.
+    """A broker whose data are in `folder`.
 
-    `port` 0 picks a free one, kept for this object's life. `proxied` adds a listener for clients that come through
-    a proxy: the port it binds, and the proxy's port, which it advertises to them so that they stay there. `extras` is
-    what it is told beyond that.
+    Args:
+        port: 0 picks a free one, which the object keeps.
+        proxied: adds a listener for clients that connect through a proxy: the port it binds, and the port of the proxy,
+            which it advertises to these clients so that they stay there.
     """
 
     def __init__(
@@ -55,38 +117,34 @@ class Broker(Server):
         proxied: tuple[int, int] | None = None,
         extras: BrokerExtras | None = None,
     ) -> None:
+        super().__init__("Kafka broker", folder, log)
         self.port = port or free_port()
         self._proxied = proxied
         self._extras = extras or BrokerExtras()
-        self._folder = folder
-        self._log = log
         self._cluster_id = ""
-        super().__init__(ChildProcess("Kafka broker", folder, log))
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where clients start from."""
         return f"{HOST}:{self.port}"
 
-    def launch(self, held: Sequence[int] = ()) -> None:
-        """Start the process, formatting its storage first if new."""
+    def launch(self) -> None:
         java = str(java_executable(KAFKA_JAVA))
         classpath = f"{resolve_jars('kafka')[0].parent}/*"
-        require_free(self.port, "Kafka broker", "--kafka-port")
+        require_free(self.port, self.name, "--kafka-port")
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES)
+        (self._folder / "log4j2.properties").write_text(_LOG4J_PROPERTIES)
         command = [java, *_JVM_FLAGS, *self._extras.jvm_flags, "-cp", classpath]
         if not (self._folder / "data").is_dir():
             self._format(command)
         meta = (self._folder / "data" / "meta.properties").read_text()
         self._cluster_id = dict(line.partition("=")[::2] for line in meta.splitlines())["cluster.id"]
         if self._was_killed():
-            self._end_former_session(command, held)
+            self._fence_former_session(command)
         self._configure("data")
-        self._process.start([*command, "kafka.Kafka", "server.properties"], held)
+        self.run([*command, "kafka.Kafka", "server.properties"])
 
     def is_ready(self) -> bool:
-        """Whether it answers now, as itself."""
+        """Whether this broker, and not another one on its port, answers now."""
         if not accepts_connections(self.port):
             return False
         try:
@@ -97,47 +155,71 @@ class Broker(Server):
         return str(cluster.cluster_id) == self._cluster_id and len(cluster.brokers) == 1
 
     def _configure(self, log_dir: str, *, controller_only: bool = False) -> None:
-        text = server_properties(
-            self.port, log_dir, controller_only=controller_only, proxied=self._proxied, extras=self._extras
+        """Write server.properties.
+
+        Args:
+            log_dir: relative to the working directory, because Kafka splits paths at commas and reads the file as
+                Latin-1.
+            controller_only: without the broker role, and with a short session timeout.
+        """
+        controller_port = free_port()
+        listeners = [f"CONTROLLER://{HOST}:{controller_port}"]
+        if controller_only:
+            more = "broker.session.timeout.ms=100\n"
+        else:
+            listeners.append(f"PLAINTEXT://{HOST}:{self.port}")
+            more = self._extras.properties
+            if self._proxied is not None:
+                bound, advertised = self._proxied
+                listeners.append(f"PROXIED://{HOST}:{bound}")
+                more = _PROXIED_LISTENER.format(host=HOST, port=self.port, advertised_port=advertised) + more
+            listeners += self._extras.listeners
+        text = _PROPERTIES.format(
+            roles="controller" if controller_only else "broker,controller",
+            host=HOST,
+            controller_port=controller_port,
+            listeners=",".join(listeners),
+            log_dir=log_dir,
         )
-        (self._folder / "server.properties").write_text(text)
+        (self._folder / "server.properties").write_text(text + more)
 
     def _was_killed(self) -> bool:
         data = self._folder / "data"
         return (data / "__cluster_metadata-0").is_dir() and not (data / ".kafka_cleanshutdown").exists()
 
-    def _end_former_session(self, command: list[str], held: Sequence[int]) -> None:
-        """Fence the killed broker, by a controller alone, before the new one starts.
+    def _fence_former_session(self, command: list[str]) -> None:
+        """Fence the killed broker by a controller alone, before the new broker starts.
 
-        Otherwise the new one would have to wait until the former session times out, taking itself for
-        the leader meanwhile; and when that fences it, it drops the commit markers of transactions that
-        the kill interrupted (seen with 4.3.0), whose records no read-committed consumer ever gets.
+        Otherwise the new broker considers itself the leader until the former session times out. When that session is
+        fenced, it drops the commit markers of transactions that the kill interrupted (seen with 4.3.0), and
+        read-committed consumers never get their records.
         """
         self._configure("data", controller_only=True)
-        controller = ChildProcess("Kafka controller", self._folder, self._log.with_name("broker-recovery.log"))
-        controller.start([*command, "kafka.Kafka", "server.properties"], held)
+        controller = ChildProcess("Kafka controller", self._folder, self.log.with_name("broker-recovery.log"))
+        controller.inherited = self.inherited
+        controller.run([*command, "kafka.Kafka", "server.properties"])
         activated_at: float | None = None
 
-        def settled() -> bool:
+        def is_fenced() -> bool:
             nonlocal activated_at
             log = controller.log.read_text(errors="replace")
             if activated_at is None and _ACTIVATED in log:
                 activated_at = time.monotonic()
-            # It may have been killed while still fenced; then nothing more is said.
+            # A broker that was killed while it was still fenced is not fenced again: the log has no such line.
             over = activated_at is not None and time.monotonic() > activated_at + _FENCED_WITHIN_SECONDS
             return over or "fenced=1" in log.partition(_FENCING)[2]
 
         try:
-            controller.wait_ready(settled)
+            controller.wait_until(is_fenced)
         finally:
             controller.stop()
 
     def _format(self, command: list[str]) -> None:
-        fresh = self._folder / "data.partial"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        self._configure(fresh.name)
-        # Kafka's form of a UUID; the first byte keeps it from looking like an option.
+        partial = self._folder / "data.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        self._configure(partial.name)
+        # Kafka's form of a UUID; the first byte prevents a leading hyphen, which would be read as an option.
         cluster_id = base64.urlsafe_b64encode(b"b" + os.urandom(15)).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"]
         try:
@@ -154,4 +236,4 @@ class Broker(Server):
         except subprocess.SubprocessError as error:
             output = getattr(error, "stdout", None) or ""
             raise ConfigurationError(f"the Kafka broker's storage could not be formatted: {error}\n{output}") from error
-        fresh.rename(self._folder / "data")
+        partial.rename(self._folder / "data")

@@ -20,7 +20,7 @@ from balance_service.devtools.local.run import say, start_instances
 from balance_service.devtools.local.stack import LocalStack
 
 if TYPE_CHECKING:
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
 
 _CUSTOMERS = [f"customer-{n}" for n in range(20)]
 _AMOUNTS = ("0.10", "0.20", "9999999999999999.99")

@@ -22,8 +22,7 @@ from balance_service.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.devtools.local.instances import LocalInstance
-    from balance_service.devtools.local.stack import LocalStack
+    from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 RETRY_EVERY_SECONDS = 2
 _BAD_RECORDS = 2

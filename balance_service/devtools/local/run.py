@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from balance_service.devtools.local.instances import LocalInstance
-from balance_service.devtools.local.ports import HOST
+from balance_service.devtools.local.processes import HOST
 from balance_service.devtools.local.samples import add_samples
-from balance_service.devtools.local.stack import LocalStack
+from balance_service.devtools.local.stack import LocalInstance, LocalStack
 from balance_service.settings import load_settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from balance_service.process.package import resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from balance_service.devtools.local.instances import LocalInstance
+    from balance_service.devtools.local.stack import LocalInstance
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 

@@ -1,28 +1,79 @@
-"""The local stack: a broker and a registry, started and stopped together, on one data directory."""
+"""The local stack, a Kafka broker and a schema registry on one data directory, and instances of the service on it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+import httpx
+
 from balance_service.devtools.local.broker import Broker
 from balance_service.devtools.local.guard import GRACE_SECONDS
-from balance_service.devtools.local.registry import Registry
+from balance_service.devtools.local.processes import HOST, Server, accepts_connections, free_port, require_free
 from balance_service.errors import ConfigurationError
+from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+_REGISTRY_FLAGS = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.awt.headless=true",
+    "-Dapicurio.storage.kind=sql",
+    "-Dapicurio.storage.sql.kind=h2",
+    # WRITE_DELAY=0: schema ids survive SIGKILL. The path is relative to the working directory, because a semicolon in
+    # it would end it.
+    "-Dapicurio.datasource.url=jdbc:h2:file:./registry;WRITE_DELAY=0",
+    f"-Dquarkus.http.host={HOST}",
+    f"-Dquarkus.management.host={HOST}",
+    # Unused; any free port will do.
+    "-Dquarkus.management.port=0",
+)
+_READY_TIMEOUT_SECONDS = 2.0
+
+
+class Registry(Server):
+    """Apicurio with Confluent's API; its schemas are in `folder`. Port 0 picks a free one, which the object keeps."""
+
+    def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
+        super().__init__("schema registry", folder, log)
+        self.port = port or free_port()
+
+    @property
+    def url(self) -> str:
+        """Base address of Confluent's API."""
+        return f"http://{HOST}:{self.port}/apis/ccompat/v7"
+
+    def launch(self) -> None:
+        java = str(java_executable(REGISTRY_JAVA, bundled=True))
+        program = unpack(resolve_jars("registry")[0]) / "quarkus-run.jar"
+        require_free(self.port, self.name, "--registry-port")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.run([java, *_REGISTRY_FLAGS, f"-Dquarkus.http.port={self.port}", "-jar", str(program)])
+
+    def is_ready(self) -> bool:
+        if not accepts_connections(self.port):
+            return False
+        try:
+            return httpx.get(f"{self.url}/subjects", timeout=5, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
 
 
 class LocalStack:
-    """A real broker and registry as child processes, which end when this process does.
+    """A broker and a registry as child processes, which end when this process ends. For one thread.
 
-    Owned and called by one thread. Topics and schemas live in `data_dir` and are there again when it is
-    reopened, on whatever ports; logs are in `data_dir/logs`. Port 0 picks a free one, kept for this
-    object's life, so that a server that was stopped or killed comes back under its address. `proxied` is
-    the broker's second listener, see there.
+    Topics and schemas are kept in `data_dir`, logs in `data_dir/logs`. Port 0 picks a free one, which the object keeps,
+    so a server keeps its address when it is stopped or killed and started again.
+
+    Args:
+        proxied: the additional listener of `Broker`.
     """
 
     def __init__(
@@ -32,75 +83,47 @@ class LocalStack:
             raise ConfigurationError(f"--kafka-port and --registry-port are both {kafka_port}; choose two ports")
         self.data_dir = data_dir.absolute()
         logs = self.data_dir / "logs"
-        self._broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port, proxied)
-        self._registry = Registry(self.data_dir / "registry", logs / "registry.log", registry_port)
+        self.broker = Broker(self.data_dir / "kafka", logs / "broker.log", kafka_port, proxied)
+        self.registry = Registry(self.data_dir / "registry", logs / "registry.log", registry_port)
         self._lock: int | None = None
 
     @property
     def bootstrap_servers(self) -> str:
-        """The broker's address, for BALANCE_BOOTSTRAP_SERVERS."""
-        return self._broker.bootstrap_servers
+        return self.broker.bootstrap_servers
 
     @property
     def schema_registry_url(self) -> str:
-        """The registry's Confluent-compatible address, for BALANCE_SCHEMA_REGISTRY_URL."""
-        return self._registry.url
+        return self.registry.url
 
     def start(self) -> None:
-        """Start both at once and return when both are ready; nothing is left running on failure.
+        """Start both servers and wait until both are ready. If that fails, both are stopped.
 
         Raises:
-            ConfigurationError: a port or the data directory is in use, Java is missing, a download
-                failed, or a child ended early (then with the tail of its log).
+            ConfigurationError: a port or the data directory is in use, Java is missing, a download failed, or a child
+                ended early.
         """
-        self._take_lock()
+        self._lock_data_dir()
         try:
-            self._registry.launch(self._held)
-            self._broker.launch(self._held)
-            self._broker.wait_ready()
-            self._registry.wait_ready()
+            self.registry.launch()
+            self.broker.launch()
+            self.broker.wait_ready()
+            self.registry.wait_ready()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Stop the registry, then the broker, each within about 13 s; may be called at any time."""
+        """Stop the registry, then the broker, each within about 13 s. Idempotent."""
         try:
-            self._registry.stop()
+            self.registry.stop()
         finally:
-            self._broker.stop()
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
+            self.broker.stop()
+            self._unlock()
 
     def require_running(self) -> None:
-        """Raises FatalError if either has ended by itself."""
-        self._broker.require_running()
-        self._registry.require_running()
-
-    def start_broker(self) -> None:
-        """Start the broker again, under its former address."""
-        self._broker.start(self._held)
-
-    def stop_broker(self) -> None:
-        """Shut the broker down in good order."""
-        self._broker.stop()
-
-    def kill_broker(self) -> None:
-        """End the broker with SIGKILL, as a crash would."""
-        self._broker.kill()
-
-    def start_registry(self) -> None:
-        """Start the registry again, under its former address."""
-        self._registry.start(self._held)
-
-    def stop_registry(self) -> None:
-        """Shut the registry down in good order."""
-        self._registry.stop()
-
-    def kill_registry(self) -> None:
-        """End the registry with SIGKILL, as a crash would."""
-        self._registry.kill()
+        """Raises FatalError if a server has ended unexpectedly."""
+        self.broker.require_running()
+        self.registry.require_running()
 
     def __enter__(self) -> Self:
         self.start()
@@ -109,12 +132,8 @@ class LocalStack:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def _held(self) -> list[int]:
-        return [] if self._lock is None else [self._lock]
-
-    def _take_lock(self) -> None:
-        """Own the data directory, together with each child for as long as it lives."""
+    def _lock_data_dir(self) -> None:
+        """Lock the data directory; the children inherit the lock, and hold it until they end."""
         try:
             (self.data_dir / "logs").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -122,19 +141,70 @@ class LocalStack:
             raise ConfigurationError(
                 f"the data directory {self.data_dir} cannot be used ({error.strerror}): choose another with --data-dir"
             ) from error
-        # The children of a program that was killed a moment ago need a while to end.
+        # The children of a program that was just killed take some time to end.
         deadline = time.monotonic() + GRACE_SECONDS + 2
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    os.close(self._lock)
-                    self._lock = None
+                    self._unlock()
                     raise ConfigurationError(
                         f"the data directory {self.data_dir} is in use by another local stack: "
                         "stop that one, or choose another with --data-dir"
                     ) from None
                 time.sleep(0.1)
             else:
+                self.broker.inherited = self.registry.inherited = (self._lock,)
                 return
+
+    def _unlock(self) -> None:
+        self.broker.inherited = self.registry.inherited = ()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class LocalInstance(Server):
+    """An instance of the service on a local stack; it keeps its state directory. Port 0 picks a free one.
+
+    Args:
+        environment: additional variables, `BALANCE_*` among them.
+        checkout: runs another checkout of this project, from its `.venv`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stack: LocalStack,
+        http_port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        checkout: Path | None = None,
+    ) -> None:
+        name = f"instance-{number}"
+        super().__init__(name, checkout or stack.data_dir, stack.data_dir / "logs" / f"{name}.log")
+        self.port = http_port or free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.state_dir = stack.data_dir / name
+        self.environment = {
+            "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+            "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
+            "BALANCE_HTTP_HOST": HOST,
+            "BALANCE_HTTP_PORT": str(self.port),
+            "BALANCE_APPLICATION_SERVER": f"{HOST}:{self.port}",
+            "BALANCE_STATE_DIR": str(self.state_dir),
+            **(environment or {}),
+        }
+        self._python = str(checkout / ".venv/bin/python") if checkout else sys.executable
+
+    def launch(self) -> None:
+        require_free(self.port, self.name, "--http-port")
+        self.run([self._python, "-m", "balance_service", "serve"], self.environment)
+
+    def is_ready(self) -> bool:
+        port = self.environment.get("BALANCE_HEALTH_PORT", self.port)
+        try:
+            answer = httpx.get(f"http://{HOST}:{port}/health/ready", timeout=_READY_TIMEOUT_SECONDS, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == httpx.codes.OK

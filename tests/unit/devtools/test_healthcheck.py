@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.devtools.local.ports import free_port
+from balance_service.devtools.local.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
