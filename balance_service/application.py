@@ -1,6 +1,6 @@
-"""An instance of an application: the one place where it is put together, and its life from start to stop.
+"""An instance of an application: its composition, and its life from start to stop.
 
-The event loop's thread runs HTTP; the engine starts and stops on a helper thread and has threads of its own.
+HTTP runs on the event loop's thread. The engine starts and stops on a helper thread and has threads of its own.
 """
 
 from __future__ import annotations
@@ -11,21 +11,41 @@ import signal
 import socket
 import threading
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.cluster.directory import Directory
+from balance_service.cluster.record_signatures import RecordSignatures
+from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.store.directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
-from balance_service.hosting.answering import Answering
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.running import Running
+from balance_service.hosting.instance import Instance
+from balance_service.http.answer import unavailable
+from balance_service.http.commands import Writing
+from balance_service.http.dead_letters import DeadLetters, StageLetters
 from balance_service.http.handlers import Handlers
+from balance_service.http.letter_records import LetterRecords
+from balance_service.http.letter_scan import LetterScan
+from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
+from balance_service.http.queries import Queries
+from balance_service.http.routing import Routing
+from balance_service.http.scatter import Scatter
+from balance_service.http.turns import Turns
 from balance_service.http.wiring import Front
+from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.kafka.log_reader import records_left_at
+from balance_service.kafka.watermarks import Watermarks
 from balance_service.model.binding import bound
+from balance_service.model.json_view import exact_json
+from balance_service.model.keys import TEXT
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
@@ -35,8 +55,13 @@ from balance_service.settings.address import address_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.tasks import Tasks
+    from balance_service.errors import StoreCorruptedError
     from balance_service.http.commands import Command
     from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.routing import Readable, ReadableTasks
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
@@ -47,9 +72,9 @@ _STOP_TRACING_SECONDS = 1.0
 
 
 class Application:
-    """One instance: `await Application(settings, models).serve()`, or `async with` in a program of one's own.
+    """One instance: `await Application(settings, models).serve()`, or `async with` inside another program.
 
-    A process has one at a time, for Spark has one JVM in it.
+    A process can run one at a time, because it has one Spark JVM.
     """
 
     def __init__(
@@ -61,26 +86,25 @@ class Application:
         commands: Sequence[Command] = (),
         state_directory: StateDirectory | None = None,
     ) -> None:
-        """Take the port and the state directory.
+        """Binds the models to their schemas and takes the port and the state directory.
 
         Args:
-            models: that it hosts.
-            known: others that peers may host, so that it answers for them by asking there.
-            commands: requests that append events.
-            state_directory: closed in the end; by default the one that the settings name.
+            models: the read models that this instance hosts.
+            known: other read models, which peers may host; queries for them are passed to those peers.
+            commands: the requests that append events.
+            state_directory: closed when the instance stops; by default the one that the settings name.
 
         Raises:
-            ConfigurationError: a model cannot be as it is declared, the port is in use, nobody can reach the advertised
-                address, or a file that HTTP's security rests on cannot be used.
-            RetriableError: the registry is asked for a schema, and does not answer.
+            ConfigurationError: a model is not valid, the port is in use, the advertised address does not resolve, or a
+                file of tokens, keys or certificates is not usable.
+            RetriableError: the registry is needed for a schema and does not respond.
         """
         _check_resolves(settings.application_server)
         self._settings = settings
-        hosted = bound(models, settings)
-        self._models = hosted
+        self._models = bound(models, settings)
         self._commands = commands
-        self._known = [*hosted, *(other for other in known if other.name not in {model.name for model in hosted})]
-        self._stages = [*hosted_stages(hosted, settings), *stages_of_retries(self._known, settings)]
+        hosted = {model.name for model in self._models}
+        self._known = [*self._models, *(other for other in known if other.name not in hosted)]
         self._metrics = Metrics()
         self._metrics.registry.register(InstanceCollector(self, settings))
         self._tracer, self._stop_tracing = start_tracing(settings)
@@ -93,19 +117,19 @@ class Application:
         )
         self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
         self._started = asyncio.Event()
-        self._running: Running | None = None
+        self._instance: Instance | None = None
 
     @property
     def port(self) -> int:
-        """Where HTTP is answered."""
+        """The port that HTTP listens on."""
         return self._front.port
 
     async def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT, then stop within ten seconds; the process ends then, whatever hangs.
+        """Serves until SIGTERM or SIGINT, then stops. The process ends within ten seconds of the signal in any case.
 
         Raises:
             ConfigurationError: broker, registry or state directory are not usable as configured.
-            FatalError: a thread failed, so that the instance could not go on.
+            FatalError: a thread failed, so the instance could not continue.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,11 +137,11 @@ class Application:
         await self._live(partial(exit_within, STOP_SECONDS))
 
     def stop(self) -> None:
-        """Begin to stop; returns at once."""
+        """Starts to stop. Returns at once."""
         self._stopping.set()
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until the instance folds and answers. Raises as `serve`."""
+        """Starts the instance; returns when it folds and answers. Raises as `serve`."""
         self._life = asyncio.create_task(self._live(lambda: None))
         started = asyncio.create_task(self._started.wait())
         await asyncio.wait({self._life, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -127,9 +151,49 @@ class Application:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop. Raises FatalError: a thread failed meanwhile."""
+        """Stops the instance. Raises FatalError if a thread has failed."""
         self.stop()
         await self._life
+
+    def unready(self) -> Sequence[str]:
+        """Returns why this instance should get no queries now; empty if it should."""
+        if self._stopping.is_set():
+            return ["this instance is stopping"]
+        if self._instance is None:
+            return ["this instance is starting" + (f": {self._waits_for}" if self._waits_for else "")]
+        return self._instance.unready()
+
+    def problems(self) -> Sequence[str]:
+        """Returns what is wrong with the read models hosted here."""
+        return [] if self._instance is None else self._instance.problems()
+
+    def status(self) -> Mapping[str, Any]:
+        """Returns this instance's view of itself and of the others, as JSON."""
+        reasons = self.unready()
+        base = {
+            "applicationServer": self._settings.application_server,
+            "ready": not reasons,
+            "reasons": list(reasons),
+        }
+        if self._instance is not None:
+            return base | self._instance.status()
+        return base | {
+            "partitions": None,
+            "models": [],
+            "tasks": [],
+            "tables": [],
+            "unhosted": [],
+            "problems": [],
+            "applicationServers": [],
+        }
+
+    def stale_files(self) -> Mapping[str, bool]:
+        """Returns, for each kind of security file, whether it is unusable now, so that its former content applies."""
+        return self._front.stale_files
+
+    def metrics(self) -> bytes:
+        """Returns the metrics in Prometheus' text format."""
+        return self._metrics.text()
 
     async def _live(self, on_stopping: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -151,93 +215,231 @@ class Application:
             log.info("stopping")
             self._gave_up.set()
             on_stopping()
-            await self._stop(starting)
-            # What is still being answered may be waiting for a peer.
+            with contextlib.suppress(BalanceServiceError):
+                instance = await starting
+                await asyncio.to_thread(instance.stop)
+            # Requests under way may still wait for a peer.
             await self._front.close()
             await asyncio.to_thread(self._stop_tracing, _STOP_TRACING_SECONDS)
             log.info("stopped")
 
-    def unready(self) -> Sequence[str]:
-        """Why this instance should get no queries now."""
-        if self._stopping.is_set():
-            return ["this instance is stopping"]
-        if self._running is None:
-            return ["this instance is starting" + (f": {self._waits_for}" if self._waits_for else "")]
-        return self._running.unready()
-
-    def problems(self) -> Sequence[str]:
-        """What is wrong with what it hosts."""
-        return [] if self._running is None else self._running.problems()
-
-    def status(self) -> Mapping[str, Any]:
-        """This instance's view of itself and of the others."""
-        reasons = self.unready()
-        base = {
-            "applicationServer": self._settings.application_server,
-            "ready": not reasons,
-            "reasons": list(reasons),
-        }
-        if self._running is not None:
-            return base | self._running.status()
-        return base | {
-            "partitions": None,
-            "models": [],
-            "tasks": [],
-            "tables": [],
-            "unhosted": [],
-            "problems": [],
-            "applicationServers": [],
-        }
-
-    def stale_files(self) -> Mapping[str, bool]:
-        """Which files that HTTP's security rests on are not usable now, by what they hold."""
-        return self._front.stale_files
-
-    def metrics(self) -> bytes:
-        """Metrics in Prometheus' text format."""
-        return self._metrics.text()
-
-    def _start(self, loop: asyncio.AbstractEventLoop) -> Running:
-        settings, patience = self._settings, Patience(self._gave_up, self._wait)
+    def _start(self, loop: asyncio.AbstractEventLoop) -> Instance:
+        settings, patience = self._settings, Patience(self._gave_up, self._on_wait)
         engine = Engine(
             settings,
             self._state_directory,
-            self._stages,
+            [*hosted_stages(self._models, settings), *stages_of_retries(self._known, settings)],
             self._models,
             self._metrics,
             patience,
-            on_change=self._task_changed,
+            on_change=self._on_task_change,
             tracer=self._tracer,
         )
-        # Before its tasks open.
+        # Before its tasks open their stores.
         loop.call_soon_threadsafe(self._front.bound, engine.open_files.connections)
-        running = Running.of(engine, settings, patience, self._front.trust, self._tracer, self._commands)
-        EngineCollector(engine, running.directory.table).register(self._metrics.registry)
-        running.start()
+        directory = self._directory(engine, patience)
+        writing = Writing(settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer)
+        commands = {
+            command.route.name: patience.until_up(partial(command.taking, writing)) for command in self._commands
+        }
+        EngineCollector(engine, directory.table).register(self._metrics.registry)
+        instance = Instance(engine=engine, directory=directory, commands=commands)
+        instance.start()
         favour_short_work()
-        return running
+        return instance
 
-    def _open_for_queries(self, running: Running, proxy: Proxy) -> None:
-        self._running = running
-        settings = self._settings
-        answering = Answering(running, proxy, self._metrics, settings, self._known)
-        self._handlers.models = answering.queries()
-        self._handlers.dead_letters = answering.dead_letters()
-        self._handlers.commands = running.commands
+    def _directory(self, engine: Engine, patience: Patience) -> Directory:
+        settings, trust = self._settings, self._front.trust
+        topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
+        table = ServerTable()
+        # A stage without states has nothing but its position to keep a copy of.
+        choosers = [
+            (tasks, _standby_chooser(table, tasks, settings))
+            for tasks in engine.models.values()
+            if tasks.hosted.folds is not None
+        ]
+
+        def stand_by() -> None:
+            for tasks, chooser in choosers:
+                tasks.stand_by(chooser.partitions())
+
+        return Directory(
+            consumer_config=reader_config(settings),
+            producer_config=producer_config(settings),
+            topic=topic,
+            address=settings.application_server,
+            incarnation=trust.incarnation,
+            codec=patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
+            signatures=RecordSignatures(trust.secret, topic),
+            models=[PublishedModel(name, tasks.hosted.source.partitions) for name, tasks in engine.models.items()],
+            tasks=lambda: [_published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
+            table=table,
+            on_round=stand_by,
+            on_refused=engine.metrics.directory_record_refused,
+        )
+
+    def _open_for_queries(self, instance: Instance, proxy: Proxy) -> None:
+        self._instance = instance
+        queries = _Queries(instance, proxy, self._metrics, self._settings, self._known)
+        self._handlers.models = queries.of_models()
+        self._handlers.dead_letters = queries.of_dead_letters()
+        self._handlers.commands = instance.commands
         self._started.set()
-        log.info("started", application_server=settings.application_server, models=list(running.engine.models))
+        log.info("started", application_server=self._settings.application_server, models=list(instance.engine.models))
 
-    def _wait(self, reason: str) -> None:
+    def _on_wait(self, reason: str) -> None:
         self._waits_for = reason
 
-    def _task_changed(self) -> None:
-        if self._running is not None:
-            self._running.directory.publish_soon()
+    def _on_task_change(self) -> None:
+        if self._instance is not None:
+            self._instance.directory.publish_soon()
 
-    async def _stop(self, starting: asyncio.Future[Running]) -> None:
-        with contextlib.suppress(BalanceServiceError):
-            running = await starting
-            await asyncio.to_thread(running.stop)
+
+class _Queries:
+    """Composes what answers queries and dead letters for a started instance. For the event loop's thread."""
+
+    def __init__(
+        self, instance: Instance, proxy: Proxy, metrics: Metrics, settings: Settings, known: Sequence[ReadModel]
+    ) -> None:
+        self._instance = instance
+        self._proxy = proxy
+        self._metrics = metrics
+        self._settings = settings
+        self._known = {model.name: model for model in known}
+        self._scans = Turns("scan")
+        # Operators look for faults with these: they have threads of their own, which no client's scan can occupy.
+        self._letters_scans = Turns("scan-letters")
+        # Each of these waits for the broker.
+        self._records = Turns("scan-records", threads=2)
+
+    def of_models(self) -> ModelQueries:
+        hosted = {name: self._hosted(tasks) for name, tasks in self._instance.engine.models.items()}
+        return ModelQueries(self._known, hosted, self._elsewhere, cache(self._of_peers))
+
+    def of_dead_letters(self) -> DeadLetters:
+        return DeadLetters({name: self._letters(tasks) for name, tasks in self._instance.engine.stages.items()})
+
+    def _letters(self, tasks: Tasks) -> StageLetters:
+        hosted = tasks.hosted
+        routing = self._routing(hosted.name, hosted.source.partitions, hosted.watermarks, tasks)
+        scan = LetterScan(
+            stage=hosted.name,
+            read_model=hosted.stage.owner,
+            key_type=TEXT if hosted.folds is None else hosted.folds.key_type,
+            letters=hosted.work.letters,
+        )
+        records = LetterRecords(
+            records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),
+            turns=self._records,
+            timeout_seconds=self._settings.read_timeout_seconds,
+        )
+        scatter = self._scatter(routing, "/api", tasks, hosted, self._letters_scans)
+        return StageLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
+
+    def _elsewhere(self) -> dict[str, int]:
+        """Returns the partitions of each read model that the directory names, by the model's name."""
+        directory = self._instance.directory
+        if not directory.is_read:
+            raise unavailable("this instance has not read the directory of instances yet")
+        partitions: dict[str, int] = {}
+        # Suspect peers count: that none answers now does not mean that there is no such read model.
+        for server in directory.table.servers():
+            for model in server.models:
+                partitions[model.name] = max(model.partitions, partitions.get(model.name, 0))
+        return partitions
+
+    def _hosted(self, tasks: Tasks) -> ModelAnswers:
+        hosted = tasks.hosted
+        return self._answers(hosted.name, hosted.source.partitions, hosted.watermarks, tasks, hosted)
+
+    def _of_peers(self, name: str, partitions: int) -> ModelAnswers:
+        nothing = _NotHosted()
+        return self._answers(name, partitions, Watermarks(dict), nothing, nothing)
+
+    def _answers(
+        self,
+        name: str,
+        partitions: int,
+        watermarks: Watermarks,
+        tasks: Tasks | _NotHosted,
+        stage: HostedStage | _NotHosted,
+    ) -> ModelAnswers:
+        routing = self._routing(name, partitions, watermarks, tasks)
+        queries = Queries(
+            read_model=name,
+            routing=routing,
+            proxy=self._proxy,
+            address=self._settings.application_server,
+            view=stage.view,
+            on_damage=tasks.damaged,
+            timeout_seconds=self._settings.read_timeout_seconds,
+            metrics=self._metrics,
+        )
+        scatter = self._scatter(routing, f"{PATH}/{name}", tasks, stage, self._scans)
+        return ModelAnswers(queries, scatter, description_of(name, self._known))
+
+    def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: ReadableTasks) -> Routing:
+        return Routing(
+            read_model=stage,
+            partitions=partitions,
+            address=self._settings.application_server,
+            tasks=tasks,
+            membership=self._instance.engine.membership,
+            watermarks=watermarks,
+            servers=self._instance.directory.table,
+        )
+
+    def _scatter(
+        self,
+        routing: Routing,
+        path: str,
+        tasks: Tasks | _NotHosted,
+        stage: HostedStage | _NotHosted,
+        turns: Turns,
+    ) -> Scatter:
+        return Scatter(
+            routing=routing,
+            proxy=self._proxy,
+            address=self._settings.application_server,
+            path=path,
+            view=stage.view,
+            number=stage.number,
+            render=exact_json,
+            on_damage=tasks.damaged,
+            timeout_seconds=self._settings.read_timeout_seconds,
+            turns=turns,
+        )
+
+
+class _NotHosted:
+    """The tasks and states of a read model that only peers host: there are none here."""
+
+    def task(self, _partition: int) -> Readable | None:
+        return None
+
+    def view(self, _frame: bytes) -> Any:
+        raise NotImplementedError
+
+    def number(self, _name: str) -> Callable[[bytes], Any]:
+        raise NotImplementedError
+
+    def damaged(self, _partition: int, _read: object, _error: StoreCorruptedError) -> None:
+        raise NotImplementedError
+
+
+def _standby_chooser(table: ServerTable, tasks: Tasks, settings: Settings) -> StandbyChooser:
+    return StandbyChooser(
+        table=table,
+        read_model=tasks.name,
+        partitions=tasks.hosted.source.partitions,
+        address=settings.application_server,
+        replicas=settings.num_standby_replicas,
+    )
+
+
+def _published(task: TaskSnapshot) -> PublishedTask:
+    task_id = task.task_id
+    return PublishedTask(task_id.stage, task_id.partition, task.role.value, task.state, task.epoch, task.position)
 
 
 def _check_resolves(application_server: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,33 +21,14 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_setup import dead_letter_bytes
 
 if TYPE_CHECKING:
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.letters.changes import Changes
-    from balance_service.engine.letters.decisions import Decisions
     from balance_service.engine.records import TaskId
-    from balance_service.engine.store.directory import StateDirectory
-    from balance_service.engine.tables.joined import JoinedTables
-    from balance_service.engine.work import Work
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskContext:
-    """What all tasks of one stage share."""
-
-    settings: Settings
-    stage: Stage
-    topics: Topics
-    source: Topic
-    work: Work
-    state_directory: StateDirectory
-    decisions: Decisions
-    """What operators decide about the stage's dead letters."""
-    joined: JoinedTables | None = None
-    """The tables that the stage joins with; None if it joins with none."""
 
 
 def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
@@ -89,7 +70,7 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
         )
 
 
-def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> StateStore:
+def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateStore:
     """The task's store: a copy of this changelog, or new.
 
     Raises:
@@ -98,48 +79,48 @@ def open_store(task_id: TaskId, context: TaskContext, changelog: Topic) -> State
         RetriableError: it cannot be opened now.
         StoreCorruptedError: it is damaged.
     """
-    path = context.state_directory.store_path(task_id)
+    path = hosted.state_directory.store_path(task_id)
     identity = StoreIdentity(
         FORMAT,
-        context.settings.application_id,
+        hosted.settings.application_id,
         task_id.stage,
         task_id.partition,
-        context.source.partitions,
-        context.source.topic_id,
+        hosted.source.partitions,
+        hosted.source.topic_id,
         changelog.topic_id,
     )
-    store = StateStore(path, context.work.position_codec)
+    store = StateStore(path, hosted.work.position_codec)
     stored = store.identity
     if stored == identity:
         return store
     if stored is not None:
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
-            raise TaskHaltedError(_made_anew(context.source.name))
-        _check_can_be_folded_again(context, task_id.partition, changelog)
+            raise TaskHaltedError(_made_anew(hosted.source.name))
+        _check_can_be_folded_again(hosted, task_id.partition, changelog)
         log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
         Database.wipe(path)
-        store = StateStore(path, context.work.position_codec)
+        store = StateStore(path, hosted.work.position_codec)
     store.identity = identity
     return store
 
 
-def _check_can_be_folded_again(context: TaskContext, partition: int, changelog: Topic) -> None:
+def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: Topic) -> None:
     """Check that all that a store holds, which is a copy of another changelog, comes back once it is given up.
 
     Where something stands in the changelog already, such as what a rebuild begins with, that is what counts.
     """
-    start = context.topics.offsets(context.source.name, [partition], earliest=True)[partition]
-    if start == 0 or context.stage.retries:
+    start = hosted.topics.offsets(hosted.source.name, [partition], earliest=True)[partition]
+    if start == 0 or hosted.stage.retries:
         return
-    with reader_to_end(context.settings, context.topics, changelog, [partition]) as reader:
+    with reader_to_end(hosted.settings, hosted.topics, changelog, [partition]) as reader:
         if next(iter(reader), None) is not None:
             return
-    if context.stage.reads_rekeyed:
-        raise TaskHaltedError(was_purged(context.source.name, partition, start))
+    if hosted.stage.reads_rekeyed:
+        raise TaskHaltedError(was_purged(hosted.source.name, partition, start))
     raise TaskHaltedError(
         f"the changelog '{changelog.name}' was deleted or made anew, and the first {start} offsets of "
-        f"{context.source.name}-{partition} are gone, so that what is in the local store cannot be folded again; it is "
+        f"{hosted.source.name}-{partition} are gone, so that what is in the local store cannot be folded again; it is "
         "left as it is; `balance-service rebuild` folds what the topic still has"
     )
 
@@ -155,7 +136,7 @@ def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topic
 
 
 def starting_position(
-    stored: Position | None, context: TaskContext, partition: int, changelog_topic_id: str, least_epoch: int
+    stored: Position | None, hosted: HostedStage, partition: int, changelog_topic_id: str, least_epoch: int
 ) -> Position:
     """Where a task begins to fold, with an epoch higher than any before.
 
@@ -166,13 +147,13 @@ def starting_position(
         TaskHaltedError: the source is another, or no longer holds what comes next.
         RetriableError: the position was read from another changelog.
     """
-    source = context.source
-    start = context.topics.offsets(source.name, [partition], earliest=True)[partition]
-    end = context.topics.offsets(source.name, [partition])[partition]
+    source = hosted.source
+    start = hosted.topics.offsets(source.name, [partition], earliest=True)[partition]
+    end = hosted.topics.offsets(source.name, [partition])[partition]
     if stored is None:
-        if start > 0 and context.stage.reads_rekeyed:
+        if start > 0 and hosted.stage.reads_rekeyed:
             raise TaskHaltedError(was_purged(source.name, partition, start))
-        if start > 0 and not (context.settings.allow_finite_retention or context.stage.retries):
+        if start > 0 and not (hosted.settings.allow_finite_retention or hosted.stage.retries):
             raise TaskHaltedError(
                 f"the first {start} offsets of {source.name}-{partition} are gone, so the model cannot be built in "
                 "full; set BALANCE_ALLOW_FINITE_RETENTION=true to start from what is left"
@@ -185,12 +166,12 @@ def starting_position(
             source=f"{source.name}:{partition}",
             # Retries are not sent in the order of their source: see `starting_letters`.
             emitted_up_to=0
-            if context.stage.retries
-            else sent_up_to(context.settings, context.topics, context.stage, source, partition),
+            if hosted.stage.retries
+            else sent_up_to(hosted.settings, hosted.topics, hosted.stage, source, partition),
         )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_made_anew(source.name))
-    if context.stage.retries and stored.offset < start:
+    if hosted.stage.retries and stored.offset < start:
         log.warning("records were dropped before they came here", source=stored.source, first=stored.offset, end=start)
         stored = replace(stored, offset=start)
     check_still_there(source.name, partition, stored.offset, start, end)
@@ -198,7 +179,7 @@ def starting_position(
     return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
 
 
-def starting_letters(store: StateStore, context: TaskContext, partition: int) -> Changes:
+def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> Changes:
     """What becomes of dead letters as a task is opened.
 
     One that has no position yet learns which were decided about before; of retries, which of them were sent, too.
@@ -206,11 +187,11 @@ def starting_letters(store: StateStore, context: TaskContext, partition: int) ->
     Raises:
         RetriableError: the broker does not answer.
     """
-    letters, now_ms = context.work.letters, context.work.letters.now_ms()
+    letters, now_ms = hosted.work.letters, hosted.work.letters.now_ms()
     if store.position is not None:
         return letters.at_opening(store)
-    settings, topics, stage, source = context.settings, context.topics, context.stage, context.source
-    known = context.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
+    settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
+    known = hosted.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
         discarded = {at: letter for at, letter in known.items() if letter.status is Status.DISCARDED}
         start = topics.offsets(source.name, [partition], earliest=True)[partition]

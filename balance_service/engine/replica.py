@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from balance_service.engine.changelog.reader import Part
-    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
     from balance_service.engine.store.store import StateStore
 
@@ -32,9 +32,9 @@ class Replica:
     `store` is None before `open`. `changelog_topic_id` is the changelog's, empty before.
     """
 
-    def __init__(self, task_id: TaskId, context: TaskContext, log: FilteringBoundLogger) -> None:
+    def __init__(self, task_id: TaskId, hosted: HostedStage, log: FilteringBoundLogger) -> None:
         self._task_id = task_id
-        self._context = context
+        self._hosted = hosted
         self._reader: ChangelogReader | None = None
         self._wholeness = Wholeness(self._end)
         self.store: StateStore | None = None
@@ -43,15 +43,15 @@ class Replica:
 
     def open(self, *, is_owned: bool) -> None:
         """Find the changelog and open the store. Raises as `Task.open`."""
-        context, partition = self._context, self._task_id.partition
-        topics, source = context.topics, context.source
-        changelog = prepare_changelog(topics, context.stage, source)
+        hosted, partition = self._hosted, self._task_id.partition
+        topics, source = hosted.topics, hosted.source
+        changelog = prepare_changelog(topics, hosted.stage, source)
         check_same_log(source, topics.find_patiently(source.name), changelog)
         self.changelog_topic_id = changelog.topic_id
         # A store that is no copy of this changelog is worth nothing.
-        self.store = open_store(self._task_id, context, changelog)
+        self.store = open_store(self._task_id, hosted, changelog)
         tombstones.check_by_offset(topics, changelog, partition, self.store.changelog_offset)
-        config = reader_config(context.settings)
+        config = reader_config(hosted.settings)
         if is_owned:
             # The broker holds back for so long that it has no more, which nobody can answer without.
             config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
@@ -129,9 +129,9 @@ class Replica:
 
     def check_same_logs(self) -> None:
         """Check that source and changelog are the topics they were. Raises TaskHaltedError, RetriableError."""
-        topics, source = self._context.topics, self._context.source
+        topics, source = self._hosted.topics, self._hosted.source
         check_same_log(source, topics.find_patiently(source.name))
-        changelog = topics.find_patiently(self._context.stage.changelog)
+        changelog = topics.find_patiently(self._hosted.stage.changelog)
         check_same_changelog(self.changelog_topic_id, None if changelog is None else changelog.topic_id)
 
     def stop_reading(self) -> None:
@@ -147,8 +147,8 @@ class Replica:
             self.store.close()
 
     def _end(self, *, committed: bool = True) -> int:
-        changelog, partition = self._context.stage.changelog, self._task_id.partition
-        return self._context.topics.offsets(changelog, [partition], committed=committed)[partition]
+        changelog, partition = self._hosted.stage.changelog, self._task_id.partition
+        return self._hosted.topics.offsets(changelog, [partition], committed=committed)[partition]
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:
         if self.store is None or self._reader is None:

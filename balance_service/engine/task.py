@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog.reader import Part
     from balance_service.engine.changelog.writer import ChangelogWriter
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.letters.changes import Due
     from balance_service.engine.letters.decisions import Verdict
-    from balance_service.engine.opening import TaskContext
     from balance_service.engine.records import Position, TaskBatch, TaskId
     from balance_service.engine.store.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
@@ -50,7 +50,7 @@ class Task:
     def __init__(
         self,
         task_id: TaskId,
-        context: TaskContext,
+        hosted: HostedStage,
         role: Role = Role.ACTIVE,
         reason: str = "",
         least_epoch: int = 1,
@@ -61,7 +61,7 @@ class Task:
         """
         self._least_epoch = least_epoch
         self.task_id = task_id
-        self._context = context
+        self._hosted = hosted
         self._lock = threading.RLock()
         self._state = TaskState.CREATED
         self._role = role
@@ -71,7 +71,7 @@ class Task:
         self._epoch = 0
         self._shown: StoreView | None = None
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self._replica = Replica(task_id, context, self._log)
+        self._replica = Replica(task_id, hosted, self._log)
 
     @property
     def state(self) -> TaskState:
@@ -156,7 +156,7 @@ class Task:
         """
         with self._held():
             store, writer = self._running()
-            done = commit(batch, self.task_id.partition, self._context.work, store, writer)
+            done = commit(batch, self.task_id.partition, self._hosted.work, store, writer)
             self._shown = store.view
             return done
 
@@ -164,13 +164,13 @@ class Task:
         """The dead letters whose time has come. Raises TaskMigratedError: closed."""
         with self._held():
             store, _ = self._running()
-            return self._context.work.letters.due(store)
+            return self._hosted.work.letters.due(store)
 
     def left_out(self) -> list[int]:
         """Offsets from the position on that are not applied as they come. Raises TaskMigratedError: closed."""
         with self._held():
             store, _ = self._running()
-            return self._context.work.letters.left_out_from(store, self.position)
+            return self._hosted.work.letters.left_out_from(store, self.position)
 
     def decide(self, offsets: Iterable[int], verdict: Verdict) -> dict[int, str]:
         """Carry out an operator's decision about dead letters.
@@ -181,7 +181,7 @@ class Task:
         Raises:
             BalanceServiceError: as `process`; what was decided may have been written.
         """
-        letters, decisions = self._context.work.letters, self._context.decisions
+        letters, decisions = self._hosted.work.letters, self._hosted.decisions
         with self._held():
             store, writer = self._running(or_waiting=True)
             known = letters.at(store, offsets)
@@ -190,7 +190,7 @@ class Task:
             if decided:
                 now_ms, partition = letters.now_ms(), self.task_id.partition
                 audit = [decisions.output(partition, letter, verdict, now_ms) for letter in decided]
-                decide(decided, verdict.decision.status, audit, self._context.work, store, writer)
+                decide(decided, verdict.decision.status, audit, self._hosted.work, store, writer)
                 self._shown = store.view
             return refused
 
@@ -205,8 +205,8 @@ class Task:
             end: its high watermark.
         """
         try:
-            check_same_log(self._context.source, topic)
-            check_still_there(self._context.source.name, self.task_id.partition, position, start, end)
+            check_same_log(self._hosted.source, topic)
+            check_still_there(self._hosted.source.name, self.task_id.partition, position, start, end)
         except TaskHaltedError as problem:
             self.halt(str(problem))
 
@@ -298,10 +298,10 @@ class Task:
             self._log.info("task tailing", position=self.position, restored=self._replica.restoration.restored)
 
     def _own(self) -> None:
-        context, task_id = self._context, self.task_id
+        hosted, task_id = self._hosted, self.task_id
         store = self._store()
         # (b) From here on no predecessor can commit.
-        self._writer = open_writer(task_id, context.settings, context.stage, context.topics, context.source)
+        self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
         self._writer.fence(self._closing.is_set)
         reach("fenced")
         # (c) So the changelog's end, taken now, is the end.
@@ -309,11 +309,11 @@ class Task:
         reach("restored")
         # (d) One higher than any holder before.
         changelog_topic_id = self._replica.changelog_topic_id
-        position = starting_position(store.position, context, task_id.partition, changelog_topic_id, self._least_epoch)
-        letters = starting_letters(store, context, task_id.partition)
+        position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
+        letters = starting_letters(store, hosted, task_id.partition)
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, context.work.position_codec, store, self._writer, letters)
+        write_position(position, hosted.work.position_codec, store, self._writer, letters)
         reach("position-written")
         self._replica.stop_reading()
         self._epoch = position.epoch

@@ -1,7 +1,7 @@
-"""The tasks of one instance: one supervising thread per assigned partition.
+"""The tasks of a stage in this instance: one supervising thread for each partition.
 
-The membership thread calls `assign` and `dismiss`, the directory's `stand_by`. Each supervising thread opens its task,
-then tails, promotes or feeds it, and opens another when one is closed while the partition is still to be worked on.
+The membership thread calls `assign` and `dismiss`, the directory's thread `stand_by`. Each supervising thread opens its
+task, then tails, promotes or feeds it. It opens a new task when one was closed and the partition is still wanted here.
 """
 
 from __future__ import annotations
@@ -31,58 +31,78 @@ from balance_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.hosted_stage import HostedStage
+    from balance_service.engine.letters.decisions import Verdict
     from balance_service.engine.records import TaskSnapshot
 
 log = structlog.get_logger(__name__)
 
 _BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-# One that was fenced may have slept through the loss of its partition; by then the group has told it.
+# A fenced task may have slept through the loss of its partition. The group has informed it by then.
 _FENCED_BACK_OFF_SECONDS = 2.0
 _WAITING_SECONDS = 2.0
-# While a task waits for its turn to open, it looks so often whether it is still wanted.
+# How often a task that waits for its turn to open checks whether it is still wanted.
 _TURN_SECONDS = 0.2
 
 
 class Feed(Protocol):
-    """Where running tasks get their events from."""
+    """The source of a running task's events. Spark implements it, which this package does not import."""
+
+    @property
+    def problem(self) -> str:
+        """Why a partition is not folded now; empty if all are."""
 
     def run(self, task: Task, interrupted: threading.Event) -> None:
-        """Have a task fold until interrupted, or until it has to wait or is halted.
+        """Feeds a task until interrupted, or until it waits or halts.
 
         Raises:
-            BalanceServiceError: the task is to be closed, by the error's remedy.
+            BalanceServiceError: the task must be closed, and the error's class says what to do next.
         """
 
 
 class Tasks:
-    """Tasks by partition. Invariant: at most one task per partition is open at a time."""
+    """The tasks of a hosted stage, by partition. Invariant: at most one task per partition is open at a time."""
 
     def __init__(
         self,
-        stage: str,
-        context: TaskContext,
+        hosted: HostedStage,
         feed: Feed,
         on_change: Callable[[], None],
         openings: threading.Semaphore | None = None,
     ) -> None:
         """Args:
-        openings: how many tasks of the process may open or be promoted at once; any number if it is None.
+        on_change: called on any thread when a task's state has changed.
+        openings: limits how many tasks of the process open or are promoted at once; None sets no limit.
         """
-        self._openings = openings or threading.Semaphore(sys.maxsize)
-        self._stage = stage
-        self._context = context
+        self.hosted = hosted
+        self.source_problem = ""
+        """Why the source cannot be read as before; empty if it can. Set by the source check."""
         self._feed = feed
         self._on_change = on_change
+        self._openings = openings or threading.Semaphore(sys.maxsize)
         self._lock = threading.Lock()
         self._supervisors: dict[int, _Supervisor] = {}
         self._leaving: list[_Supervisor] = []
         self._stopped = False
 
+    @property
+    def name(self) -> str:
+        return self.hosted.name
+
+    @property
+    def query_problem(self) -> str:
+        """Why a query of the stage ended and is started again; empty if all run."""
+        return self._feed.problem
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Why some partition is not folded now; empty if all are."""
+        return [problem for problem in (self.query_problem, self.source_problem) if problem]
+
     def assign(self, partitions: Iterable[int]) -> None:
-        """Begin to own each partition, from its standby where there is one; returns at once."""
+        """Starts to own each partition, from its standby if there is one. Returns at once."""
         with self._lock:
             for partition in () if self._stopped else partitions:
                 if partition in self._supervisors:
@@ -91,7 +111,7 @@ class Tasks:
                     self._supervise(partition, Role.ACTIVE)
 
     def stand_by(self, partitions: Iterable[int]) -> None:
-        """Keep standbys of exactly these partitions, but of none that is owned here; returns at once."""
+        """Keeps standbys of exactly these partitions, except those that are owned here. Returns at once."""
         wanted = frozenset(partitions)
         with self._lock:
             if self._stopped:
@@ -102,12 +122,12 @@ class Tasks:
             self._dismiss(standbys - wanted)
 
     def dismiss(self, partitions: Iterable[int]) -> list[Task]:
-        """Open no other tasks of these partitions; returns at once those there were, which are to be closed."""
+        """Opens no more tasks of these partitions. Returns their present tasks at once, for the caller to close."""
         with self._lock:
             return [supervisor.task for supervisor in self._dismiss(partitions)]
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Close all tasks and end their threads, for good; returns whether all have ended within the bound."""
+        """Closes all tasks for good. Returns whether all their threads ended within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
@@ -118,32 +138,73 @@ class Tasks:
         return all(supervisor.ended(0) for supervisor in self._leaving)
 
     def task(self, partition: int) -> Task | None:
-        """The task of a partition, in whichever role; None if there is none here."""
+        """Returns the task of a partition in either role, or None."""
         supervisor = self._supervisors.get(partition)
         return None if supervisor is None else supervisor.task
 
     def all(self) -> list[Task]:
-        """All tasks, in whichever role, by partition."""
+        """Returns all tasks in either role, ordered by partition."""
         return [supervisor.task for _, supervisor in sorted(self._supervisors.copy().items())]
 
     def answering(self) -> dict[int, Task]:
-        """The tasks that are asked, in whichever role, by partition."""
+        """Returns the tasks that answer queries, in either role, by partition."""
         return {t.task_id.partition: t for t in self.all() if t.state in ANSWERING}
 
     def snapshots(self) -> list[TaskSnapshot]:
-        """What each task says of itself, by partition."""
         return [task.snapshot() for task in self.all()]
 
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Returns the position of each task that answers, by topic and partition of the source."""
+        return {
+            (self.hosted.source.name, task.task_id.partition): task.position
+            for task in self.all()
+            if task.view is not None and task.position >= 0
+        }
+
+    def decide(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
+        """Carries out an operator's decision about dead letters of a partition that is owned here.
+
+        Takes as long as a commit.
+
+        Returns:
+            For each offset that the decision does not apply to, the reason.
+
+        Raises:
+            BalanceServiceError: the decision was not carried out, or its outcome is unknown.
+        """
+        task = self.task(partition)
+        if task is None:
+            raise TaskMigratedError(f"partition {partition} is not here")
+        try:
+            return task.decide(offsets, verdict)
+        except (NotAuthorizedError, RetriableError, StoreCorruptedError) as error:
+            self.failed(task, error)
+            raise
+        except TaskMigratedError as error:
+            # Its thread would not notice the fencing before it commits events.
+            if task.state is TaskState.RUNNING:
+                self.failed(task, error)
+            raise
+
+    def damaged(self, partition: int, read: object, error: StoreCorruptedError) -> None:
+        """Has a store restored that turned out to be damaged while a query read `read`, the task or its view.
+
+        Does nothing if another task has replaced `read`: that one has another store.
+        """
+        task = self.task(partition)
+        if task is not None and task is read:
+            self.failed(task, error)
+
     def failed(self, task: Task, error: BalanceServiceError) -> None:
-        """A task was found to be damaged while it was read: close it, so that its supervisor opens another."""
+        """Has its supervisor close a task and open a new one."""
         supervisor = self._supervisors.get(task.task_id.partition)
         if supervisor is not None and supervisor.task is task:
             supervisor.failed(task, error)
 
     def _supervise(self, partition: int, role: Role) -> None:
-        task_id = TaskId(self._stage, partition)
+        task_id = TaskId(self.name, partition)
         self._supervisors[partition] = _Supervisor(
-            task_id, self._context, self._feed, role, self._on_change, self._openings
+            task_id, self.hosted, self._feed, role, self._on_change, self._openings
         )
 
     def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
@@ -155,21 +216,21 @@ class Tasks:
 
 
 class _Supervisor:
-    """Keeps one partition's task at work in the role that is wanted, from a thread of its own."""
+    """Keeps the task of one partition in the role that is wanted, on a thread of its own."""
 
     def __init__(
         self,
         task_id: TaskId,
-        context: TaskContext,
+        hosted: HostedStage,
         feed: Feed,
         role: Role,
         on_change: Callable[[], None],
         openings: threading.Semaphore,
     ) -> None:
         self.role = role
-        """What the task is to be; what it is, it says itself."""
+        """The role that is wanted; `task.role` is the present one."""
         self._task_id = task_id
-        self._context = context
+        self._hosted = hosted
         self._feed = feed
         self._on_change = on_change
         self._openings = openings
@@ -178,35 +239,35 @@ class _Supervisor:
         self._failed: tuple[Task, BalanceServiceError] | None = None
         self._failures = 0
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self.task = Task(task_id, context, role)
+        self.task = Task(task_id, hosted, role)
         self._thread = threading.Thread(target=self._supervise, name=f"task-{task_id}", daemon=True)
         self._thread.start()
 
     def promote(self) -> None:
-        """The task is to own its partition; returns at once."""
+        """Requests that the task owns its partition. Returns at once."""
         self.role = Role.ACTIVE
         self._wake.set()
 
     def failed(self, task: Task, error: BalanceServiceError) -> None:
-        """The task must be closed and opened anew; returns at once."""
+        """Requests that the task is closed and a new one opened. Returns at once."""
         self._failed = task, _alone(error)
-        # Nobody is to be answered from it while its thread finds the time.
+        # The task must not answer until its thread gets to close it.
         task.give_up()
         self._wake.set()
 
     def stop(self) -> None:
-        """Open no other task; this one answers nobody, and what is being restored is given up. Returns at once."""
+        """Opens no more tasks; the present one stops to answer and to restore. Returns at once."""
         self._stopping.set()
         self._wake.set()
         self.task.give_up()
 
     def ended(self, timeout_seconds: float) -> bool:
-        """Whether the thread has ended, within the bound."""
+        """Waits for the thread to end; returns whether it has."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        joined, partition = self._context.joined, self._task_id.partition
+        joined, partition = self._hosted.joined, self._task_id.partition
         if joined is not None:
             joined.hold(partition)
         try:
@@ -221,7 +282,7 @@ class _Supervisor:
                 joined.let_go(partition)
 
     def _in_turn(self, step: Callable[[], None]) -> None:
-        """Open or promote the task in its turn: meanwhile it has more files open than later."""
+        """Opens or promotes the task when it is its turn. During that step a task has more files open than later."""
         while not self._openings.acquire(timeout=_TURN_SECONDS):
             if self._stopping.is_set():
                 return
@@ -231,7 +292,7 @@ class _Supervisor:
             self._openings.release()
 
     def _attempt(self, step: Callable[[], None]) -> BalanceServiceError | None:
-        """One step of the task's life, and what went wrong with it."""
+        """Takes one step of the task's life; returns the error that requires a new task, if any."""
         before = self.task.state, self.task.role
         try:
             step()
@@ -245,14 +306,14 @@ class _Supervisor:
             return _alone(error)
         except Exception as error:
             self._log.exception("a step of the task failed")
-            # No more of it: probes are told this without a token, and it may quote an event.
+            # Without its text, which may quote an event: probes get this reason without a token.
             return RetriableError(f"a step of the task failed with {type(error).__name__}")
         if (self.task.state, self.task.role) != before:
             self._on_change()
         return None
 
     def _watch(self) -> BalanceServiceError | None:
-        """Do what the role asks for until something is wrong; None once the task is not wanted any more."""
+        """Does what the role requires until an error requires a new task; None when the task is no longer wanted."""
         opened = time.monotonic()
         while not self._stopping.is_set():
             state, error = self.task.state, None
@@ -261,8 +322,8 @@ class _Supervisor:
                     self.task.tail if self.role is Role.STANDBY else partial(self._in_turn, self.task.promote)
                 )
             elif state is TaskState.HALTED and self.task.role is Role.STANDBY and self.role is Role.ACTIVE:
-                # The partition has moved here. Opened as its owner, the task halts again if it must.
-                error = RetriableError("the task halted as a standby, and is to own its partition now")
+                # The partition moved here. Opened as its owner, the task halts again if it has to.
+                error = RetriableError("the task halted as a standby, and must own its partition now")
             elif state is TaskState.RUNNING:
                 error = self._attempt(partial(self._feed.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
@@ -278,28 +339,28 @@ class _Supervisor:
         return None
 
     def _resume(self) -> None:
-        """Have a task that waits fold again, but not before the tables that it joins with are read."""
+        """Lets a waiting task fold again, once the tables that it joins with are read."""
         try:
-            if self._context.joined is not None:
-                self._context.joined.catch_up(self._task_id.partition, self._wake.is_set)
+            if self._hosted.joined is not None:
+                self._hosted.joined.catch_up(self._task_id.partition, self._wake.is_set)
         except (NotAuthorizedError, RetriableError) as error:
             self.task.wait(str(error))
         else:
             self.task.resume()
 
     def _reported(self) -> BalanceServiceError | None:
-        """What this task, and none before it, was said to have failed with."""
+        """Returns the error that `failed` was called with for the present task."""
         failed, self._failed = self._failed, None
         return failed[1] if failed is not None and failed[0] is self.task else None
 
     def _wait_for_room(self, full: StoreFullError) -> BalanceServiceError | None:
-        """Let the task answer from what it has; what it is closed for, in the end."""
+        """Keeps the task answering until the disk has room; returns the reason to open a new task then."""
         self.task.wait(str(full))
         self._on_change()
         while not self._stopping.wait(_WAITING_SECONDS):
             if (error := self._reported()) is not None:
                 return error
-            if has_room(self._context.state_directory.path):
+            if has_room(self._hosted.state_directory.path):
                 return RetriableError("there is room on the disk again")
         return None
 
@@ -307,18 +368,18 @@ class _Supervisor:
         if isinstance(error, FatalError):
             raise error
         is_fenced = isinstance(error, TaskMigratedError)
-        self._log.warning("task closed, to be opened anew", error=str(error), fenced=is_fenced)
+        self._log.warning("task closed; a new one is opened", error=str(error), fenced=is_fenced)
         self.task.close(max(_BACK_OFF_SECONDS))
         self._on_change()
         if isinstance(error, StoreCorruptedError):
-            Database.wipe(self._context.state_directory.store_path(self._task_id))
+            Database.wipe(self._hosted.state_directory.store_path(self._task_id))
         back_off = _BACK_OFF_SECONDS[min(self._failures, len(_BACK_OFF_SECONDS) - 1)]
         self._failures += 1
         if not self._stopping.wait(max(back_off, _FENCED_BACK_OFF_SECONDS) if is_fenced else back_off):
-            self.task = Task(self._task_id, self._context, self.role, str(error), self.task.next_epoch)
+            self.task = Task(self._task_id, self._hosted, self.role, str(error), self.task.next_epoch)
 
 
 def _alone(error: BalanceServiceError) -> BalanceServiceError:
-    """The error without the frames it came through: those would hold store and producer open while it is kept."""
+    """Returns the error without its frames, which would keep store and producer open as long as it is kept."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

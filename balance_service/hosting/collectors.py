@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.server_table import ServerTable
     from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.hosting.hosted_stage import HostedStage
     from balance_service.settings import Settings
     from balance_service.spark.sampler import SparkSample
 
@@ -117,9 +117,9 @@ class EngineCollector(Collector):
         memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "What RocksDB holds in memory.", labels=("part",))
         memtables = table_readers = 0
         has_lease = self._engine.membership.lease.holds
-        for hosted, task in self._snapshots():
+        for tasks, task in self._snapshots():
             of = (task.task_id.stage, str(task.task_id.partition), task.role.value.lower())
-            behind = hosted.watermarks.lag(task.task_id.partition, task.position)
+            behind = tasks.hosted.watermarks.lag(task.task_id.partition, task.position)
             position.add_metric(of, task.position)
             if behind is not None:
                 lag.add_metric(of, behind)
@@ -162,15 +162,15 @@ class EngineCollector(Collector):
                 skipped.add_metric((*of, cause), count)
         return [position, followed, size, late, skipped]
 
-    def _snapshots(self) -> Iterable[tuple[HostedStage, TaskSnapshot]]:
-        for hosted in self._engine.stages.values():
-            yield from ((hosted, task) for task in hosted.tasks.snapshots())
+    def _snapshots(self) -> Iterable[tuple[Tasks, TaskSnapshot]]:
+        for tasks in self._engine.stages.values():
+            yield from ((tasks, task) for task in tasks.snapshots())
 
     def _cluster(self) -> Iterable[Metric]:
         engine, now = self._engine, elapsed()
         partitions = GaugeMetricFamily("balance_partitions", "Partitions of the source.", labels=("read_model",))
-        for hosted in engine.stages.values():
-            partitions.add_metric((hosted.name,), hosted.source.partitions)
+        for tasks in engine.stages.values():
+            partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
         lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
         # There is nothing by which the lease of one that owns nothing would be renewed.

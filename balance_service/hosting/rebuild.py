@@ -1,27 +1,36 @@
-"""Rebuild: drop a read model of a stopped application and replay what its last stage reads, through the same engine.
+"""Rebuilds a read model of a stopped application: replays the source of its last stage through the same engine.
 
-Nothing is dropped but its changelog, its local stores and the directory of instances: copies of what the source says,
-and of what nobody says any more. Interrupted, it leaves a read model that is further back, never a wrong one: run it
-again, or let the service go on from there.
+Deletes only the stage's changelog, its local stores and the directory of instances, all of which the source's records
+replace. An interrupted rebuild leaves a read model that lags, never a wrong one: run it again, or start the service,
+which continues from there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-import structlog
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
+from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.engine.opening import was_purged
+from balance_service.avro.schemas import load_schema, subject_of
+from balance_service.cluster.membership import consumer_config, refusal
+from balance_service.engine.letters.decisions import Decisions
+from balance_service.engine.letters.letters import Letters, letter_offset
+from balance_service.engine.opening import open_writer, was_purged
+from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.sent import sent_up_to
 from balance_service.engine.store.directory import StateDirectory
 from balance_service.engine.task_state import TaskState
-from balance_service.errors import ConfigurationError, FatalError
+from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.hosting.kept_before import KeptBefore
-from balance_service.hosting.sole_member import SoleMember
+from balance_service.kafka.clients import by_remedy, common_config, new_client
+from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
@@ -29,39 +38,43 @@ from balance_service.observability.metrics import Metrics
 from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from balance_service.engine.changelog.writer import ChangelogWriter
     from balance_service.engine.commit import Committed
-    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.engine.letters.changes import Changes
+    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
 
-log = structlog.get_logger(__name__)
-
 _LOOK_EVERY_SECONDS = 0.2
+_JOIN_SECONDS = 60.0
+# The exclusive member does not poll while it reads the changelog, which may take long. librdkafka allows a day at most.
+_POLL_INTERVAL_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild did, and how long the replay took."""
+    """The totals of a rebuild, and the seconds that the replay took."""
 
     done: Committed
     seconds: float
 
 
 def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, int], None]) -> Rebuilt:
-    """Make the changelog anew and replay the source up to its present end.
+    """Recreates the changelog and replays the source up to its present end.
 
     Args:
-        progress: told how many source offsets of how many are done.
+        progress: called with the number of source offsets replayed so far, and with their total.
 
     Raises:
-        ConfigurationError: it keeps no states, another member is in the group, the source's keys have moved, or what
-            its last stage reads has been purged.
-        RetriableError: a broker or the registry does not answer.
-        FatalError: a thread has failed, such as where Spark's JVM has ended.
+        ConfigurationError: the model keeps no states, another member is in the group, the source was repartitioned, or
+            records that the last stage reads have been purged.
+        RetriableError: a broker or the registry does not respond.
+        FatalError: a thread failed, for example because Spark's JVM ended.
     """
     if not read_model.has_states():
         raise ConfigurationError(
@@ -72,34 +85,25 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
     source = prepare_topics(topics, settings, stages)[stage.source]
     _refuse_repartitioned(topics, stage, source)
     _refuse_purged(topics, stage, source)
-    with SoleMember(settings, topics, source) as alone:
-        kept = _kept_before(settings, topics, read_model, stage, source)
+    with ExclusiveGroup(settings, topics, source) as group, closing(SchemaRegistry.from_settings(settings)) as registry:
+        carryover = Carryover(settings, topics, registry, stage, source, keeps_order=read_model.keeps_order)
         topics.delete(stage.changelog)
-        # Epochs begin anew with the changelog, and what killed instances last said there claims higher ones.
+        # Epochs restart with the changelog, but the directory still has the higher epochs of killed instances.
         topics.delete(settings.application_servers_topic)
-        changelog = prepare_changelog(topics, stage, source)
-        kept.keep(changelog)
-        alone.check()
+        carryover.write(prepare_changelog(topics, stage, source))
+        group.check()
     metrics = Metrics()
     patience = Patience(threading.Event(), lambda _reason: None)
     with thread_failures(lambda: None) as failures:
-        # What the stages before it have passed on is kept.
         directory = StateDirectory(settings.state_dir, settings.application_id)
+        # Earlier stages do not run: the records that they passed on are kept.
         engine = Engine(settings, directory, [stage], [read_model], metrics, patience)
         try:
             seconds = _replay(engine, engine.stages[stage.name], patience, progress, failures)
         finally:
             engine.stop()
-    # A commit counts a moment after its position can be seen.
+    # Read after the stop: a commit is counted a moment after its position becomes visible.
     return Rebuilt(metrics.totals(), seconds)
-
-
-def _kept_before(settings: Settings, topics: Topics, read_model: ReadModel, stage: Stage, source: Topic) -> KeptBefore:
-    registry = SchemaRegistry.from_settings(settings)
-    try:
-        return KeptBefore(settings, topics, registry, stage, source, keeps_order=read_model.keeps_order)
-    finally:
-        registry.close()
 
 
 def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
@@ -121,17 +125,13 @@ def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
 
 def _replay(
     engine: Engine,
-    hosted: HostedStage,
+    tasks: Tasks,
     patience: Patience,
     progress: Callable[[int, int], None],
     failures: Sequence[BaseException],
 ) -> float:
-    """Have everything folded; in how many seconds.
-
-    Args:
-        failures: what has ended a thread so far.
-    """
-    source, tasks = hosted.source, hosted.tasks
+    """Folds all source records; returns how many seconds that took. `failures` are those of the process's threads."""
+    source = tasks.hosted.source
     ends = patience.until_up(lambda: engine.topics.offsets(source.name, range(source.partitions)))
     total = sum(ends.values())
     engine.start()
@@ -142,7 +142,7 @@ def _replay(
         if failures:
             raise FatalError(f"the rebuild could not go on: {failures[0]}; run it again")
         if engine.membership.joined.is_set() and engine.membership.partitions != everything:
-            # It may be this process that the group has lost, while the broker was away, say.
+            # The group may also have expelled this process, for example while the broker was away.
             if patience.until_up(engine.topics.group_members) > 1:
                 raise ConfigurationError("another instance has joined the group: stop it, then rebuild again")
             continue
@@ -153,3 +153,204 @@ def _replay(
         progress(sum(min(max(0, positions.get(p, 0)), end) for p, end in ends.items()), total)
         if positions.keys() == ends.keys() and all(positions[p] >= end for p, end in ends.items()):
             return time.monotonic() - began
+
+
+class Carryover:
+    """The state of a stage that a rebuild keeps, because the source does not contain it.
+
+    It consists of the offset up to which records were sent, so that they are not sent twice, and of the dead letters
+    with the decisions about them, so that discarded records stay discarded and no dead letter is written twice.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        registry: SchemaRegistry,
+        stage: Stage,
+        source: Topic,
+        *,
+        keeps_order: bool,
+    ) -> None:
+        """Reads it from the changelog and the decisions. Raises RetriableError if broker or registry do not respond."""
+        self._settings = settings
+        self._topics = topics
+        self._stage = stage
+        self._source = source
+        position, letter, decision = (load_schema(name) for name in ("Position", "Letter", "DeadLetterDecision"))
+        self._codec = AvroCodec(registry, subject_of(stage.changelog, position), position)
+        codec = AvroCodec(registry, subject_of(stage.changelog, letter), letter)
+        self._letters = Letters(codec=codec, every_ms=0, keeps_order=keeps_order)
+        decisions_topic = settings.dead_letter_decisions_topic
+        self._decisions = Decisions(
+            topic=decisions_topic,
+            codec=AvroCodec(registry, subject_of(decisions_topic, decision), decision),
+            stage=stage.name,
+            source_topic_id=source.topic_id,
+        )
+        self._abort_open_transactions()
+        self._up_to: dict[int, int] = {}
+        self._known: dict[int, dict[int, Letter]] = defaultdict(dict)
+        self._read()
+
+    def write(self, changelog: Topic) -> None:
+        """Writes it as the first records of each partition of the new changelog, one transaction per partition.
+
+        If the rebuild is interrupted before that, the next one finds what was sent in the topics that it was sent to,
+        and what was decided in the topic of decisions. It writes other dead letters once more.
+
+        Raises:
+            BalanceServiceError: a write was rejected or not confirmed.
+        """
+        partitions = range(self._source.partitions)
+        starts = self._topics.offsets(self._source.name, partitions, earliest=True)
+        for partition in partitions:
+            letters = self._letters.carried(self._known[partition].values())
+            position = self._first_position(partition, starts[partition], changelog, letters)
+            with self._fenced(partition) as writer:
+                writer.commit(letters.records, (), self._codec.encode(position.record()), 0)
+
+    def _abort_open_transactions(self) -> None:
+        """Fences writers that were cut off: a transaction that commits later would send its records a second time."""
+        for partition in range(self._source.partitions):
+            with self._fenced(partition):
+                pass
+
+    @contextmanager
+    def _fenced(self, partition: int) -> Iterator[ChangelogWriter]:
+        task_id = TaskId(self._stage.name, partition)
+        with closing(open_writer(task_id, self._settings, self._stage, self._topics, self._source)) as writer:
+            writer.fence()
+            yield writer
+
+    def _first_position(self, partition: int, start: int, changelog: Topic, letters: Changes) -> Position:
+        # If finite retention is not allowed, the task starts at 0 and reports which records are gone.
+        return Position(
+            start if self._settings.allow_finite_retention else 0,
+            0,
+            self._source.topic_id,
+            changelog_topic_id=changelog.topic_id,
+            source=f"{self._source.name}:{partition}",
+            emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0,
+            letters=letters.counted,
+        )
+
+    def _read(self) -> None:
+        partitions = range(self._source.partitions)
+        now_ms = self._letters.now_ms()
+        # Decisions stay valid after their letter has expired from the changelog.
+        self._known |= self._decisions.letters_before(self._settings, self._topics, partitions, now_ms)
+        changelog = self._topics.find(self._stage.changelog)
+        positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
+        for partition in partitions:
+            position = positions.get(partition)
+            if position is None and self._stage.outputs:
+                # An earlier rebuild may have been interrupted after it deleted the changelog.
+                self._up_to[partition] = sent_up_to(self._settings, self._topics, self._stage, self._source, partition)
+            # Nothing was sent for the records of a recreated source.
+            elif position is not None and position.source_topic_id == self._source.topic_id:
+                self._up_to[partition] = max(position.offset, position.emitted_up_to)
+                self._known[partition] |= letters.get(partition, {})
+
+    def _read_changelog(self, changelog: Topic) -> tuple[dict[int, Position], dict[int, dict[int, Letter]]]:
+        """Returns the position, and the letters by offset, of each partition."""
+        positions: dict[int, Position] = {}
+        letters: dict[int, dict[int, Letter]] = defaultdict(dict)
+        with reader_to_end(self._settings, self._topics, changelog) as reader:
+            for message in reader:
+                key, partition, value = message.key() or b"", message.partition(), message.value()
+                if partition is None:
+                    continue
+                if key == POSITION_KEY and value is not None:
+                    positions[partition] = Position.of(self._codec.decode(value))
+                elif (offset := letter_offset(key)) is not None:
+                    letters[partition].pop(offset, None)
+                    if value is not None:
+                        letters[partition][offset] = self._letters.read(offset, value)
+        return positions, letters
+
+
+class ExclusiveGroup:
+    """Membership in the application's group as its only member, so that no instance runs during a rebuild.
+
+    For one thread. Raises, when entered:
+        ConfigurationError: another member is in the group, or the group rejects this one.
+        RetriableError: the broker does not respond, or does not assign every partition to this process.
+    """
+
+    def __init__(self, settings: Settings, topics: Topics, source: Topic, poll_ms: int = _POLL_INTERVAL_MS) -> None:
+        """Args:
+        poll_ms: how long the member may go without a poll before the group expels it.
+        """
+        self._settings = settings
+        self._topics = topics
+        self._source = source
+        self._assigned: set[int] = set()
+        self._was_revoked = False
+        config = consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
+        self._consumer = new_client(Consumer, {**config, "max.poll.interval.ms": poll_ms})
+
+    def __enter__(self) -> Self:
+        try:
+            self._consumer.subscribe([self._source.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
+            deadline = time.monotonic() + _JOIN_SECONDS
+            wanted = set(range(self._source.partitions))
+            while self._assigned != wanted:
+                if self._topics.group_members() > 1 or time.monotonic() > deadline:
+                    self._check_others()
+                    raise RetriableError("the group did not give this process every partition in time; try again")
+                self._poll(_LOOK_EVERY_SECONDS)
+            self._was_revoked = False
+            self._check_others()
+        except KafkaException as error:
+            self._consumer.close()
+            raise by_remedy(error, "joining the group") from error
+        except BalanceServiceError:
+            self._consumer.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def check(self) -> None:
+        """Checks that no other member is in the group now, or can have been since this one joined.
+
+        Raises:
+            ConfigurationError: another member is in the group, or the group rejects this one.
+            RetriableError: the group expelled this process.
+        """
+        self._check_others()
+        if self._was_revoked:
+            raise RetriableError("the group expelled this process, so another instance may have run; try again")
+
+    def _poll(self, seconds: float) -> bool:
+        """Polls once; returns whether a message came. Raises ConfigurationError if the group rejects this process."""
+        message = self._consumer.poll(seconds)
+        error = None if message is None else message.error()
+        refused = None if error is None else refusal(error, self._settings.application_id, [self._source.name])
+        if refused is not None:
+            raise refused
+        return message is not None
+
+    def _check_others(self) -> None:
+        while self._poll(0):
+            pass
+        others = self._topics.group_members() - 1
+        if others > 0:
+            raise ConfigurationError(
+                f"{others} other instance(s) of application id '{self._settings.application_id}' are running; "
+                "stop them all, then rebuild"
+            )
+
+    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        parts = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in assigned]
+        if parts:
+            consumer.incremental_assign(parts)
+            consumer.pause(parts)
+        self._assigned |= {p.partition for p in assigned}
+
+    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
+        self._was_revoked = True
+        self._assigned -= {p.partition for p in revoked}
+        consumer.incremental_unassign(revoked)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
 from balance_service.avro.codec import MAGIC, frame_header
+from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
@@ -21,7 +22,7 @@ from balance_service.spark.shape import PROBLEM, any_of, decoded, field_types, i
 from balance_service.spark.updates import judged_cause, key_column, update_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -66,8 +67,6 @@ class Decoder:
         self._decoded = partial(decoded, skips_others=stage.columns is not None)
         self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
-        columns = update_columns(read_model, stage)
-        self._envelope = (*_ENVELOPE, *(name for name in _CARRIED if name in columns))
         self._registry = registry
         self._events: dict[int, WriterSchema] = {}
         self._ignored: set[int] = set()
@@ -85,6 +84,21 @@ class Decoder:
             return set(schema_ids)
         with self._resolving:
             return {schema_id for schema_id in schema_ids if self._is_known(schema_id) or self._learn(schema_id)}
+
+    def resolve_all(self) -> set[int]:
+        """Resolves every schema that the registry has for the source, so that the first plan knows them; returns them.
+
+        Registers the shipped schemas, because this application writes such events. Other schemas are registered by
+        their producers: a reader's version, which may lack columns, would become the newest version of the subject.
+
+        Raises:
+            RetriableError: the registry does not respond.
+        """
+        if not self._stage.schemas:
+            return set()
+        topic, schemas = self._stage.written_to, filter(is_shipped, self._stage.schemas.values())
+        ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
+        return self.resolve({*ours, *self._registry.schema_ids(topic)})
 
     def _is_known(self, schema_id: int) -> bool:
         return any(schema_id in known for known in (self._events, self._ignored, self._incompatible))
@@ -115,7 +129,7 @@ class Decoder:
         if self._read_model is None:
             return self._as_they_are(records, columns)
         with self._known:
-            typed = self._typed(records)
+            typed = self._typed(records, [name for name in _CARRIED if name in columns])
         key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
         updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._stage)})
@@ -156,7 +170,7 @@ class Decoder:
             F.when(is_noted, F.array(note)).alias(NOTE),
         )
 
-    def _typed(self, records: DataFrame) -> DataFrame:
+    def _typed(self, records: DataFrame, carried: Sequence[str]) -> DataFrame:
         """Records with their events as structs, and `frame_cause` where there is none."""
         value, header, readers = F.col("value"), F.col("header"), self._readers
         cause = (
@@ -187,7 +201,7 @@ class Decoder:
             "value",
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
             cause.alias("frame_cause"),
-            *self._envelope[len(_ENVELOPE) :],
+            *carried,
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
                 F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.record], w.text)).alias(
@@ -201,7 +215,8 @@ class Decoder:
             for record, reader in readers.items()
         }
         shaped = framed.select(
-            *self._envelope,
+            *_ENVELOPE,
+            *carried,
             *self._traceparent,
             "frame_cause",
             *(
@@ -231,7 +246,8 @@ class Decoder:
         judged = shaped.withColumn("frame_cause", problem)
         intact = F.col("frame_cause").isNull()
         return judged.select(
-            *self._envelope,
+            *_ENVELOPE,
+            *carried,
             *self._traceparent,
             "frame_cause",
             *(F.when(intact, F.col(name)).alias(name) for name in names),

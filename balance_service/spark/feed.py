@@ -32,20 +32,15 @@ from balance_service.spark.singles import read_singles
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
 
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import KeyedUpdate
-    from balance_service.engine.tables.joined import JoinedTables
     from balance_service.engine.task import Task
-    from balance_service.kafka.topics import Topics
-    from balance_service.model.read_model import ReadModel
-    from balance_service.model.stage import Stage
     from balance_service.observability.metrics import Metrics
-    from balance_service.process.scratch import Scratch
-    from balance_service.settings import Settings
     from balance_service.spark.decode import Decoder
     from balance_service.spark.rehearsal import Rehearsal
 
@@ -75,45 +70,33 @@ class Feed:
 
     def __init__(
         self,
-        *,
-        spark: SparkSession,
-        scratch: Scratch,
-        rehearsal: Rehearsal,
-        settings: Settings,
-        source: str,
-        read_model: ReadModel | None,
-        stage: Stage,
+        hosted: HostedStage,
         decoder: Decoder,
-        topics: Topics,
-        known_end: Callable[[int], int | None],
+        spark: SparkSession,
+        rehearsal: Rehearsal,
         metrics: Metrics,
-        joined: JoinedTables | None = None,
         tracer: Tracer = UNTRACED,
     ) -> None:
-        """Args:
-        source: the topic.
-        known_end: partition → its end as last read, None if that is not known.
-        joined: the tables that are to be read to their ends before each commit.
-        """
+        read_model, stage = hosted.read_model, hosted.stage
         self._spark = spark
-        self._scratch = scratch
+        self._scratch = hosted.state_directory.scratch
         self._rehearsal = rehearsal
-        self._settings = settings
-        self._source = source
+        self._settings = hosted.settings
+        self._source = hosted.source.name
         self._combine = read_model.combine if read_model is not None and stage.by is None else None
         self._has_states = read_model is not None and stage.by is None and read_model.has_states()
         self._redrive = Redrive(
             spark=spark,
-            settings=settings,
-            topics=topics,
-            source=source,
+            settings=hosted.settings,
+            topics=hosted.topics,
+            source=self._source,
             decoder=decoder,
             has_states=self._has_states,
         )
         self._decoder = decoder
-        self._topics = topics
-        self._known_end = known_end
-        self._joined = joined
+        self._topics = hosted.topics
+        self._known_end = hosted.watermarks.end
+        self._joined = hosted.joined
         self._metrics = metrics
         self._tracer = tracer
         self._gatherings: dict[int, Gathering] = {}

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from balance_service.engine.assembly import Surroundings, work_of
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.fold import Folding
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
 from balance_service.engine.store.store import StateStore
 from balance_service.errors import FatalError
-from balance_service.hosting.works import Surroundings, work_of
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeWriter

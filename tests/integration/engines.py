@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.store.store import StoreView
-    from balance_service.hosting.hosted_stage import HostedStage
+    from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
 
@@ -77,7 +78,7 @@ def make_anew(engine: Engine, settings: Settings) -> None:
 def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
     """A standby of the engine's partition, opened, as another instance would keep it; nobody makes it tail yet."""
     with closing(StateDirectory(path, engine.settings.application_id)) as directory:
-        context = replace(hosted(engine).tasks._context, state_directory=directory)
+        context = replace(hosted(engine), state_directory=directory)
         task = Task(TaskId("balance", partition), context, Role.STANDBY)
         task.open()
         try:
@@ -141,10 +142,15 @@ def patience() -> Patience:
     return Patience(threading.Event(), lambda _reason: None)
 
 
-def hosted(engine: Engine) -> HostedStage:
-    """The one read model of an engine."""
+def tasks_of(engine: Engine) -> Tasks:
+    """The tasks of the engine's only read model."""
     (only,) = engine.models.values()
     return only
+
+
+def hosted(engine: Engine) -> HostedStage:
+    """The last stage of the engine's only read model."""
+    return tasks_of(engine).hosted
 
 
 def balance_stage(settings: Settings) -> Stage:
@@ -167,7 +173,7 @@ def problems(engine: Engine) -> list[str]:
 def is_running(engine: Engine, *partitions: int) -> bool:
     """Whether the tasks of these partitions run, or of all partitions if none is named."""
     wanted = partitions or range(hosted(engine).source.partitions)
-    tasks = [hosted(engine).tasks.task(partition) for partition in wanted]
+    tasks = [tasks_of(engine).task(partition) for partition in wanted]
     return all(task is not None and task.state is TaskState.RUNNING for task in tasks)
 
 
@@ -180,17 +186,17 @@ def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS) -> None:
             ends = engine.topics.offsets(hosted(engine).source.name, partitions)
         except RetriableError:
             return False
-        tasks = {p: hosted(engine).tasks.task(p) for p in partitions}
+        tasks = {p: tasks_of(engine).task(p) for p in partitions}
         return all(
             (task := tasks[p]) is not None and task.view is not None and task.position >= ends[p] for p in partitions
         )
 
-    eventually(caught_up, lambda: f"caught up; {hosted(engine).tasks.snapshots()} {problems(engine)}", seconds)
+    eventually(caught_up, lambda: f"caught up; {tasks_of(engine).snapshots()} {problems(engine)}", seconds)
 
 
 def balance(engine: Engine, customer: str) -> Decimal | None:
     """A customer's balance as the engine's own stores have it."""
-    for task in hosted(engine).tasks.all():
+    for task in tasks_of(engine).all():
         view = task.view
         frame = view.get(customer.encode()) if view is not None else None
         if frame is not None:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from balance_service.kafka.partitioner import partition_of
-from tests.integration.engines import balance, catch_up, counted, hosted
+from tests.integration.engines import balance, catch_up, counted, hosted, tasks_of
 from tests.support.recount import recount
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Progress:
     def _run(self) -> None:
         position: Any = None
         while not self._stopping.wait(_LOOK_EVERY_SECONDS):
-            task, now = hosted(self._engine).tasks.task(self._partition), time.monotonic()
+            task, now = tasks_of(self._engine).task(self._partition), time.monotonic()
             assert task is not None
             self.states.add(task.state)
             self.longest_pause = max(self.longest_pause, now - self._moved)

@@ -24,6 +24,7 @@ from tests.integration.engines import (
     opened_standby,
     running_engine,
     settings_for,
+    tasks_of,
 )
 from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
@@ -75,7 +76,7 @@ def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
             catch_up(engine)
 
             eventually(lambda: None not in balances(engine).values(), "all are there")
-            (epoch,) = {task.epoch for task in hosted(engine).tasks.snapshots() if task.task_id.partition == 0}
+            (epoch,) = {task.epoch for task in tasks_of(engine).snapshots() if task.task_id.partition == 0}
             assert epoch > 1, "who remembers the epoch before would not believe that it is the owner"
             expected = dict.fromkeys(CUSTOMERS, Decimal("1.00")) | {CUSTOMERS[0]: Decimal("1.50")}
             assert balances(engine) == expected
@@ -132,7 +133,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
             standby._replica._wholeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
-            batch.put(POSITION_KEY, hosted(engine).tasks._context.work.position_codec.encode(stranger.record()))
+            batch.put(POSITION_KEY, hosted(engine).work.position_codec.encode(stranger.record()))
 
             with pytest.raises(RetriableError, match="made anew"):
                 standby._apply([Part(batch, 100, is_whole=True)])
@@ -158,7 +159,7 @@ def test_who_has_lost_the_partition_does_not_fence_its_successor(
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         writer.add(CUSTOMERS[0], "1.00")
         catch_up(engine)
-        context = hosted(engine).tasks._context
+        context = hosted(engine)
         where = context.settings, context.stage, context.topics, context.source
         late = open_writer(TaskId("balance", 0), *where)
 
@@ -168,5 +169,5 @@ def test_who_has_lost_the_partition_does_not_fence_its_successor(
         late.close()
         writer.add(CUSTOMERS[0], "2.00")
         catch_up(engine)
-        (task,) = hosted(engine).tasks.snapshots()
+        (task,) = tasks_of(engine).snapshots()
         assert (task.epoch, balance(engine, CUSTOMERS[0])) == (1, Decimal("3.00"))

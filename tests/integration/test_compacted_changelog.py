@@ -13,12 +13,12 @@ from balance_service.engine.records import RESERVED_PREFIX
 from tests.integration.engines import (
     balance_stage,
     catch_up,
-    hosted,
     is_running,
     opened_standby,
     running_engine,
     settings_for,
     standing_by,
+    tasks_of,
 )
 from tests.support.kafka import Writer, clean_eagerly, read_topic
 from tests.support.waiting import eventually
@@ -103,7 +103,7 @@ def kept(task: Task | None) -> dict[bytes, bytes]:
 
 def owned(engine: Engine) -> dict[bytes, bytes]:
     """The same of the engine's task."""
-    return kept(hosted(engine).tasks.task(0))
+    return kept(tasks_of(engine).task(0))
 
 
 def test_a_store_that_is_restored_from_what_the_cleaner_left_is_as_its_owner_s(
@@ -128,7 +128,7 @@ def test_a_standby_that_follows_while_the_cleaner_works_has_what_its_owner_has(
         application.add(30)
         application.clean(engine)
 
-        owner = hosted(engine).tasks.task(0)
+        owner = tasks_of(engine).task(0)
         assert owner is not None
         eventually(lambda: standby.position == owner.position, "the standby has caught up")
         assert kept(standby) == owned(engine)

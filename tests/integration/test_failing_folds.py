@@ -12,7 +12,7 @@ from balance_service.model.flow import Stream
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.observability.metrics import Metrics
-from tests.integration.engines import balance, hosted, patience, settings_for, state_directory
+from tests.integration.engines import balance, patience, settings_for, state_directory, tasks_of
 from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
@@ -41,7 +41,7 @@ class Superstitious(ReadModel):
 
 
 def task_of(engine: Engine, partition: int) -> Task:
-    task = hosted(engine).tasks.task(partition)
+    task = tasks_of(engine).task(partition)
     assert task is not None
     return task
 

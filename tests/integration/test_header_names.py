@@ -14,7 +14,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import hosted, prepare, running_engine, settings_for
+from tests.integration.engines import hosted, prepare, running_engine, settings_for, tasks_of
 from tests.integration.loads import customers_in
 from tests.integration.test_directory import following, heard_of
 from tests.support.kafka import Writer, append_with_header
@@ -46,7 +46,7 @@ def append_strange(settings: Settings, topic: str, value: bytes) -> None:
 
 def letters_of(engine: Engine) -> list[tuple[str, Status]]:
     """Cause and status of each dead letter of partition 0."""
-    task = hosted(engine).tasks.task(0)
+    task = tasks_of(engine).task(0)
     view = None if task is None else task.view
     found = [] if view is None else hosted(engine).work.letters.page(view, 0, 99)
     return [(letter.cause, letter.status) for letter in found]
@@ -87,7 +87,7 @@ def test_a_dead_letter_with_such_a_header_is_final_and_holds_up_no_other(stack: 
         writer.add(IN_0, "5.00")
 
         def applied() -> bool:
-            task = hosted(engine).tasks.task(0)
+            task = tasks_of(engine).task(0)
             view = None if task is None else task.view
             return view is not None and view.get(IN_0.encode()) is not None
 

@@ -94,7 +94,7 @@ def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_
     with running_engine(settings) as engine:
         game, player = games.game("Slow"), next(_ids)
         games.player(player, "Slow")
-        joining = engine.stages["leaderboard-by-product_id"].tasks
+        joining = engine.stages["leaderboard-by-product_id"]
         eventually(lambda: {task.state for task in joining.snapshots()} == {"RUNNING"}, "all run", SECONDS)
         monkeypatch.setattr(JoinedTables, "catch_up", catch_up)
         games.score(game, player, 1.0)
@@ -110,12 +110,12 @@ def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_
 
 def best(engine: Engine, product: int) -> list[tuple[str, str, float]]:
     """The high scores of a game in the engine's own stores: player, game, score."""
-    hosted = engine.models["leaderboard"]
-    for task in hosted.tasks.all():
+    tasks = engine.models["leaderboard"]
+    for task in tasks.all():
         view = task.view
         frame = None if view is None else view.get(KEY.encode(product))
         if frame is not None:
-            entries = hosted.state(frame)["entries"]
+            entries = tasks.hosted.state(frame)["entries"]
             return [(entry["playerName"], entry["gameName"], entry["score"]) for entry in entries]
     return []
 
@@ -138,13 +138,13 @@ def records(engine: Engine, name: str) -> list[Message]:
 
 def joined_of(engine: Engine, product: int) -> int:
     """How many scores of a game were passed on, joined."""
-    passed_on = records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
+    passed_on = records(engine, engine.stages["leaderboard-by-product_id"].hosted.stage.rekeyed)
     return sum(message.key() == KEY.encode(product) for message in passed_on)
 
 
 def letters(engine: Engine, player: int) -> list[str]:
     """The causes of the dead letters of a player's scores."""
-    source = engine.stages["leaderboard-by-product_id"].stage.dead_letters
+    source = engine.stages["leaderboard-by-product_id"].hosted.stage.dead_letters
     causes = []
     for message in records(engine, source):
         if message.key() == str(player).encode():
@@ -169,7 +169,7 @@ def test_scores_are_joined_ranked_sent_and_audited(settings: Settings, games: Ga
         )
         joined = [
             dict(message.headers() or [])
-            for message in records(engine, engine.stages["leaderboard-by-product_id"].stage.rekeyed)
+            for message in records(engine, engine.stages["leaderboard-by-product_id"].hosted.stage.rekeyed)
             if message.key() == KEY.encode(game)
         ]
         assert len(joined) == 5
@@ -257,7 +257,7 @@ def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else
         game = games.game("Slow")
         games.player(player, "Slow")
         games.score(game, player, 1.0)
-        joining = engine.stages["leaderboard-by-product_id"].tasks
+        joining = engine.stages["leaderboard-by-product_id"]
 
         def waits() -> bool:
             reasons = [task.reason for task in joining.snapshots() if task.state == "WAITING"]
@@ -270,7 +270,7 @@ def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else
             seen |= {task.state for task in joining.snapshots() if task.task_id in waiting}
             time.sleep(0.02)
         assert seen == {"WAITING"}
-        others = [hosted.tasks for name, hosted in engine.stages.items() if hosted.tasks is not joining]
+        others = [tasks for tasks in engine.stages.values() if tasks is not joining]
         assert {task.state for tasks in others for task in tasks.snapshots()} == {"RUNNING"}
         may_read.set()
         wait_for(engine, game, [("Slow", "Slow", 1.0)])

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from balance_service.engine.source_watch import SourceCheck
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.hosting.rebuild import rebuild
@@ -28,6 +29,7 @@ from tests.integration.engines import (
     problems,
     running_engine,
     settings_for,
+    tasks_of,
 )
 from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
@@ -56,17 +58,17 @@ def delete_below(admin: AdminClient, topic: str, partition: int, offset: int) ->
 
 def let_go(engine: Engine) -> None:
     """As when the group takes every partition away."""
-    for task in hosted(engine).tasks.dismiss([0, 1]):
+    for task in tasks_of(engine).dismiss([0, 1]):
         task.close(5)
 
 
 def reason_of_halt(engine: Engine, partition: int) -> str:
     def is_halted() -> bool:
-        task = hosted(engine).tasks.task(partition)
+        task = tasks_of(engine).task(partition)
         return task is not None and task.state is TaskState.HALTED
 
     eventually(is_halted, f"partition {partition} is halted", HALTS_WITHIN_SECONDS)
-    task = hosted(engine).tasks.task(partition)
+    task = tasks_of(engine).task(partition)
     assert task is not None
     assert task.view is None
     return task.snapshot().reason
@@ -163,8 +165,8 @@ def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
         writer.add(IN_0, "1.00")
         catch_up(engine)
         let_go(engine)
-        hosted(engine).tasks.stand_by([0])
-        eventually(lambda: any(task.view is not None for task in hosted(engine).tasks.all()), "the standby answers")
+        tasks_of(engine).stand_by([0])
+        eventually(lambda: any(task.view is not None for task in tasks_of(engine).all()), "the standby answers")
         engine.topics.delete(settings.topic)
         prepare(engine.topics, engine.settings)
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
@@ -179,11 +181,11 @@ def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
         catch_up(engine)
         let_go(engine)
         make_anew(engine, settings)
-        hosted(engine).tasks.stand_by([0])
-        eventually(lambda: hosted(engine).tasks.answering().keys() == {0}, "the standby is open")
-        hosted(engine).source_check.look()
-        assert hosted(engine).source_check.problem == ""
-        assert [(task.state, task.position) for task in hosted(engine).tasks.snapshots()] == [("TAILING", -1)]
+        tasks_of(engine).stand_by([0])
+        eventually(lambda: tasks_of(engine).answering().keys() == {0}, "the standby is open")
+        SourceCheck(tasks_of(engine)).run_once()
+        assert tasks_of(engine).source_problem == ""
+        assert [(task.state, task.position) for task in tasks_of(engine).snapshots()] == [("TAILING", -1)]
 
 
 def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else(
@@ -194,11 +196,11 @@ def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else
         catch_up(engine)
         # As the group does once the topic is gone, or others are to own its partitions.
         let_go(engine)
-        hosted(engine).source_check.problem = "the broker was away"
-        eventually(lambda: not hosted(engine).source_check.problem, "that is over", HALTS_WITHIN_SECONDS)
+        tasks_of(engine).source_problem = "the broker was away"
+        eventually(lambda: not tasks_of(engine).source_problem, "that is over", HALTS_WITHIN_SECONDS)
         admin.delete_topics([settings.topic])[settings.topic].result(10)
         eventually(
-            lambda: "was deleted" in hosted(engine).source_check.problem, "the source is missed", HALTS_WITHIN_SECONDS
+            lambda: "was deleted" in tasks_of(engine).source_problem, "the source is missed", HALTS_WITHIN_SECONDS
         )
 
 
@@ -211,9 +213,9 @@ def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
         catch_up(engine)
         letters = balance_stage(settings).dead_letters
         engine.topics.delete(letters)
-        task = hosted(engine).tasks.task(0)
+        task = tasks_of(engine).task(0)
         assert task is not None
-        hosted(engine).tasks.failed(task, RetriableError("for the test"))
+        tasks_of(engine).failed(task, RetriableError("for the test"))
         writer.send(IN_0, b"poison")
         writer.add(IN_0, "2.00")
         catch_up(engine)
@@ -232,7 +234,7 @@ def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
 
         def late(name: str, partitions: Iterable[int], **which: bool) -> dict[int, int]:
             found = ask(name, partitions, **which)
-            task = hosted(engine).tasks.task(0)
+            task = tasks_of(engine).task(0)
             if threading.current_thread().name.startswith("source-check") and not which and task is not None:
                 writer.add(IN_0, "1.00")
                 eventually(lambda: task.position > found[0], "it is committed meanwhile")
@@ -241,7 +243,7 @@ def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
 
         monkeypatch.setattr(engine.topics, "offsets", late)
         eventually(lambda: len(checked) > 1, "the source was looked at")
-        assert [task.state for task in hosted(engine).tasks.snapshots()] == ["RUNNING"]
+        assert [task.state for task in tasks_of(engine).snapshots()] == ["RUNNING"]
 
 
 def test_more_partitions_halt_all_and_the_way_out_is_named(
@@ -275,7 +277,7 @@ def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_
         writer.add(IN_0, "2.00")
         eventually(lambda: hosted(engine).watermarks.lag(0, 0) == 2, "the lag shows")
         eventually(lambda: is_running(engine, 0), "the task runs")
-        task = hosted(engine).tasks.task(0)
+        task = tasks_of(engine).task(0)
         assert task is not None
         assert (task.position, balance(engine, IN_0)) == (0, None)
 
@@ -297,7 +299,7 @@ def test_after_an_outage_of_the_broker_the_tasks_go_on_though_no_event_comes(
         finally:
             stack.broker.start()
         eventually(lambda: not problems(engine) and engine.membership.lease.holds, "it goes on")
-        eventually(lambda: {t.state for t in hosted(engine).tasks.all()} == {TaskState.RUNNING}, "its tasks run")
+        eventually(lambda: {t.state for t in tasks_of(engine).all()} == {TaskState.RUNNING}, "its tasks run")
         assert balance(engine, IN_0) == Decimal("1.00")
         with suppress(KafkaException):
             writer.add(IN_0, "1.00")

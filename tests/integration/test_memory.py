@@ -11,7 +11,8 @@ import psutil
 from balance_service.engine import tasks
 from balance_service.errors import RetriableError
 from balance_service.spark import feed
-from tests.integration.engines import catch_up, hosted, is_running, running_engine, settings_for
+from balance_service.spark.decode import Decoder
+from tests.integration.engines import catch_up, is_running, running_engine, settings_for, tasks_of
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
@@ -105,15 +106,15 @@ class _Watched:
         self._engine = engine
         self._jvm: Any = engine.spark.sparkContext._jvm
         self._plans: list[Any] = []
-        make_plan = hosted(engine).feed._decoder.updates
+        make_plan = Decoder.updates
 
-        def noted(records: DataFrame) -> DataFrame:
-            rows = make_plan(records)
+        def noted(decoder: Decoder, records: DataFrame) -> DataFrame:
+            rows = make_plan(decoder, records)
             frame: Any = rows
             self._plans.append(self._jvm.java.lang.ref.WeakReference(frame._jdf))
             return rows
 
-        monkeypatch.setattr(hosted(engine).feed._decoder, "updates", noted)
+        monkeypatch.setattr(Decoder, "updates", noted)
 
     @property
     def queries(self) -> int:
@@ -154,9 +155,9 @@ def _restart_queries(engine: Engine, writer: Writer, watched: _Watched, partitio
         time.sleep(0.03)
     catch_up(engine)
     seen = watched.queries
-    task = hosted(engine).tasks.task(partition)
+    task = tasks_of(engine).task(partition)
     assert task is not None
-    hosted(engine).tasks.failed(task, RetriableError("for the test"))
+    tasks_of(engine).failed(task, RetriableError("for the test"))
     for query in engine.spark.streams.active:
         query.stop()
     eventually(lambda: watched.queries >= seen + PARTITIONS and is_running(engine), "other queries run")

@@ -47,9 +47,10 @@ def wait_until_caught_up(engine: Engine) -> None:
 
 def caught_up(engine: Engine) -> bool:
     """Whether every stage stands at its source's end, the first ones first."""
-    for hosted in engine.stages.values():
-        ends = engine.topics.offsets(hosted.source.name, range(hosted.source.partitions))
-        positions = {task.task_id.partition: task.position for task in hosted.tasks.all() if task.view is not None}
+    for tasks in engine.stages.values():
+        source = tasks.hosted.source
+        ends = engine.topics.offsets(source.name, range(source.partitions))
+        positions = {task.task_id.partition: task.position for task in tasks.all() if task.view is not None}
         if any(positions.get(partition, -1) < end for partition, end in ends.items()):
             return False
     return True
@@ -57,13 +58,13 @@ def caught_up(engine: Engine) -> bool:
 
 def states(engine: Engine, name: str) -> dict[bytes, bytes]:
     """Every state of a model, framed."""
-    views = [task.view for task in engine.stages[name].tasks.all()]
+    views = [task.view for task in engine.stages[name].all()]
     return {key: frame for view in views if view for key, frame in view.scan(b"", b"\xff", 1_000)}
 
 
 def points(engine: Engine, models: Named) -> dict[str, Decimal]:
     """The points of each card, as the engine's stores have them."""
-    hosted = engine.stages[models.rewards.name]
+    hosted = engine.stages[models.rewards.name].hosted
     return {key.decode(): hosted.state(frame)["points"] for key, frame in states(engine, models.rewards.name).items()}
 
 
@@ -94,7 +95,7 @@ def test_invoices_are_passed_on_by_card_counted_and_notified_each_once(
         wait_until_caught_up(engine)
 
         assert points(engine, models) == points_of(sold)
-        rekeyed = engine.stages[models.rewards.name].source.name
+        rekeyed = engine.stages[models.rewards.name].hosted.source.name
         assert assert_notified_once(stack, till, models, rekeyed) == sum(s["customerType"] == "PRIME" for s in sold)
 
 
@@ -107,7 +108,7 @@ def test_a_rebuild_makes_the_same_states_and_emits_nothing(
         with running_engine(settings) as engine:
             till.sell(*sales(40))
             wait_until_caught_up(engine)
-            before, rekeyed = states(engine, models.rewards.name), engine.stages[models.rewards.name].source.name
+            before, rekeyed = states(engine, models.rewards.name), engine.stages[models.rewards.name].hosted.source.name
         sent = places(read_topic(stack, models.notifications)), places(read_topic(stack, rekeyed))
 
         rebuild(settings, models.rewards(), lambda _at, _of: None)
@@ -140,7 +141,7 @@ def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_no
             till.sell(*sales(40))
             wait_until_caught_up(engine)
             before = states(engine, models.rewards.name)
-            changelog = engine.stages[models.rewards.name].stage.changelog
+            changelog = engine.stages[models.rewards.name].hosted.stage.changelog
         topics = Topics(settings)
         sent = topics.offsets(models.notifications, range(2))
         topics.delete(changelog)
@@ -162,7 +163,7 @@ def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
         with running_engine(settings) as engine:
             till.sell(*sales(40))
             wait_until_caught_up(engine)
-            changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
+            changelogs = [tasks.hosted.stage.changelog for tasks in engine.stages.values()]
             for changelog in changelogs:
                 engine.topics.delete(changelog)
         with running_engine(settings) as engine:
@@ -170,7 +171,7 @@ def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
             wait_until_caught_up(engine)
 
             assert points(engine, models) == points_of(sales(60))
-            assert_notified_once(stack, till, models, engine.stages[models.rewards.name].source.name)
+            assert_notified_once(stack, till, models, engine.stages[models.rewards.name].hosted.source.name)
             assert_shipped_once(stack, till, models)
 
 
@@ -186,7 +187,7 @@ def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_mask
         wait_until_caught_up(engine)
 
         assert assert_shipped_once(stack, till, models) == 16
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].hosted.stage.dead_letters)
         assert letter.value() == b"no frame"
         (noted,) = [m for m in read_topic(stack, models.shipments) if m.key() is None]
         assert ("note", b"n") in (noted.headers() or [])
@@ -205,7 +206,7 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
         till.sell(invoice(2, "card", "1.00", delivery="home-delivery"))
         wait_until_caught_up(engine)
 
-        (letter,) = read_topic(stack, engine.stages[models.purchases.name].stage.dead_letters)
+        (letter,) = read_topic(stack, engine.stages[models.purchases.name].hosted.stage.dead_letters)
         assert ("dead-letter-cause", b"output-does-not-fit") in (letter.headers() or [])
         (shipped,) = read_topic(stack, models.shipments)
         assert shipped.key() == b"store-2"

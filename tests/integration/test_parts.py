@@ -12,11 +12,11 @@ from balance_service.process.failpoints import arm
 from tests.integration.engines import (
     balance,
     catch_up,
-    hosted,
     looked_at,
     running_engine,
     settings_for,
     standing_by,
+    tasks_of,
 )
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
@@ -87,7 +87,7 @@ def test_a_write_that_is_cut_off_between_two_parts_is_never_shown_and_counts_onc
 
 
 def _view(engine: Engine) -> StoreView | None:
-    task = hosted(engine).tasks.task(0)
+    task = tasks_of(engine).task(0)
     return None if task is None else task.view
 
 

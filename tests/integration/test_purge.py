@@ -44,7 +44,7 @@ def settings(
 
 
 def rekeyed(engine: Engine, models: Named) -> str:
-    return engine.stages[models.rewards.name].source.name
+    return engine.stages[models.rewards.name].hosted.source.name
 
 
 def wait_until_purged(engine: Engine, topic: str) -> None:
@@ -61,7 +61,7 @@ def wait_until_purged(engine: Engine, topic: str) -> None:
 
 def reason_of_halt(engine: Engine, stage: str) -> str:
     def halted() -> list[str]:
-        return [t.reason for t in engine.stages[stage].tasks.snapshots() if t.state == TaskState.HALTED.value]
+        return [t.reason for t in engine.stages[stage].snapshots() if t.state == TaskState.HALTED.value]
 
     eventually(lambda: bool(halted()), f"a task of {stage} is halted", HALTS_WITHIN_SECONDS)
     return halted()[0]
@@ -114,7 +114,7 @@ def test_a_changelog_that_is_lost_after_a_purge_halts_its_stage_and_sends_nothin
         topic, name = rekeyed(engine, models), models.rewards.name
         wait_until_purged(engine, topic)
         passing = next(stage for stage in engine.stages if stage != name)
-        changelogs = [hosted.stage.changelog for hosted in engine.stages.values()]
+        changelogs = [tasks.hosted.stage.changelog for tasks in engine.stages.values()]
     for changelog in changelogs:
         Topics(settings).delete(changelog)
     shutil.rmtree(settings.state_dir)

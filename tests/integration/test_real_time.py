@@ -30,6 +30,7 @@ from tests.integration.engines import (
     problems,
     running_engine,
     settings_for,
+    tasks_of,
 )
 from tests.integration.loads import Load, Progress, assert_counted_once, customers_in, queries
 from tests.support.kafka import Writer, read_topic
@@ -70,7 +71,7 @@ def test_the_lag_reaches_zero_after_transactions_and_nothing_is_committed_from_t
 
         catch_up(engine, LAG_WITHIN_SECONDS)
 
-        task = hosted(engine).tasks.task(0)
+        task = tasks_of(engine).task(0)
         assert task is not None
         eventually(lambda: hosted(engine).watermarks.lag(0, task.position) == 0, "the lag is zero")
         assert balance(engine, "c") == Decimal(60 if ends_with == "commit" else 40) + Decimal("0.50")
@@ -275,7 +276,7 @@ def test_while_the_registry_is_away_only_a_partition_with_an_unknown_schema_wait
         writer.add(IN_0[0], "1.00")
         with Load(writer, IN_1, per_second=50) as load:
             eventually(lambda: counted(engine, "applied") > 50, "all is warm")
-            waiting = hosted(engine).tasks.task(0)
+            waiting = tasks_of(engine).task(0)
             assert waiting is not None
             unseen = writer.frame(IN_0[0], "0.10", _with_note(), note="unseen")
             known = writer.frame(IN_0[0], "0.01")

@@ -25,6 +25,7 @@ from tests.integration.engines import (
     prepare,
     running_engine,
     settings_for,
+    tasks_of,
 )
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
@@ -47,19 +48,19 @@ def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
             for customer in CUSTOMERS:
                 writer.add(customer, "0.10", "0.20")
             catch_up(engine)
-            positions = {t.task_id.partition: t.position for t in hosted(engine).tasks.all()}
+            positions = {t.task_id.partition: t.position for t in tasks_of(engine).all()}
         writer.add("c0", "1.00", "1.00", "1.00")
         with running_engine(settings) as engine:
             catch_up(engine)
             assert counted(engine, "read") == 3
-            assert sum(t.snapshot().restored for t in hosted(engine).tasks.all()) == 0
-            assert {t.snapshot().epoch for t in hosted(engine).tasks.all()} == {2}
-            assert sum(t.position for t in hosted(engine).tasks.all()) == sum(positions.values()) + 3
+            assert sum(t.snapshot().restored for t in tasks_of(engine).all()) == 0
+            assert {t.snapshot().epoch for t in tasks_of(engine).all()} == {2}
+            assert sum(t.position for t in tasks_of(engine).all()) == sum(positions.values()) + 3
     shutil.rmtree(settings.state_dir)
     with running_engine(settings) as engine:
         catch_up(engine)
         assert counted(engine, "read") == 0
-        assert sum(t.snapshot().restored for t in hosted(engine).tasks.all()) >= len(CUSTOMERS)
+        assert sum(t.snapshot().restored for t in tasks_of(engine).all()) >= len(CUSTOMERS)
         assert balance(engine, "c0") == Decimal("3.30")
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
 
@@ -106,8 +107,8 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
         catch_up(engine)
-        task = next(t for t in hosted(engine).tasks.all() if t.view is not None and t.view.get(b"c") is not None)
-        context = hosted(engine).tasks._context
+        task = next(t for t in tasks_of(engine).all() if t.view is not None and t.view.get(b"c") is not None)
+        context = hosted(engine)
         usurper_dir = settings_for(stack, names, tmp_path / "usurper").state_dir
         usurper_context = replace(context, state_directory=cast("Any", _Elsewhere(usurper_dir)))
         usurper = Task(task.task_id, usurper_context)
@@ -118,7 +119,7 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         catch_up(engine)
         usurper.close(5)
         assert balance(engine, "c") == Decimal("2.00")
-        reopened = hosted(engine).tasks.task(task.task_id.partition)
+        reopened = tasks_of(engine).task(task.task_id.partition)
         assert reopened is not None
         assert reopened.snapshot().epoch == 3
 
@@ -159,7 +160,7 @@ def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself
         try:
             writer.send("c", b"\x00" + unseen.to_bytes(4, "big"))
             writer.producer.flush(10)
-            eventually(lambda: any(t.state is TaskState.WAITING for t in hosted(engine).tasks.all()), "a task waits")
+            eventually(lambda: any(t.state is TaskState.WAITING for t in tasks_of(engine).all()), "a task waits")
             assert balance(engine, "c") == Decimal("1.00")
         finally:
             stack.registry.start()

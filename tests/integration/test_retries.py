@@ -90,9 +90,9 @@ def values(messages: Sequence[Message]) -> list[bytes | None]:
 
 def letters(engine: Engine) -> list[tuple[int, str, str]]:
     """Offset, cause and status of each letter of the retries."""
-    (stage,) = (hosted for hosted in engine.stages.values() if hosted.stage.retries)
-    views = [task.view for task in stage.tasks.all()]
-    found = [letter for view in views if view for letter in stage.work.letters.page(view, 0, 1_000)]
+    (tasks,) = (tasks for tasks in engine.stages.values() if tasks.hosted.stage.retries)
+    views = [task.view for task in tasks.all()]
+    found = [letter for view in views if view for letter in tasks.hosted.work.letters.page(view, 0, 1_000)]
     return [(letter.offset, letter.cause, letter.status.value) for letter in found]
 
 
@@ -196,7 +196,7 @@ def test_a_record_that_is_gone_when_it_is_due_is_told_and_stops_nothing(stack: L
         orders.drop_below(4)
         with running_engine(settings) as engine:
             assert values(orders.wait_until_received(engine, 2)) == [b"last", b"there"]
-            assert [task.reason for task in engine.stages[f"retries-{orders.topic}"].tasks.snapshots()] == [""]
+            assert [task.reason for task in engine.stages[f"retries-{orders.topic}"].snapshots()] == [""]
 
 
 def test_a_stage_whose_changelog_is_lost_sends_what_it_has_not_sent_yet_and_nothing_twice(
@@ -208,7 +208,7 @@ def test_a_stage_whose_changelog_is_lost_sends_what_it_has_not_sent_yet_and_noth
             orders.fail(b"k", b"parked", ("retry-attempt", b"10"))
             orders.fail(b"k", b"soon")
             assert values(orders.wait_until_received(engine, 1)) == [b"soon"]
-            stage = engine.stages[f"retries-{orders.topic}"].stage
+            stage = engine.stages[f"retries-{orders.topic}"].hosted.stage
         Topics(settings).delete(stage.changelog)
         with running_engine(settings) as engine:
             orders.fail(b"k", b"last", ("retry-attempt", b"4"))

@@ -24,6 +24,7 @@ from tests.integration.engines import (
     running_engine,
     settings_for,
     standing_by,
+    tasks_of,
 )
 from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
@@ -68,7 +69,7 @@ def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
         for customer in CUSTOMERS:
             writer.add(customer, "0.10")
         catch_up(engine)
-        owner = hosted(engine).tasks.task(0)
+        owner = tasks_of(engine).task(0)
         assert owner is not None
         with standing_by(engine, tmp_path / "standby") as standby:
             assert standby.state is TaskState.TAILING
@@ -178,7 +179,7 @@ def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open_when
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
         catch_up(engine)
-        context = hosted(engine).tasks._context
+        context = hosted(engine)
         where = context.settings, context.stage, context.topics, context.source
         with closing(open_writer(TaskId("balance", 0), *where)) as owner:
             owner.fence()

@@ -18,7 +18,16 @@ from balance_service.engine.letters.decisions import Decision, Verdict
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import StoreCorruptedError, StoreFullError
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import balance, catch_up, counted, hosted, prepare, running_engine, settings_for
+from tests.integration.engines import (
+    balance,
+    catch_up,
+    counted,
+    hosted,
+    prepare,
+    running_engine,
+    settings_for,
+    tasks_of,
+)
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
@@ -87,7 +96,7 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
         wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
         assert wrong == {}
         assert counted(engine, "applied") == len(CUSTOMERS)
-        (task,) = hosted(engine).tasks.snapshots()
+        (task,) = tasks_of(engine).snapshots()
         assert task.restored >= len(CUSTOMERS)
     assert answered
     assert answered <= {Decimal("0.10"), Decimal("0.30")}
@@ -109,7 +118,7 @@ def test_of_a_log_that_is_cut_short_what_is_missing_is_restored(
 
     with running_engine(settings) as engine, watched(engine) as answered:
         catch_up(engine)
-        (task,) = hosted(engine).tasks.snapshots()
+        (task,) = tasks_of(engine).snapshots()
         assert task.restored > 0
         assert counted(engine, "applied") == 0
         assert {balance(engine, customer) for customer in CUSTOMERS} == {Decimal("0.10")}
@@ -125,7 +134,7 @@ def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
     def look() -> None:
         while not is_over.is_set():
             for customer in CUSTOMERS:
-                task = hosted(engine).tasks.task(0)
+                task = tasks_of(engine).task(0)
                 view = None if task is None else task.view
                 if view is not None:
                     # Damage that is met is no answer.
@@ -152,7 +161,7 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
         catch_up(engine)
     with running_engine(settings) as engine:
         catch_up(engine)
-        task = hosted(engine).tasks.task(0)
+        task = tasks_of(engine).task(0)
         assert task is not None
         views = [task.view, task.view]
         wait_until_compacted(task)
@@ -163,7 +172,7 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
             time.sleep(0.1)
 
         catch_up(engine)
-        assert hosted(engine).tasks.task(0) is not task
+        assert tasks_of(engine).task(0) is not task
         assert all(balance(engine, c) == Decimal("0.10") for c in CUSTOMERS)
 
 
@@ -184,7 +193,7 @@ def report_damage(engine: Engine, task: Task, view: StoreView | None) -> None:
         for customer in CUSTOMERS:
             view.get(customer.encode())
     except StoreCorruptedError as error:
-        hosted(engine).tasks.failed(task, error)
+        tasks_of(engine).failed(task, error)
     else:
         pytest.fail("no damage was found")
 
@@ -196,13 +205,13 @@ def test_a_store_deleted_under_a_running_task_is_restored(
     write_all(stack, settings, "0.10")
     with running_engine(settings) as engine:
         catch_up(engine)
-        before = hosted(engine).tasks.task(0)
+        before = tasks_of(engine).task(0)
         shutil.rmtree(settings.state_dir / "balance_0")
         write_all(stack, settings, "0.20")
         catch_up(engine)
 
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
-        assert hosted(engine).tasks.task(0) is not before
+        assert tasks_of(engine).task(0) is not before
 
 
 def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_on(
@@ -215,7 +224,7 @@ def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_o
         filling = small_disk / "filling"
         filling.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4 * _MIB))
         write_all(stack, settings, "0.20")
-        task = hosted(engine).tasks.task(0)
+        task = tasks_of(engine).task(0)
         assert task is not None
         eventually(lambda: task.state is TaskState.WAITING, "the task waits for room")
         assert "make room" in task.snapshot().reason
@@ -239,11 +248,11 @@ def test_a_decision_about_a_dead_letter_is_refused_on_a_full_disk_and_can_be_mad
         filling = small_disk / "filling"
         filling.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4 * _MIB))
         with pytest.raises(StoreFullError, match="make room"):
-            hosted(engine).decide(0, [0], discard)
+            tasks_of(engine).decide(0, [0], discard)
         filling.unlink()
 
-        assert hosted(engine).decide(0, [0], discard) == {}
-        assert hosted(engine).decide(0, [0], discard) == {0: "it is discarded already"}
+        assert tasks_of(engine).decide(0, [0], discard) == {}
+        assert tasks_of(engine).decide(0, [0], discard) == {0: "it is discarded already"}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.engines import catch_up, hosted, running_engine, settings_for
+from tests.integration.engines import catch_up, hosted, running_engine, settings_for, tasks_of
 from tests.integration.rows import Rows
 from tests.support.kafka import read_topic
 
@@ -26,7 +26,7 @@ def known(engine: Engine) -> dict[str, Any]:
     """The name of every symbol in the engine's stores."""
     model = hosted(engine)
     found: dict[str, Any] = {}
-    for task in model.tasks.all():
+    for task in tasks_of(engine).all():
         view = task.view
         assert view is not None
         found |= {key.decode(): model.view(frame)["name"] for key, frame in view.scan(b"", b"\xff", 100)}

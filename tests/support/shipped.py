@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.hosting.works import Surroundings
+from balance_service.engine.assembly import Surroundings
 from balance_service.http.api.routes import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries

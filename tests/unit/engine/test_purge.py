@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from balance_service.engine.purge import Purge
 from balance_service.engine.records import Role
+from balance_service.engine.source_watch import Purge
 from balance_service.errors import RetriableError
+from balance_service.kafka.topics import Topic
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver, event
 
@@ -41,7 +42,8 @@ class Purged:
         self.broker = Broker()
         self.role = Role.ACTIVE
         self._stage = driver._last
-        self._purge = Purge(cast("Any", self.broker), SOURCE, cast("Any", self), self._stage._work.letters)
+        self.hosted = SimpleNamespace(topics=self.broker, source=Topic(SOURCE, "id", 4), work=self._stage._work)
+        self._purge = Purge(cast("Any", self))
 
     def answering(self) -> dict[int, Any]:
         return {3: SimpleNamespace(role=self.role, view=self._stage.store.view)}
@@ -49,7 +51,7 @@ class Purged:
     def look(self) -> list[dict[int, int]]:
         """What it asks the broker for."""
         self.broker.asked.clear()
-        self._purge.look()
+        self._purge.run_once()
         return [asked for asked in self.broker.asked if asked]
 
 

@@ -21,7 +21,7 @@ from tests.support.fakes import Clock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.hosted_stage import HostedStage
 
 TASK = TaskId("balance", 0)
 
@@ -31,7 +31,7 @@ def up_to(changelog_offset: int, *, is_whole: bool = True) -> Part:
 
 
 def replica_of(context: Any = None) -> Replica:
-    return Replica(TASK, cast("TaskContext", context), structlog.get_logger())
+    return Replica(TASK, cast("HostedStage", context), structlog.get_logger())
 
 
 class Reading:
@@ -84,7 +84,7 @@ def reading() -> Reading:
 
 @pytest.fixture
 def standby(reading: Reading) -> Task:
-    task = Task(TASK, cast("TaskContext", None))
+    task = Task(TASK, cast("HostedStage", None))
     task._replica = cast("Replica", reading)
     reading.task = task
     task._to(TaskState.RESTORING)
@@ -145,7 +145,7 @@ def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_
 def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_the_end(
     monkeypatch: pytest.MonkeyPatch, seconds: int, answers: bool
 ) -> None:
-    clock, task = Clock(), Task(TASK, cast("TaskContext", None), Role.STANDBY, "the one before failed")
+    clock, task = Clock(), Task(TASK, cast("HostedStage", None), Role.STANDBY, "the one before failed")
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica._wholeness = Wholeness(replica._end, clock)

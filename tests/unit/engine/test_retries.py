@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.letters.decisions import Decision, Verdict
 from balance_service.engine.letters.letter import GONE, Letter, Status
-from balance_service.engine.opening import TaskContext, starting_letters, starting_position
+from balance_service.engine.opening import starting_letters, starting_position
 from balance_service.engine.outputs import Target
 from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, Role, TaskBatch
 from balance_service.engine.retrying import Retrying
-from balance_service.engine.source_check import SourceCheck
+from balance_service.engine.source_watch import SourceCheck
 from balance_service.engine.store.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
@@ -298,15 +299,17 @@ class Broker:
         return dict.fromkeys(partitions, self.start if earliest else self.end)
 
 
-def context(stage: Stage, broker: Broker, decided: Mapping[int, Letter] | None = None) -> TaskContext:
+def context(stage: Stage, broker: Broker, decided: Mapping[int, Letter] | None = None) -> HostedStage:
     settings = load_settings(application_id="app", retry_topics=(SOURCE,))
     (of,) = stages_of_retries((), settings)
     topics: Any = broker
     decisions: Any = SimpleNamespace(letters_before=lambda *_: {1: decided or {}})
     nobody: Any = None
-    return TaskContext(
+    return HostedStage(
         settings=settings,
         stage=of,
+        read_model=None,
+        watermarks=nobody,
         topics=topics,
         source=Topic(SOURCE, "id", 2),
         work=stage.work,
@@ -355,9 +358,9 @@ def test_a_task_whose_next_records_are_dropped_is_opened_anew_and_not_halted(
     asked: list[Any] = []
     task = SimpleNamespace(role=Role.ACTIVE, position=position, check_log=lambda *said: asked.append(said))
     failed: list[Any] = []
-    tasks: Any = SimpleNamespace(answering=lambda: {1: task}, failed=lambda *said: failed.append(said))
-    topics: Any = Broker(5, 9)
+    hosted = SimpleNamespace(topics=Broker(5, 9), source=Topic(SOURCE, "id", 2), stage=SimpleNamespace(retries=True))
+    tasks: Any = SimpleNamespace(hosted=hosted, answering=lambda: {1: task}, failed=lambda *said: failed.append(said))
 
-    SourceCheck(topics, Topic(SOURCE, "id", 2), tasks, may_drop=True).look()
+    SourceCheck(tasks).run_once()
 
     assert (len(failed), len(asked)) == (is_opened_anew, not is_opened_anew)

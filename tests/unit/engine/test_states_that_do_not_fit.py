@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.engine.assembly import work_of
 from balance_service.engine.fold import Folding
-from balance_service.hosting.works import work_of
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Latest

@@ -13,7 +13,7 @@ from balance_service.engine.task_state import ANSWERING, TRANSITIONS, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
 if TYPE_CHECKING:
-    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.store.store import StoreView
 
 LEGAL = {
@@ -52,7 +52,7 @@ EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, 0, [], lambda _keys: [])
 
 def task_in(state: TaskState) -> Task:
     # The machine alone needs no context: that is used by opening.
-    task = Task(TaskId("balance", 0), cast("TaskContext", None))
+    task = Task(TaskId("balance", 0), cast("HostedStage", None))
     for step in WAYS[state]:
         task._to(step)
     assert task.state is state

@@ -16,14 +16,13 @@ from balance_service.engine.task_state import TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import StoreCorruptedError, StoreFullError, TaskHaltedError
 from balance_service.hosting.engine import Engine
-from balance_service.hosting.hosted_stage import HostedStage
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.engine.opening import TaskContext
+    from balance_service.engine.hosted_stage import HostedStage
 
 HALTED_STANDBY = (Role.STANDBY, TaskState.HALTED)
 TAILING_STANDBY = (Role.STANDBY, TaskState.TAILING)
@@ -42,6 +41,10 @@ class Opening:
 
     def task(self, *args: Any) -> Task:
         return _Task(self, *args)
+
+    @property
+    def problem(self) -> str:
+        return ""
 
     def run(self, _task: Task, interrupted: threading.Event) -> None:
         interrupted.wait()
@@ -72,6 +75,10 @@ class _Task(Task):
             raise TaskHaltedError("for a person to look")
 
 
+def hosted(name: str = "balance", **parts: Any) -> HostedStage:
+    return cast("HostedStage", SimpleNamespace(name=name, joined=None, **parts))
+
+
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     played = Opening()
@@ -84,8 +91,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
 @pytest.fixture
 def tasks(opening: Opening, tmp_path: Path) -> Iterator[Tasks]:
     directory = SimpleNamespace(path=tmp_path, store_path=lambda _: tmp_path / "store")
-    context = SimpleNamespace(joined=None, state_directory=directory)
-    kept = Tasks("balance", cast("TaskContext", context), opening, lambda: None)
+    kept = Tasks(hosted(state_directory=directory), opening, lambda: None)
     yield kept
     assert kept.stop(5)
 
@@ -109,8 +115,7 @@ def test_no_more_tasks_open_at_once_than_there_are_open_files_for_and_all_have_t
         task._to(TaskState.RUNNING)
 
     monkeypatch.setattr(_Task, "open", open_slowly)
-    context = cast("TaskContext", SimpleNamespace(joined=None))
-    tasks = Tasks("balance", context, opening, lambda: None, threading.Semaphore(3))
+    tasks = Tasks(hosted(), opening, lambda: None, threading.Semaphore(3))
     tasks.assign(range(20))
 
     eventually(lambda: all(t.state is TaskState.RUNNING for t in tasks.all()), "all run")
@@ -119,8 +124,7 @@ def test_no_more_tasks_open_at_once_than_there_are_open_files_for_and_all_have_t
 
 
 def test_a_task_that_waits_for_its_turn_to_open_ends_once_it_is_not_wanted(opening: Opening) -> None:
-    context = cast("TaskContext", SimpleNamespace(joined=None))
-    tasks = Tasks("balance", context, opening, lambda: None, threading.Semaphore(0))
+    tasks = Tasks(hosted(), opening, lambda: None, threading.Semaphore(0))
     tasks.assign([0])
 
     assert tasks.stop(2)
@@ -172,7 +176,7 @@ def test_a_standby_that_has_halted_stays_so_while_it_is_one(tasks: Tasks, openin
 def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
     tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = Tasks("activity", cast("TaskContext", SimpleNamespace(joined=None)), opening, lambda: None)
+    last = Tasks(hosted("activity"), opening, lambda: None)
     told = list[bool]()
 
     def run(_task: Task, interrupted: threading.Event) -> None:
@@ -185,7 +189,7 @@ def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
     becomes(tasks, *RUNNING_OWNER)
     last.stand_by([0])
     becomes(last, *TAILING_STANDBY)
-    stages = {"balance": SimpleNamespace(tasks=tasks), "activity": SimpleNamespace(tasks=last)}
+    stages = {"balance": tasks, "activity": last}
     other = SimpleNamespace(stop=lambda *_: None, close=lambda: None)
     engine: Any = SimpleNamespace(
         membership=other, _workers=(), stages=stages, tables=other, spark=other, registry=other, state_directory=other
@@ -215,19 +219,16 @@ def test_a_standby_for_which_there_is_no_room_while_it_is_restored_says_so_and_g
 def test_damage_in_a_task_that_was_closed_since_leaves_its_successor_and_that_ones_store_alone(
     tasks: Tasks, opening: Opening, tmp_path: Path
 ) -> None:
-    nobody: Any = None
-    others: dict[str, Any] = dict.fromkeys(("work", "source", "watermarks", "decoder", "feed", "source_check"))
-    stage = HostedStage(stage=nobody, read_model=nobody, tasks=tasks, **others)
     tasks.assign([0])
     becomes(tasks, *RUNNING_OWNER)
     first = tasks.task(0)
     assert first is not None
-    stage.damaged(0, first, StoreCorruptedError("met in the first"))
+    tasks.damaged(0, first, StoreCorruptedError("met in the first"))
     eventually(lambda: tasks.task(0) is not first, "another task has taken its place")
     becomes(tasks, *RUNNING_OWNER)
     (tmp_path / "store").mkdir()
 
-    stage.damaged(0, first, StoreCorruptedError("met in the first by a slow scan"))
+    tasks.damaged(0, first, StoreCorruptedError("met in the first by a slow scan"))
 
     # Longer than the first back-off.
     time.sleep(0.5)

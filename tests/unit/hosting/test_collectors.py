@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +14,6 @@ from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.commit import Committed
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
-from balance_service.hosting.hosted_stage import HostedStage
 from balance_service.kafka.topics import Topic
 from balance_service.kafka.watermarks import Watermarks
 from balance_service.model.stage import Stage
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.membership import Partitions
     from balance_service.engine.tables.partition import TableSnapshot
+    from balance_service.engine.tasks import Tasks
 
 _MIB = 1 << 20
 
@@ -55,44 +55,37 @@ class Engine:
         self.lease.renew(self.clock.now)
         self.membership = SimpleNamespace(lease=self.lease, partitions=self.partitions)
         self.watermarks = {"balance": Watermarks(lambda: {0: 100}, self.clock)}
-        self.stages = {"balance": self._hosted("balance", "balance", 2)}
+        self.stages = {"balance": self._tasks("balance", "balance", 2)}
         self.tables = SimpleNamespace(snapshots=lambda: self.followed)
         self.spark_sampler = SimpleNamespace(sample=self.sample)
 
     @property
     def problems(self) -> list[str]:
-        return [problem for hosted in self.stages.values() for problem in hosted.problems]
+        return [problem for tasks in self.stages.values() for problem in tasks.problems]
 
     @property
-    def models(self) -> dict[str, HostedStage]:
+    def models(self) -> dict[str, Tasks]:
         return self.stages
 
-    def stages_of(self, read_model: str) -> list[HostedStage]:
+    def stages_of(self, read_model: str) -> list[Tasks]:
         return [self.stages[read_model]]
 
     def add_model(self, name: str, source: str, partitions: int) -> None:
         """Another read model, with tasks like those of the first."""
         self.watermarks.setdefault(source, Watermarks(lambda: {0: 1_000}, self.clock))
-        self.stages[name] = self._hosted(name, source, partitions)
+        self.stages[name] = self._tasks(name, source, partitions)
 
-    def _hosted(self, name: str, source: str, partitions: int) -> HostedStage:
-        nobody: Any = None
-        model: Any = SimpleNamespace(name=name)
-        feed: Any = SimpleNamespace(problem=self.problem)
-        source_check: Any = SimpleNamespace(problem=self.source_problem)
+    def _tasks(self, name: str, source: str, partitions: int) -> Tasks:
         own = [replace(task, task_id=TaskId(name, task.task_id.partition)) for task in self.snapshots]
-        tasks: Any = SimpleNamespace(snapshots=lambda: own)
-        return HostedStage(
+        hosted = SimpleNamespace(
+            name=name,
             stage=Stage(name=name, owner=name, source=source, application_id="app"),
-            read_model=model,
-            work=nobody,
             source=Topic(source, "id", partitions),
             watermarks=self.watermarks[source],
-            decoder=nobody,
-            feed=feed,
-            tasks=tasks,
-            source_check=source_check,
         )
+        problems = [problem for problem in (self.problem, self.source_problem) if problem]
+        tasks: Any = SimpleNamespace(name=name, hosted=hosted, snapshots=lambda: own, problems=problems)
+        return cast("Tasks", tasks)
 
     def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
         registry = CollectorRegistry()

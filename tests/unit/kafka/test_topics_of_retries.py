@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from balance_service.engine.assembly import work_of
 from balance_service.engine.retrying import Retrying
 from balance_service.errors import ConfigurationError
-from balance_service.hosting.works import work_of
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics
 from balance_service.model.placing import stages_of_retries

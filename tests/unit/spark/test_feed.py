@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from balance_service.engine.records import TaskId
 from balance_service.engine.task_state import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
+from balance_service.kafka.topics import Topic
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.feed import Feed
@@ -37,19 +38,17 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
 def feed(session: Any = None, topics: Any = None, rehearsal: Any = None) -> Feed:
     """One without Spark."""
     parts: Any = SimpleNamespace(max_records_per_batch=1_000_000)
-    return Feed(
-        spark=session or spark(),
-        scratch=jvm_scratch(),
-        rehearsal=rehearsal or parts,
-        settings=parts,
-        source="balance",
+    hosted: Any = SimpleNamespace(
         read_model=Balance(),
         stage=Balance().stages[-1],
-        decoder=parts,
+        settings=parts,
         topics=topics,
-        known_end=lambda _: None,
-        metrics=parts,
+        source=Topic("balance", "id", 1),
+        watermarks=SimpleNamespace(end=lambda _: None),
+        state_directory=SimpleNamespace(scratch=jvm_scratch()),
+        joined=None,
     )
+    return Feed(hosted, parts, session or spark(), rehearsal or parts, parts)
 
 
 @pytest.mark.parametrize("error", [RetriableError("nobody knows"), TaskMigratedError("fenced, or too long")])

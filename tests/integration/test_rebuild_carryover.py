@@ -1,4 +1,4 @@
-"""What a rebuild keeps: what was decided about a dead letter outlives the letter."""
+"""A rebuild keeps decisions about dead letters, even after the letters have expired."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.engine.letters import letters as layout
 from balance_service.engine.letters.decisions import Decision, Verdict
 from balance_service.engine.letters.letter import Status
-from balance_service.hosting.kept_before import KeptBefore
+from balance_service.hosting.rebuild import Carryover
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import hosted, running_engine, settings_for
+from tests.integration.engines import hosted, running_engine, settings_for, tasks_of
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
 
@@ -31,12 +31,12 @@ UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xff" + b"nobody knows"
 
 def letters_of(engine: Engine) -> dict[int, Status]:
     """The dead letters of partition 0, by offset."""
-    task = hosted(engine).tasks.task(0)
+    task = tasks_of(engine).task(0)
     view = None if task is None else task.view
     return {} if view is None else {at.offset: at.status for at in hosted(engine).work.letters.page(view, 0, 10)}
 
 
-def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
+def test_a_discarded_record_stays_discarded_after_its_letter_has_expired(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -45,14 +45,14 @@ def test_what_was_discarded_stays_so_once_its_letter_is_forgotten(
         writer.producer.flush(20)
         eventually(lambda: len(letters_of(engine)) == 1, lambda: f"a letter: {letters_of(engine)}", SECONDS)
         (offset,) = letters_of(engine)
-        assert hosted(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
+        assert tasks_of(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
         stage, source = hosted(engine).stage, hosted(engine).source
-    # As a week later.
+    # The letter expires, as it does after a week.
     producer = BulkProducer(producer_config(settings), stage.changelog)
     producer.send(layout._AT + layout._number(offset), None, 0)
     producer.finish()
 
     with closing(SchemaRegistry.from_settings(settings)) as registry:
-        kept = KeptBefore(settings, Topics(settings), registry, stage, source, keeps_order=False)
+        carryover = Carryover(settings, Topics(settings), registry, stage, source, keeps_order=False)
 
-    assert {at: letter.status for at, letter in kept._known[0].items()} == {offset: Status.DISCARDED}
+    assert {at: letter.status for at, letter in carryover._known[0].items()} == {offset: Status.DISCARDED}

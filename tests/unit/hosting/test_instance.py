@@ -10,7 +10,7 @@ from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapsho
 from balance_service.engine.task_state import ANSWERING, TaskState
 from balance_service.errors import RetriableError
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.running import Running
+from balance_service.hosting.instance import Instance
 
 if TYPE_CHECKING:
     import pytest
@@ -25,17 +25,20 @@ def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = ""
     task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
     return SimpleNamespace(
         name=model,
-        stage=SimpleNamespace(owner=model),
-        source=SimpleNamespace(name=model, partitions=1),
-        watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
-        tasks=SimpleNamespace(snapshots=lambda: [task]),
-        feed=SimpleNamespace(problem=failed),
-        source_check=SimpleNamespace(problem=unlooked),
+        hosted=SimpleNamespace(
+            name=model,
+            stage=SimpleNamespace(owner=model),
+            source=SimpleNamespace(name=model, partitions=1),
+            watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
+        ),
+        snapshots=lambda: [task],
+        query_problem=failed,
+        source_problem=unlooked,
         problems=[problem for problem in (failed, unlooked) if problem],
     )
 
 
-def running(*stages: Any, shared: str = "") -> Running:
+def running(*stages: Any, shared: str = "") -> Instance:
     joined = threading.Event()
     joined.set()
     membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
@@ -48,7 +51,7 @@ def running(*stages: Any, shared: str = "") -> Running:
     )
     table = SimpleNamespace(assigned=lambda _model, _partition: "here")
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
-    return Running(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
+    return Instance(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
 
 
 def test_while_all_is_well_there_is_no_problem() -> None:

@@ -1,4 +1,4 @@
-"""The sole member of a group: whatever comes while a rebuild drops things is seen."""
+"""A rebuild holds the group alone and detects every other member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from confluent_kafka import Consumer
 
 from balance_service.cluster.membership import consumer_config
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.hosting.sole_member import SoleMember
+from balance_service.hosting.rebuild import ExclusiveGroup
 from balance_service.kafka.clients import common_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for
@@ -33,32 +33,31 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
 
 
 def config_of_another(settings: Settings) -> ClientConfig:
-    """Of another instance's member."""
     return consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms)
 
 
-def test_who_is_alone_may_go_on(settings: Settings) -> None:
+def test_a_member_that_is_alone_passes_the_check(settings: Settings) -> None:
     topics = Topics(settings)
-    with SoleMember(settings, topics, prepare(topics, settings)) as alone:
+    with ExclusiveGroup(settings, topics, prepare(topics, settings)) as alone:
         time.sleep(1)
         alone.check()
 
 
-def test_a_member_that_was_there_before_is_refused(settings: Settings) -> None:
+def test_a_rebuild_refuses_to_start_next_to_another_member(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
     with (
         joined(config_of_another(settings), settings.topic),
         pytest.raises(ConfigurationError, match="1 other instance"),
-        SoleMember(settings, topics, source),
+        ExclusiveGroup(settings, topics, source),
     ):
         pass
 
 
-def test_a_member_that_comes_meanwhile_is_seen(settings: Settings) -> None:
+def test_a_member_that_joins_during_the_rebuild_is_detected(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
-    with SoleMember(settings, topics, source) as alone:
+    with ExclusiveGroup(settings, topics, source) as alone:
         other = Consumer(config_of_another(settings))
         other.subscribe([settings.topic])
         try:
@@ -70,31 +69,30 @@ def test_a_member_that_comes_meanwhile_is_seen(settings: Settings) -> None:
             other.close()
 
 
-def test_who_was_put_out_is_told_though_it_is_let_in_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As a process that stood still for longer than its session.
-    monkeypatch.setattr("balance_service.hosting.sole_member._POLL_INTERVAL_MS", settings.session_timeout_ms)
+def test_a_member_that_was_expelled_is_told_so_even_after_it_rejoined(settings: Settings) -> None:
     topics = Topics(settings)
-    with SoleMember(settings, topics, prepare(topics, settings)) as alone:
-        eventually(lambda: topics.group_members() == 0, "the group has put it out", _SECONDS)
+    # A member that does not poll for longer than this is expelled, as a process that stood still would be.
+    with ExclusiveGroup(settings, topics, prepare(topics, settings), settings.session_timeout_ms) as alone:
+        eventually(lambda: topics.group_members() == 0, "the group expels it", _SECONDS)
 
         def is_back() -> bool:
             alone._consumer.poll(0.1)
             return topics.group_members() == 1 and len(alone._consumer.assignment()) > 0
 
-        eventually(is_back, "it is let in again", _SECONDS)
-        with pytest.raises(RetriableError, match="put this process out"):
+        eventually(is_back, "it rejoins", _SECONDS)
+        with pytest.raises(RetriableError, match="expelled this process"):
             alone.check()
 
 
-def test_who_the_group_does_not_let_in_is_told_why_at_once(settings: Settings) -> None:
+def test_a_member_that_the_group_rejects_is_told_why_at_once(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
-    # Below the least that brokers take, unless they are told otherwise.
+    # Below the default minimum of brokers.
     impatient = settings.model_copy(update={"session_timeout_ms": 3_000})
     began = time.monotonic()
     with (
         pytest.raises(ConfigurationError, match=r"Invalid session timeout.*set BALANCE_SESSION_TIMEOUT_MS"),
-        SoleMember(impatient, topics, source),
+        ExclusiveGroup(impatient, topics, source),
     ):
         pass
     assert time.monotonic() - began < _SECONDS
@@ -106,6 +104,6 @@ def test_a_consumer_of_another_kind_is_told_of(settings: Settings) -> None:
     with (
         joined({**common_config(settings), "group.id": settings.application_id}, settings.topic),
         pytest.raises(ConfigurationError, match="stop what else takes part"),
-        SoleMember(settings, topics, source),
+        ExclusiveGroup(settings, topics, source),
     ):
         pass

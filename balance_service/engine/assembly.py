@@ -1,15 +1,16 @@
-"""What the tasks of a stage do with their batches, put together of the read model's declaration.
+"""Makes what a stage does with its batches, and the tables that it joins with, from a read model's declaration.
 
-One function does so for the service and for the test driver, each with surroundings of its own.
+The service and the test driver call the same functions, each with its own `Surroundings`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from balance_service.avro.codec import AvroCodec
+from balance_service.avro.codec import AvroCodec, AvroReader
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
 from balance_service.engine.emission import Emission
@@ -19,54 +20,54 @@ from balance_service.engine.letters.letters import Letters
 from balance_service.engine.outputs import Target, sender_of
 from balance_service.engine.passing import Emitting, Rekeying
 from balance_service.engine.retrying import Retrying
-from balance_service.errors import FatalError
-from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
+from balance_service.engine.tables.partition import TableContext
+from balance_service.errors import ConfigurationError, FatalError
+from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.engine.tables.joined import JoinedTables
     from balance_service.engine.work import Work
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.model.joins import Table
     from balance_service.model.outputs import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What work rests on besides its stage: topics as they are, the registry, the clock."""
+    """The topics, registry, limits and clock that stages need besides their declarations.
+
+    `partitions`, `topic_id` and `config` take the name of a topic, `joined` a stage that joins with tables.
+    `largest_bytes` is the largest batch that the producer sends.
+    """
 
     registry: SchemaRegistry
     partitions: Callable[[str], int]
-    """Of a topic that the stages read or send to."""
     topic_id: Callable[[str], str]
-    """Of the same."""
     config: Callable[[str], Mapping[str, str]]
-    """The configuration of a topic."""
     joined: Callable[[Stage], JoinedTables]
-    """The tables that a stage joins with."""
     largest_bytes: int
-    """Of a batch that the producer sends."""
     retry_every_ms: int
     idempotency_window_ms: int
     now_ms: Callable[[], int] = now_ms
 
     def codec(self, topic: str, schema: Schema) -> AvroCodec:
-        """Of records on a topic."""
         return AvroCodec(self.registry, subject_of(topic, schema), schema)
 
     def largest_in(self, config: Mapping[str, str]) -> int:
-        """The bytes of a batch for a topic of this configuration."""
-        # The producer's own bound, too: what it refuses once, it refuses for ever.
+        """Returns the largest batch, in bytes, that both the topic and the producer accept."""
         return min(int(config[MAX_MESSAGE_BYTES]), self.largest_bytes)
 
     def target(self, name: str, stage: Stage) -> Target:
-        """A topic that a stage sends to."""
         config = self.config(name)
         return Target(
             topic=name,
@@ -78,14 +79,11 @@ class Surroundings:
 
 
 def work_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) -> Work:
-    """What the tasks of a stage do.
-
-    Args:
-        read_model: None of a stage of retries.
+    """Returns what the tasks of a stage do with their batches. `read_model` is None for a stage of retries.
 
     Raises:
-        ConfigurationError: the registry refuses a schema.
-        RetriableError: the registry or a broker does not answer.
+        ConfigurationError: the registry rejects a schema.
+        RetriableError: the registry or a broker does not respond.
     """
     position_codec = around.codec(stage.changelog, load_schema("Position"))
     letters = Letters(
@@ -124,9 +122,9 @@ def _joining(
     by = str(stage.by)
     key_type = KeyType.of(by, fields_of(makes)[by])
     if key_type is None:
-        raise FatalError(f"stage {stage.name} goes on by '{by}', which is no key")
+        raise FatalError(f"stage {stage.name} is keyed by '{by}', which cannot be a key")
     if stage.next_table is not None:
-        # A table has its keys as text, whatever they are of.
+        # Tables are keyed by text.
         key_type = KeyType(by, is_number=False)
     return Joining(
         source=stage.source,
@@ -176,3 +174,42 @@ def _emission(stage: Stage, read_model: ReadModel, around: Surroundings) -> Emis
 
 def _made(emit: Emit, read_model: ReadModel, around: Surroundings) -> AvroCodec | None:
     return None if emit.record is None else around.codec(emit.topic, read_model.made_schemas[emit.record])
+
+
+def table_contexts(
+    settings: Settings,
+    topics: Topics,
+    registry: SchemaRegistry,
+    prepared: Mapping[str, Topic],
+    stages: Iterable[Stage],
+) -> dict[str, TableContext]:
+    """Returns the context of each table by its topic. A table keeps the longest history that a stage declares.
+
+    Raises:
+        ConfigurationError: two declarations give a topic different record types, or the registry rejects a schema.
+        RetriableError: the registry does not respond.
+    """
+    contexts: dict[str, TableContext] = {}
+    for topic, joined in _by_topic(stages).items():
+        tables = [table for table, _ in joined]
+        records = sorted({table.record for table in tables})
+        if len(records) > 1:
+            raise ConfigurationError(f"BALANCE_MODELS: the table '{topic}' is declared to hold {' and '.join(records)}")
+        schema, history = joined[0][1], max(table.history for table in tables)
+        contexts[topic] = TableContext(
+            settings=settings,
+            topics=topics,
+            topic=prepared[topic],
+            codec=AvroReader(registry, schema),
+            history_ms=history // timedelta(milliseconds=1),
+            partition_of=partial(partition_of, partitions=prepared[topic].partitions),
+        )
+    return contexts
+
+
+def _by_topic(stages: Iterable[Stage]) -> dict[str, list[tuple[Table, Schema]]]:
+    tables: dict[str, list[tuple[Table, Schema]]] = {}
+    for stage in stages:
+        for join in stage.joins:
+            tables.setdefault(join.table.topic, []).append((join.table, stage.rows[join.table.record]))
+    return tables

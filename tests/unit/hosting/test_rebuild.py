@@ -48,10 +48,11 @@ class Fakes:
         topics = SimpleNamespace(offsets=lambda *_: {0: END}, group_members=lambda: members)
         self.engine: Any = SimpleNamespace(topics=topics, membership=Membership(), start=self.started.set)
         tasks = SimpleNamespace(all=self._tasks, snapshots=list)
-        self.hosted: Any = SimpleNamespace(source=SimpleNamespace(name="t", partitions=1), tasks=tasks)
+        tasks.hosted = SimpleNamespace(source=SimpleNamespace(name="t", partitions=1))
+        self.tasks: Any = tasks
 
     def replay(self, failures: Sequence[BaseException] = ()) -> float:
-        return _replay(self.engine, self.hosted, Patience(threading.Event(), print), lambda *_: None, failures)
+        return _replay(self.engine, self.tasks, Patience(threading.Event(), print), lambda *_: None, failures)
 
     def _tasks(self) -> list[Any]:
         assigned, position = self._looks[0]

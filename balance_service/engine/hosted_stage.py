@@ -1,0 +1,76 @@
+"""A stage of a read model in this instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.engine.fold import Folding
+from balance_service.errors import FatalError
+from balance_service.model.read_model import ReadModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from balance_service.engine.letters.decisions import Decisions
+    from balance_service.engine.store.directory import StateDirectory
+    from balance_service.engine.tables.joined import JoinedTables
+    from balance_service.engine.work import Work
+    from balance_service.kafka.topics import Topic, Topics
+    from balance_service.kafka.watermarks import Watermarks
+    from balance_service.model.event import State
+    from balance_service.model.stage import Stage
+    from balance_service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedStage:
+    """A declared stage with the topics, codecs and settings that its tasks share in this instance.
+
+    `read_model` is None for a stage of retries, `joined` for a stage that joins with no table. `source` is the topic as
+    it was when the instance started.
+    """
+
+    stage: Stage
+    read_model: ReadModel | None
+    settings: Settings
+    topics: Topics
+    source: Topic
+    watermarks: Watermarks
+    work: Work
+    decisions: Decisions
+    state_directory: StateDirectory
+    joined: JoinedTables | None = None
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage folds or emits. It has the name of its read model then."""
+        return self.read_model is not None and not self.stage.passes_on
+
+    @property
+    def folds(self) -> ReadModel | None:
+        """The read model whose states the stage keeps, or None if it keeps none."""
+        return self.work.read_model if isinstance(self.work, Folding) else None
+
+    def state(self, frame: bytes) -> State:
+        return self._folding.state_codec.decode(frame)
+
+    def view(self, frame: bytes) -> Any:
+        """Returns what a query answers for a framed state."""
+        return self._folding.read_model.told(self.state(frame))
+
+    def number(self, name: str) -> Callable[[bytes], Any]:
+        """Returns a function from a framed state to a numeric field of its view, which may be null."""
+        if type(self._folding.read_model).view is ReadModel.view:
+            return self._folding.state_codec.number(name)
+        return lambda frame: self.view(frame)[name]
+
+    @property
+    def _folding(self) -> Folding:
+        if not isinstance(self.work, Folding):
+            raise FatalError(f"stage {self.name} has no states, and was asked for one")
+        return self.work

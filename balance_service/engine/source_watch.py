@@ -1,0 +1,95 @@
+"""Watches the source topic of a stage: halts tasks whose source was replaced, and deletes applied records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from balance_service.engine.opening import check_same_log
+from balance_service.engine.records import Role
+from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
+
+if TYPE_CHECKING:
+    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.tasks import Tasks
+
+log = structlog.get_logger(__name__)
+
+
+class SourceCheck:
+    """Halts the tasks, owners and standbys, whose source was truncated, recreated or repartitioned. For one thread.
+
+    It checks the source even if there are no tasks: the group revokes the partitions of a deleted topic.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._topics = tasks.hosted.topics
+        self._source = tasks.hosted.source
+
+    def run_once(self) -> None:
+        try:
+            self._check()
+        except BalanceServiceError as error:
+            self._tasks.source_problem = str(error)
+            log.warning("the source cannot be looked at", source=self._source.name, error=str(error))
+
+    def _check(self) -> None:
+        topic = self._topics.find_patiently(self._source.name)
+        try:
+            check_same_log(self._source, topic)
+        except TaskHaltedError as halted:
+            self._tasks.source_problem = str(halted)
+        else:
+            self._tasks.source_problem = ""
+        tasks = self._tasks.answering()
+        if not tasks:
+            return
+        name = self._source.name
+        exists = topic is not None and topic.partitions > max(tasks)
+        start = self._topics.offsets(name, tasks, earliest=True) if exists else {}
+        # A standby does not need events that its owner has applied, and has no position before the first commit. Its
+        # role is read before the positions, because it may become the owner in between.
+        needed = {p: start.get(p, 0) if task.role is Role.ACTIVE else -1 for p, task in tasks.items()}
+        positions = {partition: task.position for partition, task in tasks.items()}
+        end = self._topics.offsets(name, tasks) if exists else {}
+        for partition, task in tasks.items():
+            # A topic of retries drops records after its retention, read or not.
+            if self._tasks.hosted.stage.retries and -1 < positions[partition] < needed[partition]:
+                self._tasks.failed(task, RetriableError(f"{name}-{partition} begins at {needed[partition]} now"))
+                continue
+            task.check_log(topic, needed[partition], positions[partition], end.get(partition, 0))
+
+
+class Purge:
+    """Deletes records that the owners here have applied from a topic between two stages (Kafka Streams: KAFKA-6150).
+
+    For one thread.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._letters = tasks.hosted.work.letters
+        self._purged: dict[int, int] = {}
+
+    def run_once(self) -> None:
+        source = self._tasks.hosted.source.name
+        try:
+            needed = {
+                partition: self._first_needed(view)
+                for partition, task in self._tasks.answering().items()
+                if task.role is Role.ACTIVE and (view := task.view) is not None
+            }
+            fresh = {p: offset for p, offset in needed.items() if offset > self._purged.get(p, 0)}
+            self._tasks.hosted.topics.delete_before(source, fresh)
+            self._purged |= fresh
+        except BalanceServiceError as error:
+            log.warning("what was applied is not deleted yet", topic=source, error=str(error))
+
+    def _first_needed(self, view: StoreView) -> int:
+        """Returns the offset of the first record that is not applied: the position, or an open dead letter below it."""
+        if view.position is None:
+            return 0
+        first_open = self._letters.first_open(view)
+        return view.position.offset if first_open is None else min(first_open, view.position.offset)

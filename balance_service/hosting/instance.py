@@ -1,0 +1,146 @@
+"""A started instance: its engine, its entry in the directory of instances, its readiness and its status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balance_service.engine.records import Role
+from balance_service.engine.task_state import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from balance_service.cluster.directory import Directory
+    from balance_service.engine.records import TaskSnapshot
+    from balance_service.engine.tables.partition import TableSnapshot
+    from balance_service.engine.tasks import Tasks
+    from balance_service.hosting.engine import Engine
+    from balance_service.http.commands import Taking
+
+_STOP_DIRECTORY_SECONDS = 2.0
+_QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """An engine, the directory that publishes it, and its commands by the names of their routes."""
+
+    engine: Engine
+    directory: Directory
+    commands: Mapping[str, Taking]
+
+    def start(self) -> None:
+        """Publishes the instance, joins the group and starts to process. Returns at once."""
+        self.directory.start()
+        self.engine.start()
+
+    def stop(self) -> None:
+        """Releases everything, each part within its timeout."""
+        try:
+            self.engine.stop()
+        finally:
+            self.directory.stop(_STOP_DIRECTORY_SECONDS)
+            for taking in self.commands.values():
+                taking.close()
+
+    def unready(self) -> list[str]:
+        """Returns why the instance should get no queries now; empty if it should."""
+        engine = self.engine
+        membership = engine.membership
+        reasons = [] if membership.joined.is_set() else ["this instance has not joined its group yet"]
+        directory = self.directory
+        reasons += filter(None, (membership.problem, directory.problem, directory.shared_address_problem))
+        # An instance that answers for one of its read models should get queries.
+        if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in engine.models):
+            reasons += self.problems()
+        if membership.partitions and not membership.lease.holds:
+            reasons.append("the group has not confirmed this instance lately")
+        return reasons
+
+    def problems(self) -> list[str]:
+        """Returns what keeps a read model here from being folded or from answering."""
+        return [problem for tasks in self.engine.stages.values() for problem in _problems(tasks)]
+
+    def status(self) -> dict[str, Any]:
+        """Returns the tasks here and the instances of the directory, as JSON."""
+        engine = self.engine
+        models = [tasks.hosted for tasks in engine.models.values()]
+        return {
+            "partitions": max(model.source.partitions for model in models),
+            "models": [
+                {"name": model.name, "source": model.source.name, "partitions": model.source.partitions}
+                for model in models
+            ],
+            "problems": [f"{tasks.name}: {problem}" for tasks in engine.stages.values() for problem in tasks.problems],
+            "leaseHolds": engine.membership.lease.holds,
+            "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
+            "tables": [_table_status(table) for table in engine.tables.snapshots()],
+            "unhosted": self._unhosted(),
+            "applicationServers": self.directory.status(),
+        }
+
+    def _unhosted(self) -> Sequence[str]:
+        """Returns the tasks of the stages here that no instance runs: the assigned member does not host the model."""
+        table = self.directory.table
+        return [
+            f"{tasks.name}_{partition}"
+            for tasks in self.engine.stages.values()
+            for partition in range(tasks.hosted.source.partitions)
+            if table.assigned(tasks.name, partition) is None
+        ]
+
+
+def _problems(tasks: Tasks) -> list[str]:
+    """Returns the problems of a stage without Spark's own texts: probes read them without a token."""
+    reasons = (_QUERY_ENDED if tasks.query_problem else "", tasks.source_problem)
+    return [
+        *(f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "") for task in _idle(tasks)),
+        *(f"a partition is not folded: {reason}" for reason in reasons if reason),
+    ]
+
+
+def _is_unfit(tasks: Tasks) -> bool:
+    """Returns whether queries should go to another instance. A WAITING task answers, so it does not count."""
+    return bool(tasks.problems) or any(not task.answers for task in _idle(tasks))
+
+
+def _idle(tasks: Tasks) -> list[TaskSnapshot]:
+    """Returns the owners that do not run, and the standbys that report a problem."""
+    return [
+        task
+        for task in tasks.snapshots()
+        if task.state != TaskState.RUNNING.value and (task.role is Role.ACTIVE or task.reason)
+    ]
+
+
+def _task_status(tasks: Tasks, task: TaskSnapshot) -> Mapping[str, Any]:
+    partition = task.task_id.partition
+    return {
+        "task": str(task.task_id),
+        "readModel": tasks.hosted.stage.owner,
+        "partition": partition,
+        "role": task.role.value.lower(),
+        "state": task.state,
+        "epoch": task.epoch,
+        "position": task.position,
+        "lag": tasks.hosted.watermarks.lag(partition, task.position),
+        "reason": task.reason,
+        "restored": task.restored,
+        "toRestore": task.to_restore,
+        "secondsLeft": task.seconds_left,
+        "storeBytes": task.sizes.store_bytes,
+    }
+
+
+def _table_status(table: TableSnapshot) -> Mapping[str, Any]:
+    return {
+        "table": table.topic,
+        "partition": table.partition,
+        "position": table.position,
+        "whole": table.is_whole,
+        "reason": table.reason,
+        "skipped": table.skipped,
+        "late": table.late,
+        "storeBytes": table.sizes.store_bytes,
+    }

@@ -1,0 +1,42 @@
+"""The schemas that an instance registers for its source: the shipped ones. Others are their producers' to register."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from balance_service.avro.schemas import load_schema
+from balance_service.model.stage import Stage
+from balance_service.spark.decode import Decoder
+from tests.support.fakes import FakeRegistry
+
+_THEIRS = {"type": "record", "name": "OrderPlaced", "fields": [{"name": "customerId", "type": "string"}]}
+
+
+class Registry(FakeRegistry):
+    """Has one schema for every topic."""
+
+    def schema_ids(self, _topic: str) -> list[int]:
+        return [7]
+
+
+def resolved(schema: dict[str, Any]) -> tuple[list[str], set[int]]:
+    """Returns the registered records and the resolved ids of a stage that reads records of a schema."""
+    nobody: Any = None
+    stage = Stage(name="s", owner="s", source="topic", written_to="topic", schemas={schema["name"]: schema})
+    registry = Registry()
+    ids = Decoder(nobody, None, stage, registry).resolve_all()
+    return [registered["name"] for registered in registry.schemas], ids
+
+
+def test_a_shipped_schema_is_registered_and_resolved_with_those_of_the_registry() -> None:
+    assert resolved(load_schema("FundsAdded")) == (["FundsAdded"], {1, 7})
+
+
+def test_a_users_schema_is_not_registered_on_its_producers_topic() -> None:
+    assert resolved(_THEIRS) == ([], {7})
+
+
+def test_a_users_version_of_a_shipped_schema_is_not_registered() -> None:
+    changed = {**load_schema("FundsAdded"), "fields": load_schema("FundsAdded")["fields"][:3]}
+
+    assert resolved(changed) == ([], {7})
