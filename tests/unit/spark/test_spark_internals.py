@@ -32,15 +32,15 @@ _ALLOWED = f"{_STREAMING}.runtime.RealTimeModeAllowlist$"
 
 # Module → class → its methods and constructors that are called, or overridden.
 JAVA: dict[str, dict[str, list[str]]] = {
-    "spark/jvm.py": {
+    "jvm.py": {
         "org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"],
         # Of which the options for the JVM are a copy.
         "org.apache.spark.launcher.JavaModuleOptions": ["static defaultModuleOptions()"],
     },
-    "spark/handover_jar.py": {
+    "handover_jar.py": {
         "org.codehaus.commons.compiler.samples.CompilerDemo": ["static main(String[])"],
     },
-    "spark/java/Handover.java": {
+    "java/Handover.java": {
         _PYTHON_WRITER: [
             "PythonForeachWriter(PythonFunction, StructType)",
             "open(long, long)",
@@ -69,7 +69,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
             "static serialize(WriteChannel, ArrowRecordBatch)",
         ],
     },
-    "spark/row_query.py": {
+    "row_query.py": {
         "org.apache.spark.sql.classic.Dataset": ["schema()"],
         "org.apache.spark.sql.classic.DataStreamWriter": ["foreach(ForeachWriter)"],
     },
@@ -81,7 +81,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
     },
-    "spark/rehearsal.py": {
+    "rehearsal.py": {
         f"{_STREAMING}.sources.LowLatencyMemoryStream": [
             "static singlePartition(SparkSession, Encoder)",
             "addData(Seq)",
@@ -90,7 +90,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.sql.Encoders": ["static INT()"],
         "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
     },
-    "spark/archiving.py": {
+    "archiving.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
         "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
         "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory": [],
@@ -105,9 +105,9 @@ JAVA: dict[str, dict[str, list[str]]] = {
 
 # Module, a class, and what it extends or implements.
 PARENTS = [
-    ("spark/row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
-    ("spark/rehearsal.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
-    ("spark/java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
+    ("row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
+    ("rehearsal.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
+    ("java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
     (
         "session.py",
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
@@ -117,14 +117,14 @@ PARENTS = [
 
 # Module, a class, and what its code names: a class that it treats in its own way, a variable that it reads, a text.
 NAMED = [
-    ("spark/jvm.py", "org.apache.spark.api.python.PythonGatewayServer$", "_PYSPARK_DRIVER_CONN_INFO_PATH"),
+    ("jvm.py", "org.apache.spark.api.python.PythonGatewayServer$", "_PYSPARK_DRIVER_CONN_INFO_PATH"),
     # It is handed rows as they are; any other writer is handed objects.
-    ("spark/java/Handover.java", f"{_STREAMING}.sources.ForeachWriterTable$", _PYTHON_WRITER),
+    ("java/Handover.java", f"{_STREAMING}.sources.ForeachWriterTable$", _PYTHON_WRITER),
     # What may take part in real-time mode.
-    ("spark/row_query.py", _ALLOWED, f"{_STREAMING}.sources.ForeachWriterTable"),
+    ("row_query.py", _ALLOWED, f"{_STREAMING}.sources.ForeachWriterTable"),
     ("decode.py", _ALLOWED, "org.apache.spark.sql.execution.ProjectExec"),
     (
-        "spark/row_query.py",
+        "row_query.py",
         "org.apache.kafka.common.errors.TopicAuthorizationException",
         "Not authorized to access topics: ",
     ),
@@ -174,17 +174,17 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("session.py", "pyspark.SparkContext._ensure_initialized", _takes, "gateway"),
     ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_PORT"),
     ("session.py", "pyspark.java_gateway.launch_gateway", _reads, "PYSPARK_GATEWAY_SECRET"),
-    ("spark/row_query.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("spark/row_query.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
-    ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),
-    ("spark/row_query.py", "pyspark.sql.streaming.DataStreamWriter.trigger", _takes, "realTime"),
+    ("row_query.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("row_query.py", "pyspark.sql.classic.dataframe.DataFrame", _sets, "_jdf"),
+    ("row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),
+    ("row_query.py", "pyspark.sql.streaming.DataStreamWriter.trigger", _takes, "realTime"),
     ("session.py", "pyspark.SparkContext._do_init", _names, "_accumulatorServer"),
-    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("spark/rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
-    ("spark/rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
-    ("spark/archiving.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("spark/archiving.py", "pyspark.SparkContext", _has, "_gateway"),
-    ("spark/sampler.py", "pyspark.SparkContext", _has, "_jvm"),
+    ("rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
+    ("rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
+    ("archiving.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("archiving.py", "pyspark.SparkContext", _has, "_gateway"),
+    ("sampler.py", "pyspark.SparkContext", _has, "_jvm"),
 ]
 
 
@@ -196,7 +196,7 @@ def jars() -> Iterator[Jars]:
 
 
 def _broken(module: str, what: str) -> str:
-    return f"events/{module} uses {what}, which pyspark {pyspark.__version__} and its connectors do not have"
+    return f"spark/{module} uses {what}, which pyspark {pyspark.__version__} and its connectors do not have"
 
 
 def _members() -> Iterator[tuple[str, str, str]]:
@@ -253,14 +253,14 @@ def test_what_a_version_of_spark_lacks_is_named_with_what_uses_it(jars: Jars) ->
     name, lacking = "org.apache.spark.sql.util.ArrowUtils", "static toArrowSchema(StructType, String)"
 
     with pytest.raises(AssertionError) as caught:
-        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(jars, "spark/java/Handover.java", name, lacking)
+        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(jars, "java/Handover.java", name, lacking)
 
     (line, *_) = str(caught.value).splitlines()
     assert line.startswith(f"spark/java/Handover.java uses {name}: {lacking}, which pyspark {pyspark.__version__}")
     assert "static toArrowSchema(StructType, String, boolean, boolean)" in line
     with pytest.raises(AssertionError, match=r"uses org\.apache\.spark\.Gone, which"):
         test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
-            jars, "spark/java/Handover.java", "org.apache.spark.Gone", ""
+            jars, "java/Handover.java", "org.apache.spark.Gone", ""
         )
 
 
