@@ -22,7 +22,7 @@ from balance_service.cluster.directory import Directory
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
 from balance_service.cluster.standbys import StandbyChooser
-from balance_service.engine.store.directory import StateDirectory
+from balance_service.engine.state_directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
 from balance_service.hosting.engine import Engine, Patience

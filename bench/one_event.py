@@ -19,7 +19,7 @@ import numpy as np
 from confluent_kafka import Producer
 
 from balance_service.devtools.local.stack import LocalStack
-from balance_service.engine.store.directory import StateDirectory
+from balance_service.engine.state_directory import StateDirectory
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics

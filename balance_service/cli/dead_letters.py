@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from balance_service.cli.client import AnsweredError, ask, at_url
-from balance_service.engine.letters.decisions import MOST_IDS, LetterId
+from balance_service.engine.decisions import MOST_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
 

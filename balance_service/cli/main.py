@@ -88,7 +88,7 @@ def serve(*, print_config: bool) -> None:
     arm(settings.failpoints)
     # The JVM inherits the limit.
     raise_limit()
-    from balance_service.engine.store.directory import StateDirectory
+    from balance_service.engine.state_directory import StateDirectory
     from balance_service.spark.jvm import launch_jvm
 
     _write_for_this_user_alone()

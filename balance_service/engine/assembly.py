@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 from balance_service.avro.codec import AvroCodec, AvroReader
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
-from balance_service.engine.emission import Emission
+from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import Folding
-from balance_service.engine.joining import Joining
-from balance_service.engine.letters.letters import Letters
-from balance_service.engine.outputs import Target, sender_of
-from balance_service.engine.passing import Emitting, Rekeying
-from balance_service.engine.retrying import Retrying
-from balance_service.engine.tables.partition import TableContext
+from balance_service.engine.outputs import Emission, Target, sender_of
+from balance_service.engine.passing import Emitting, Joining, Rekeying, Retrying
+from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
-    from balance_service.engine.tables.joined import JoinedTables
-    from balance_service.engine.work import Work
+    from balance_service.engine.processor import Work
+    from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.joins import Table
     from balance_service.model.outputs import Emit

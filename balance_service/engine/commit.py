@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from balance_service.engine.changelog.writer import ChangelogCutError
+from balance_service.engine.changelog_writer import ChangelogCutError
 from balance_service.engine.records import POSITION_KEY
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.process.failpoints import reach
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.engine.changelog.writer import ChangelogWriter
-    from balance_service.engine.letters.changes import Changes
-    from balance_service.engine.letters.letter import Letter, Status
+    from balance_service.engine.changelog_writer import ChangelogWriter
+    from balance_service.engine.dead_letter import Changes, Letter, Status
+    from balance_service.engine.processor import Work
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
-    from balance_service.engine.store.store import StateStore
-    from balance_service.engine.work import Work
+    from balance_service.engine.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from balance_service.engine.dead_letter import BEHIND_CAUSE, holds_key
 from balance_service.engine.idempotency import Retries
-from balance_service.engine.letters.letter import BEHIND_CAUSE, holds_key
 from balance_service.engine.outputs import ENVELOPE_BYTES
-from balance_service.engine.own_code import OwnCodeFailedError, call_own
+from balance_service.engine.processor import Folded, OwnCodeFailedError, call_own
 from balance_service.engine.records import MISPLACED
-from balance_service.engine.work import Folded
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.event import event_of
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.engine.emission import BatchEmission, Emission
-    from balance_service.engine.letters.letters import Letters
+    from balance_service.engine.dead_letters import Letters
+    from balance_service.engine.outputs import BatchEmission, Emission
     from balance_service.engine.records import (
         CombinedUpdates,
         DeadLetter,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
         Record,
         TaskBatch,
     )
-    from balance_service.engine.store.store import StateStore
+    from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
     from balance_service.model.event import Event, State
     from balance_service.model.read_model import ReadModel

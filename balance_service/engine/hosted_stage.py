@@ -12,10 +12,10 @@ from balance_service.model.read_model import ReadModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.engine.letters.decisions import Decisions
-    from balance_service.engine.store.directory import StateDirectory
-    from balance_service.engine.tables.joined import JoinedTables
-    from balance_service.engine.work import Work
+    from balance_service.engine.decisions import Decisions
+    from balance_service.engine.processor import Work
+    from balance_service.engine.state_directory import StateDirectory
+    from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.kafka.watermarks import Watermarks
     from balance_service.model.event import State

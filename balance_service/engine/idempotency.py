@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.records import KeyedUpdate, Record
-    from balance_service.engine.store.store import StateStore
+    from balance_service.engine.store import StateStore
 
 REUSED = "idempotency-key-reused"
 _BY_NAME = RESERVED_PREFIX + b"once-by-name"

@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.engine.changelog.dead_letters import Envelope
-from balance_service.engine.changelog.writer import ChangelogWriter
-from balance_service.engine.letters.letter import Letter, Status
+from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
+from balance_service.engine.database import Database
+from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.outputs import START_ANEW, sent_of, sent_up_to
 from balance_service.engine.records import Position
-from balance_service.engine.sent import START_ANEW, sent_of, sent_up_to
-from balance_service.engine.store.database import Database
-from balance_service.engine.store.directory import FORMAT
-from balance_service.engine.store.store import StateStore, StoreIdentity
+from balance_service.engine.state_directory import FORMAT
+from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError
 from balance_service.kafka.clients import transactional_config
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_setup import dead_letter_bytes
 
 if TYPE_CHECKING:
+    from balance_service.engine.dead_letter import Changes
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.letters.changes import Changes
     from balance_service.engine.records import TaskId
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage

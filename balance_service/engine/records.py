@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.dead_letter import Letter
 
 RESERVED_PREFIX = b"\xff"
 """First byte of keys that are no state's: it occurs in no UTF-8."""

@@ -1,13 +1,12 @@
-"""A task's copy of its changelog: a store, and what reads the changelog into it. Used under the task's lock."""
+"""A task's copy of its changelog: the store, and the reader that brings it up to date. Used under the task's lock."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from balance_service.engine import tombstones
-from balance_service.engine.changelog.reader import ChangelogReader
-from balance_service.engine.changelog.restoration import Restoration
-from balance_service.engine.completeness import Wholeness
+from balance_service.engine.changelog_reader import ChangelogReader
+from balance_service.engine.completeness import Completeness, check_tombstones_since_offset
 from balance_service.engine.opening import check_same_changelog, check_same_log, open_store
 from balance_service.errors import FatalError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
@@ -18,56 +17,56 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from balance_service.engine.changelog.reader import Part
+    from balance_service.engine.changelog_reader import Part
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
-    from balance_service.engine.store.store import StateStore
+    from balance_service.engine.store import StateStore
 
 _END_WITHIN_MS = 10
+_SAY_EVERY_SECONDS = 2.0
 
 
 class Replica:
-    """A store that is brought up to the changelog's end, once for its owner, again and again for a standby.
+    """A store and its changelog. An owner brings the store up to the changelog's end once, a standby continuously.
 
-    `store` is None before `open`. `changelog_topic_id` is the changelog's, empty before.
+    `store` is None, and `changelog_topic_id` is empty, before `open`.
     """
 
     def __init__(self, task_id: TaskId, hosted: HostedStage, log: FilteringBoundLogger) -> None:
         self._task_id = task_id
         self._hosted = hosted
         self._reader: ChangelogReader | None = None
-        self._wholeness = Wholeness(self._end)
+        self._completeness = Completeness(self._end)
         self.store: StateStore | None = None
         self.changelog_topic_id = ""
         self.restoration = Restoration(log)
 
     def open(self, *, is_owned: bool) -> None:
-        """Find the changelog and open the store. Raises as `Task.open`."""
+        """Finds the changelog and opens the store. Raises as `Task.open`."""
         hosted, partition = self._hosted, self._task_id.partition
         topics, source = hosted.topics, hosted.source
         changelog = prepare_changelog(topics, hosted.stage, source)
         check_same_log(source, topics.find_patiently(source.name), changelog)
         self.changelog_topic_id = changelog.topic_id
-        # A store that is no copy of this changelog is worth nothing.
         self.store = open_store(self._task_id, hosted, changelog)
-        tombstones.check_by_offset(topics, changelog, partition, self.store.changelog_offset)
+        check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)
         config = reader_config(hosted.settings)
         if is_owned:
-            # The broker holds back for so long that it has no more, which nobody can answer without.
+            # The broker reports the end only after this wait, and queries are refused until then.
             config |= {"fetch.wait.max.ms": _END_WITHIN_MS}
-        # Asked for here: a consumer that shall begin at the beginning finds out where that is half a second later.
+        # A consumer that starts at "earliest" takes half a second more to find that offset than this request.
         start = self.store.changelog_offset or topics.offsets(changelog.name, [partition], earliest=True)[partition]
         self._reader = ChangelogReader(config, changelog.name, partition, start)
 
     def catch_up(self, is_closing: Callable[[], bool], *, is_fenced: bool, answers: bool) -> Iterator[Part]:
-        """The changelog up to its present end; not fenced, up to the transaction that a writer may have open.
+        """Yields the changelog up to its present end.
 
-        Each part is to be applied before the next one is asked for, after `passed` was asked about it.
-
-        A writer that was cut off leaves one open until its successor fences it, which may be the one that waits here.
+        The caller passes each part to `passed`, and then to `apply`, before it asks for the next one. Without fencing,
+        the present end is that of the last stable offset: a writer that was cut off leaves its transaction open until
+        its successor fences it, and this task may be the successor.
 
         Args:
-            answers: whether the store does so meanwhile.
+            answers: whether queries are answered from the store while it catches up.
 
         Raises:
             BalanceServiceError: as `Task.open`.
@@ -78,46 +77,46 @@ class Replica:
             raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
         if not is_fenced:
-            self._wholeness.look()
+            self._completeness.look()
         yield from reader.replay(end, is_closing, answers=answers, fenced=is_fenced)
-        self._wholeness.passed(reader.whole_up_to)
+        self._completeness.passed(reader.whole_up_to)
 
     def tail(self) -> Iterator[Part]:
-        """What the owner has committed since, waiting briefly for it; to be applied as `catch_up` says.
+        """Yields the owner's commits since the last call, after a short wait if there are none. Use as `catch_up`.
 
         Raises as `Task.open`.
         """
         _, reader = self._opened()
         yield from reader.tail()
         if reader.met_end:
-            self._wholeness.met_end()
-        # The end is met once; an idle changelog is stood at for long.
-        self._wholeness.passed(reader.whole_up_to)
-        self._wholeness.look()
+            self._completeness.met_end()
+        # The consumer reports the end once; on an idle changelog the reader stays there.
+        self._completeness.passed(reader.whole_up_to)
+        self._completeness.look()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store is as one commit of the owner left it."""
-        return self._opened()[1].is_whole and self._wholeness.holds
+        """Whether the store is exactly as a commit of the owner left it."""
+        return self._opened()[1].is_whole and self._completeness.holds
 
     def passed(self, part: Part) -> bool:
-        """Whether the store will be as one commit left it, once a part is applied.
+        """Returns whether the store will be as a commit left it once a part is applied.
 
         Raises:
-            RetriableError: it was read so late that the store must be opened anew, which looks at its age.
+            RetriableError: the reader paused so long that the store must be opened again, which checks its age.
         """
-        if self._wholeness.was_away:
+        if self._completeness.was_away:
             raise RetriableError("the changelog was not read for an hour, in which tombstones may have gone")
         if part.is_whole:
-            self._wholeness.passed(part.changelog_offset)
-        return part.is_whole and self._wholeness.holds
+            self._completeness.passed(part.changelog_offset)
+        return part.is_whole and self._completeness.holds
 
     def apply(self, part: Part) -> None:
-        """Write what was read.
+        """Writes a part to the store.
 
         Raises:
             StoreFullError: the disk has no room.
-            RetriableError: it was read from another changelog.
+            RetriableError: the part comes from another changelog.
         """
         store, _ = self._opened()
         store.require_room()
@@ -128,20 +127,19 @@ class Replica:
         self.restoration.advance(records, part.changelog_offset)
 
     def check_same_logs(self) -> None:
-        """Check that source and changelog are the topics they were. Raises TaskHaltedError, RetriableError."""
+        """Checks that source and changelog were not replaced. Raises TaskHaltedError or RetriableError."""
         topics, source = self._hosted.topics, self._hosted.source
         check_same_log(source, topics.find_patiently(source.name))
         changelog = topics.find_patiently(self._hosted.stage.changelog)
         check_same_changelog(self.changelog_topic_id, None if changelog is None else changelog.topic_id)
 
     def stop_reading(self) -> None:
-        """Read no more: an owner knows what it writes."""
+        """Closes the reader. An owner does not need it: it writes the changelog."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def close(self) -> None:
-        """Free the store and what reads."""
         self.stop_reading()
         if self.store is not None:
             self.store.close()
@@ -152,5 +150,48 @@ class Replica:
 
     def _opened(self) -> tuple[StateStore, ChangelogReader]:
         if self.store is None or self._reader is None:
-            raise FatalError(f"the store of task {self._task_id} is not open, or not to be read into")
+            raise FatalError(f"task {self._task_id} has no open store, or no reader of its changelog")
         return self.store, self._reader
+
+
+class Restoration:
+    """The progress of a restore, for operators. The task's thread writes it; any thread may read it."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._start = self._at = self._end = 0
+        self._began = self._said = 0.0
+        self.restored = 0
+        """Records applied since the replay last began."""
+
+    def begin(self, start: int, end: int) -> None:
+        """Notes the changelog offsets that a replay starts at and ends at."""
+        self._start, self._at, self._end = start, start, end
+        self._began = self._said = time.monotonic()
+        self.restored = 0
+
+    def advance(self, records: int, at: int) -> None:
+        """Notes applied records and the offset after them; logs the progress every few seconds."""
+        self.restored += records
+        self._at = at
+        now = time.monotonic()
+        if at < self._end and now - self._said >= _SAY_EVERY_SECONDS:
+            self._said = now
+            rate = self.restored / (now - self._began)
+            self._log.info(
+                "restoring", restored=self.restored, records_per_second=round(rate), seconds_left=self.seconds_left
+            )
+
+    @property
+    def to_restore(self) -> int:
+        """Changelog offsets between the replay's start and its end."""
+        return self._end - self._start
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that the replay still takes at its present rate; None before the first record."""
+        done = self._at - self._start
+        if done <= 0:
+            return None
+        elapsed = time.monotonic() - self._began
+        return round(elapsed * max(0, self._end - self._at) / done, 1)

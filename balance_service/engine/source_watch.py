@@ -11,7 +11,7 @@ from balance_service.engine.records import Role
 from balance_service.errors import BalanceServiceError, RetriableError, TaskHaltedError
 
 if TYPE_CHECKING:
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
     from balance_service.engine.tasks import Tasks
 
 log = structlog.get_logger(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,21 +23,21 @@ from balance_service.engine.opening import (
 )
 from balance_service.engine.records import Role, StoreSizes, TaskSnapshot
 from balance_service.engine.replica import Replica
-from balance_service.engine.task_state import ANSWERING, TRANSITIONS, TaskState
 from balance_service.errors import FatalError, TaskHaltedError, TaskMigratedError
 from balance_service.process.failpoints import reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from balance_service.engine.changelog.reader import Part
-    from balance_service.engine.changelog.writer import ChangelogWriter
+    from balance_service.engine.changelog_reader import Part
+    from balance_service.engine.changelog_writer import ChangelogWriter
+    from balance_service.engine.dead_letter import Due
+    from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.letters.changes import Due
-    from balance_service.engine.letters.decisions import Verdict
     from balance_service.engine.records import Position, TaskBatch, TaskId
-    from balance_service.engine.store.store import StateStore, StoreView
+    from balance_service.engine.store import StateStore, StoreView
     from balance_service.kafka.topics import Topic
+
 
 log = structlog.get_logger(__name__)
 
@@ -357,3 +358,44 @@ class Task:
         # One reference, so that nobody who asks meanwhile sees what may not be shown.
         store = self._replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
+
+
+class TaskState(Enum):
+    """Where a task is in its life.
+
+    ```
+     CREATED ──► RESTORING ◄──► TAILING ──┐
+        │            │  │        │   │    │
+        │            │  └──► RUNNING │ ◄──┘
+        │            │        ▲  │   ▼
+        │            │        └──┼► WAITING
+        │            ├───────────┼──► HALTED  (from TAILING and WAITING too)
+        ▼            ▼           ▼      ▼
+     CLOSED ◄────────────────────────────     (from every state)
+    ```
+    RESTORING replays the changelog and answers nobody. RUNNING folds and answers. TAILING, a standby's state, applies
+    what the owner commits and answers those who accept that. WAITING answers as before, but applies nothing until
+    something outside is back. HALTED does neither, until a person has looked. CLOSED is final: a partition that comes
+    back gets a new task.
+    """
+
+    CREATED = "CREATED"
+    RESTORING = "RESTORING"
+    RUNNING = "RUNNING"
+    TAILING = "TAILING"
+    WAITING = "WAITING"
+    HALTED = "HALTED"
+    CLOSED = "CLOSED"
+
+
+_ENDS = {TaskState.HALTED, TaskState.CLOSED}
+TRANSITIONS = {
+    TaskState.CREATED: {TaskState.RESTORING, TaskState.CLOSED},
+    TaskState.RESTORING: {TaskState.RUNNING, TaskState.TAILING, *_ENDS},
+    TaskState.RUNNING: {TaskState.WAITING, *_ENDS},
+    TaskState.TAILING: {TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING, *_ENDS},
+    TaskState.WAITING: {TaskState.RUNNING, *_ENDS},
+    TaskState.HALTED: {TaskState.CLOSED},
+    TaskState.CLOSED: set(),
+}
+ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from balance_service.engine.database import Database, has_room
 from balance_service.engine.records import Role, TaskId
-from balance_service.engine.store.database import Database, has_room
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import ANSWERING, TaskState
+from balance_service.engine.task import ANSWERING, Task, TaskState
 from balance_service.errors import (
     BalanceServiceError,
     ConfigurationError,
@@ -33,8 +32,8 @@ from balance_service.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.letters.decisions import Verdict
     from balance_service.engine.records import TaskSnapshot
 
 log = structlog.get_logger(__name__)

@@ -8,10 +8,9 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from balance_service.engine.letters.letter import open_letters
+from balance_service.engine.database import block_cache_bytes, room_bytes
+from balance_service.engine.dead_letter import open_letters
 from balance_service.engine.records import Role
-from balance_service.engine.store.database import room_bytes
-from balance_service.engine.store.options import block_cache_bytes
 from balance_service.process.package import __version__
 from balance_service.process.runtime import elapsed
 

@@ -17,13 +17,12 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.assembly import Surroundings, table_contexts, work_of
+from balance_service.engine.database import limit_open_files
+from balance_service.engine.decisions import Decisions
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.joining import Joining
-from balance_service.engine.letters.decisions import Decisions
+from balance_service.engine.passing import Joining
 from balance_service.engine.source_watch import Purge, SourceCheck
-from balance_service.engine.store.options import limit_open_files
-from balance_service.engine.tables.joined import JoinedTables
-from balance_service.engine.tables.tables import Tables
+from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import common_config, producer_config
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.cluster.membership import Partitions
-    from balance_service.engine.store.directory import StateDirectory
+    from balance_service.engine.state_directory import StateDirectory
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.records import Role
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.cluster.directory import Directory
     from balance_service.engine.records import TaskSnapshot
-    from balance_service.engine.tables.partition import TableSnapshot
+    from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.http.commands import Taking

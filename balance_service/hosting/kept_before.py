@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.engine.letters.decisions import Decisions
-from balance_service.engine.letters.letters import Letters, letter_offset
+from balance_service.engine.dead_letters import Letters, letter_offset
+from balance_service.engine.decisions import Decisions
 from balance_service.engine.opening import open_writer
+from balance_service.engine.outputs import sent_up_to
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
-from balance_service.engine.sent import sent_up_to
 from balance_service.kafka.log_reader import reader_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.engine.changelog.writer import ChangelogWriter
-    from balance_service.engine.letters.changes import Changes
-    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.changelog_writer import ChangelogWriter
+    from balance_service.engine.dead_letter import Changes, Letter
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings

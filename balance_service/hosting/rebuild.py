@@ -20,13 +20,13 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.membership import consumer_config, refusal
-from balance_service.engine.letters.decisions import Decisions
-from balance_service.engine.letters.letters import Letters, letter_offset
+from balance_service.engine.dead_letters import Letters, letter_offset
+from balance_service.engine.decisions import Decisions
 from balance_service.engine.opening import open_writer, was_purged
+from balance_service.engine.outputs import sent_up_to
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
-from balance_service.engine.sent import sent_up_to
-from balance_service.engine.store.directory import StateDirectory
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.state_directory import StateDirectory
+from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.clients import by_remedy, common_config, new_client
@@ -40,10 +40,9 @@ from balance_service.process.runtime import thread_failures
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from balance_service.engine.changelog.writer import ChangelogWriter
+    from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.commit import Committed
-    from balance_service.engine.letters.changes import Changes
-    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.dead_letter import Changes, Letter
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel

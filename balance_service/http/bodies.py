@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from balance_service.engine.letters.decisions import MOST_IDS, LetterId, reason_of
+from balance_service.engine.decisions import MOST_IDS, LetterId, reason_of
 from balance_service.errors import InvalidInputError
 
 _DECISION_EXAMPLE = '{"ids": ["balance/1:42"], "reason": "a test event"}'

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from balance_service.engine.letters.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
+from balance_service.engine.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
 from balance_service.errors import (
     BalanceServiceError,
     NotAuthorizedError,

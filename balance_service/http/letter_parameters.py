@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.letters.decisions import (
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import (
     LETTER_ID_PATTERN,
     REASON_PATTERN,
     STAGE_PATTERN,
     LetterId,
     reason_of,
 )
-from balance_service.engine.letters.letter import Status
 from balance_service.http.api.declarations import Parameter
 from balance_service.http.api.schemas import POSITION_PATTERN
 from balance_service.http.given import formed, numbers, position_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.letters.decisions import LetterId
-from balance_service.engine.letters.letter import Status
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import LetterId
 from balance_service.http.answer import compact_json
 from balance_service.http.scan import MOST_BYTES
 from balance_service.kafka.messages import text_or_base64
@@ -17,8 +17,8 @@ from balance_service.kafka.messages import text_or_base64
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.engine.letters.letter import Letter
-    from balance_service.engine.letters.letters import Letters
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.dead_letters import Letters
     from balance_service.http.routing import Copy
     from balance_service.http.scan import Render, Steps, View
     from balance_service.model.keys import KeyType

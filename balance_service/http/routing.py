@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from balance_service.engine.records import Role
-from balance_service.engine.task_state import ANSWERING
+from balance_service.engine.task import ANSWERING
 from balance_service.http.peers.trust import Peer
 from balance_service.kafka.partitioner import partition_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Lease
     from balance_service.cluster.server_table import ServerTable
     from balance_service.engine.records import Position
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
     from balance_service.kafka.watermarks import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import structlog
 
 from balance_service.engine.records import TaskBatch
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader

@@ -12,7 +12,7 @@ import pyarrow as pa
 import structlog
 
 from balance_service.avro.codec import schema_id_of
-from balance_service.engine.letters.letter import GONE, SPARK_FAILED
+from balance_service.engine.dead_letter import GONE, SPARK_FAILED
 from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import records_left_at
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
-    from balance_service.engine.letters.changes import Due
+    from balance_service.engine.dead_letter import Due
     from balance_service.engine.records import KeyedUpdate
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from balance_service.engine.store.database import has_room
+from balance_service.engine.database import has_room
 from balance_service.errors import FatalError
 from balance_service.spark.row_query import QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.spark.session import require_jvm

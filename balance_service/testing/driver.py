@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.engine.letters.letter import Status
+from balance_service.engine.dead_letter import Status
 from balance_service.errors import TaskMigratedError
 from balance_service.model.json_view import exact_json
 from balance_service.testing.fakes import FakeRegistry
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.engine.commit import Committed
-    from balance_service.engine.letters.letter import Letter
+    from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import Output
     from balance_service.model.read_model import ReadModel
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import full_name
-from balance_service.engine.changelog.writer import ChangelogWriter
+from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.errors import RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:

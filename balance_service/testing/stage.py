@@ -12,7 +12,7 @@ from balance_service.engine.assembly import Surroundings, work_of
 from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.fold import Folding
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import FatalError
 from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
 from balance_service.spark.combine import PartitionRows
@@ -22,7 +22,7 @@ from balance_service.testing.rows import letter_of, rows_of, written
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.engine.letters.letter import Letter, Status
+    from balance_service.engine.dead_letter import Letter, Status
     from balance_service.engine.records import KeyedUpdate, Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage

@@ -152,7 +152,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the replay drops the first record of every read",
-        "balance_service/engine/changelog/reader.py",
+        "balance_service/engine/changelog_reader.py",
         "        for message in messages:\n",
         "        for message in messages[1:] or messages:\n",
         QUIET,
@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a standby writes the position before the states",
-        "balance_service/engine/changelog/reader.py",
+        "balance_service/engine/changelog_reader.py",
         "            if answers and key == POSITION_KEY:\n",
         "            if answers and key == POSITION_KEY:\n"
         "                ahead = StoreBatch()\n"
@@ -188,7 +188,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dead letters are committed in a transaction of their own, before the states",
-        "balance_service/engine/changelog/writer.py",
+        "balance_service/engine/changelog_writer.py",
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
         "        for letter in dead_letters:\n"
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a dead letter stays open after its record is applied",
-        "balance_service/engine/letters/letters.py",
+        "balance_service/engine/dead_letters.py",
         "                self._change(changes, offset, before, before.closed(Status.APPLIED, now))\n",
         "                self._change(changes, offset, before, before.due_at_once(now))\n",
         QUIET,
@@ -276,7 +276,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dead letters are kept without their bytes",
-        "balance_service/engine/changelog/dead_letters.py",
+        "balance_service/engine/changelog_writer.py",
         "        key, value = letter.key, letter.value\n",
         "        key, value = letter.key, None\n",
         QUIET,

@@ -27,7 +27,7 @@ PARTS_MUTATIONS = (
     Mutation(
         # So the position, too, is taken for that of what the store has.
         "of a large commit, the end goes to the store with the first part",
-        "balance_service/engine/store/store.py",
+        "balance_service/engine/store.py",
         "                batch.put(_REACHES_KEY, changelog_offset",
         "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
         "kill-at-part-stored=4",

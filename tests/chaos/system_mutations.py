@@ -11,7 +11,7 @@ from tests.chaos.mutations import QUIET, SYSTEMS, WRONG, Mutation
 SYSTEM_MUTATIONS = (
     Mutation(
         "what is sent is committed in a transaction of its own, before the position",
-        "balance_service/engine/changelog/writer.py",
+        "balance_service/engine/changelog_writer.py",
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
         "        for o in outputs:\n"
@@ -35,7 +35,7 @@ SYSTEM_MUTATIONS = (
     ),
     Mutation(
         "a row is looked up as it is now, not as of the event's time",
-        "balance_service/engine/tables/store.py",
+        "balance_service/engine/table_store.py",
         "        if newest.timestamp_ms <= latest:\n",
         "        if newest.timestamp_ms:\n",
         "kill-at-begun=2,kill-at-fenced=2",

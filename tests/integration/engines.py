@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.records import Role, TaskId
-from balance_service.engine.store.directory import StateDirectory
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.state_directory import StateDirectory
+from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.engine.task_state import TaskState
+    from balance_service.engine.task import TaskState
     from balance_service.hosting.engine import Engine
     from tests.support.kafka import Writer
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.changelog.reader import Part
+from balance_service.engine.changelog_reader import Part
+from balance_service.engine.database import StoreBatch
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
-from balance_service.engine.store.batch import StoreBatch
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskMigratedError
 from balance_service.kafka.partitioner import partition_of
 from tests.integration.engines import (
@@ -130,7 +130,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
     with running_engine(settings) as engine:
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
-            standby._replica._wholeness._as_of -= slept_seconds
+            standby._replica._completeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
             batch.put(POSITION_KEY, hosted(engine).work.position_codec.encode(stranger.record()))

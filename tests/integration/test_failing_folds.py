@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.hosting.engine import Engine
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.flow import Stream

@@ -19,9 +19,8 @@ from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.server_table import ServerTable
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copy import copy_topic
-from balance_service.engine.changelog.dead_letters import Envelope
-from balance_service.engine.changelog.reader import ChangelogReader
-from balance_service.engine.changelog.writer import ChangelogWriter
+from balance_service.engine.changelog_reader import ChangelogReader
+from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.outputs import OF_THE_KEY
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.errors import BalanceServiceError, NotAuthorizedError

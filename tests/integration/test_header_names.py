@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.devtools.tail import tail
-from balance_service.engine.letters.letter import Status
+from balance_service.engine.dead_letter import Status
 from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import headers_of, offset_of

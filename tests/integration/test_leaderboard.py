@@ -12,8 +12,8 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.engine.tables.joined import JoinedTables
-from balance_service.engine.tables.rows import TableRows
+from balance_service.engine.table_partition import TableRows
+from balance_service.engine.tables import JoinedTables
 from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import KeyType
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.engine.tables.store import Version
+    from balance_service.engine.table_store import Version
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
 

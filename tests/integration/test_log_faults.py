@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from balance_service.engine.source_watch import SourceCheck
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.hosting.rebuild import rebuild
 from balance_service.kafka.partitioner import partition_of

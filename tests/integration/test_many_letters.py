@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.letters.letter import Letter, open_letters
+from balance_service.engine.dead_letter import Letter, open_letters
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Position
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from tests.support.fakes import letters, position_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from balance_service.engine.letters.changes import Changes
-    from balance_service.engine.letters.letters import Letters
+    from balance_service.engine.dead_letter import Changes
+    from balance_service.engine.dead_letters import Letters
 
 MANY, PART = 1_000_000, 50_000
 AT_ONCE = 1_000

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
     from balance_service.hosting.engine import Engine
 
 _CUSTOMERS = [f"c{n}" for n in range(40)]
@@ -73,7 +73,7 @@ def test_a_write_that_is_cut_off_between_two_parts_is_never_shown_and_counts_onc
         if len(reached) in _CUT_AT:
             raise RetriableError("the disk refuses what comes next")
 
-    monkeypatch.setattr("balance_service.engine.store.store.reach", cut_off)
+    monkeypatch.setattr("balance_service.engine.store.reach", cut_off)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         # So that Spark reads already when there is more to come.
         _send(writer, 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import ConfigurationError
 from balance_service.hosting import engine as engine_module
 from balance_service.hosting.rebuild import rebuild

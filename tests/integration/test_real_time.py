@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import Task, TaskState
 from balance_service.spark import row_query
 from balance_service.spark.row_query import RowQuery
 from tests.integration.engines import (

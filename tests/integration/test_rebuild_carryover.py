@@ -6,9 +6,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.engine.letters import letters as layout
-from balance_service.engine.letters.decisions import Decision, Verdict
-from balance_service.engine.letters.letter import Status
+from balance_service.engine import dead_letters as layout
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import Decision, Verdict
 from balance_service.hosting.rebuild import Carryover
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.partitioner import partition_of

@@ -11,8 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from balance_service.avro.codec import frame_header
-from balance_service.engine.letters.changes import Due
-from balance_service.engine.letters.letter import Letter
+from balance_service.engine.dead_letter import Due, Letter
 from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN

@@ -12,8 +12,7 @@ import pytest
 
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import DeadLetter, TaskId
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import Task, TaskState
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import (

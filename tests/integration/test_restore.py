@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from balance_service.engine.changelog.dead_letters import Envelope
-from balance_service.engine.changelog.reader import ChangelogReader, Part
-from balance_service.engine.changelog.writer import ChangelogWriter
+from balance_service.engine.changelog_reader import ChangelogReader, Part
+from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
 from balance_service.kafka.topic_setup import prepare_changelog

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.completeness import Wholeness
+from balance_service.engine.completeness import Completeness
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import POSITION_KEY, Role, TaskId
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from tests.integration.engines import (
     balance_stage,
     catch_up,
@@ -113,8 +113,8 @@ def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: d
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes ten minutes takes four seconds."""
     monkeypatch.setattr("balance_service.engine.completeness.WHOLE_FOR_SECONDS", 4.0)
-    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AFTER_SECONDS", 0.5)
-    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("balance_service.engine.replica._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.engine.replica._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -134,7 +134,7 @@ def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
 ) -> None:
     with followed(stack, names, tmp_path) as (writer, standby):
         # As under a load that never lets half a second pass without a commit.
-        monkeypatch.setattr(Wholeness, "met_end", lambda _self: None)
+        monkeypatch.setattr(Completeness, "met_end", lambda _self: None)
         frame, until = writer.frame("c", "1.00"), time.monotonic() + 10.0
         while time.monotonic() < until:
             writer.send("c", frame)

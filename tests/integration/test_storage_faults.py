@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.letters.decisions import Decision, Verdict
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.decisions import Decision, Verdict
+from balance_service.engine.task import TaskState
 from balance_service.errors import StoreCorruptedError, StoreFullError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
     from balance_service.engine.task import Task
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings

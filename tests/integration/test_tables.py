@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from balance_service.avro.codec import AvroReader
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.tables.partition import TableContext, TablePartition
+from balance_service.engine.table_partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import settings_for

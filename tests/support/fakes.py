@@ -10,8 +10,8 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
-from balance_service.engine.letters.letters import Letters
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.dead_letters import Letters
+from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry, FakeWriter

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from balance_service.cluster.membership import Lease
 from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.records import POSITION_KEY, Position, Role
-from balance_service.engine.store.store import StateStore, StoreView
+from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
 from balance_service.http.model_queries import PATH as MODELS_PATH

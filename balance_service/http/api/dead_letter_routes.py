@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balance_service.engine.letters.decisions import LETTER_ID_PATTERN, MOST_IDS, NO_LETTER, REASON_PATTERN, Decision
-from balance_service.engine.letters.letter import Status
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import LETTER_ID_PATTERN, MOST_IDS, NO_LETTER, REASON_PATTERN, Decision
 from balance_service.http.access.clients import Scope
 from balance_service.http.api.answers import ok, problem, unavailable
 from balance_service.http.api.declarations import Answer, Body, Content

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import structlog
 
-from balance_service.engine.changelog import writer as writers
-from balance_service.engine.changelog.writer import ChangelogCutError, ChangelogWriter
+from balance_service.engine import changelog_writer as writers
+from balance_service.engine.changelog_writer import ChangelogCutError, ChangelogWriter
 from balance_service.engine.commit import commit, write_position
 from balance_service.engine.records import KeyedUpdate, Output, Position, TaskBatch, TaskId
 from balance_service.engine.replica import Replica
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreCorruptedError
 from tests.unit.engine.test_idempotency import FOLDING, POSITIONS
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.commit import Committed, commit, write_position
+from balance_service.engine.database import Database
 from balance_service.engine.fold import Folding, fold
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.records import (
@@ -26,8 +27,7 @@ from balance_service.engine.records import (
     Position,
     TaskBatch,
 )
-from balance_service.engine.store.database import Database
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.read_models.balance import Balance
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from balance_service.engine.store.batch import StoreBatch
+    from balance_service.engine.database import StoreBatch
 
 REGISTRY = FakeRegistry()
 STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
@@ -383,7 +383,7 @@ def test_what_was_written_in_part_is_not_folded_once_more(
     store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source([(key, Decimal("1.00")) for key in MINE])
-    monkeypatch.setattr("balance_service.engine.store.store._PART", 10)
+    monkeypatch.setattr("balance_service.engine.store._PART", 10)
     write, writes = Database.write, []
 
     def fail_at_the_second(database: Database, batch: StoreBatch) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.letters.decisions import Decision, Decisions, Verdict
-from balance_service.engine.letters.letter import Letter, Status
+from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.decisions import Decision, Decisions, Verdict
 from balance_service.kafka import log_reader
 from balance_service.kafka.topics import Topic
 from balance_service.settings import load_settings

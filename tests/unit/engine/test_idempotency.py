@@ -17,7 +17,7 @@ from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import Folding
 from balance_service.engine.idempotency import REUSED
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
 from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
 from balance_service.read_models.activity import Activity

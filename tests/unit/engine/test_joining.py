@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.joining import Joining
 from balance_service.engine.outputs import Target
+from balance_service.engine.passing import Joining
 from balance_service.engine.records import CombinedUpdates, Position, TaskBatch
-from balance_service.engine.tables.joined import JoinedTables
-from balance_service.engine.tables.store import TableStore, Version
+from balance_service.engine.table_store import TableStore, Version
+from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.joins import Global, Join
 from balance_service.model.keys import KeyType
@@ -27,7 +27,7 @@ from tests.support.fakes import letters
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.engine.work import Folded
+    from balance_service.engine.processor import Folded
     from balance_service.model.joins import Missing
 
 ship("NamedScore", {"score": "double", "product_id": "long", "player_id": "long", "playerName": ["null", "string"]})

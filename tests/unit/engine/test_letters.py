@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.letters.decisions import Decision, LetterId, Verdict
-from balance_service.engine.letters.letter import GONE, KEPT_CLOSED_MS, Letter, Status, is_final, open_letters
+from balance_service.engine.dead_letter import GONE, KEPT_CLOSED_MS, Letter, Status, is_final, open_letters
+from balance_service.engine.decisions import Decision, LetterId, Verdict
 from balance_service.engine.records import POSITION_KEY, Position
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
 from balance_service.model.flow import Stream
 from balance_service.model.order import PER_KEY

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.letters import letters as engine
-from balance_service.engine.letters.letter import Letter, Status
+from balance_service.engine import dead_letters as engine
+from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.records import POSITION_KEY, Position
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.testing import Driver
 from tests.support.fakes import letters, position_codec, record_scan_starts
 from tests.unit.engine.test_letters import EVERY_MS, UNKNOWN, Named, statuses, told

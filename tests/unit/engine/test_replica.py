@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import structlog
 
-from balance_service.engine.changelog.reader import Part
-from balance_service.engine.completeness import Wholeness
+from balance_service.engine.changelog_reader import Part
+from balance_service.engine.completeness import Completeness
+from balance_service.engine.database import StoreBatch
 from balance_service.engine.records import Role, TaskId
 from balance_service.engine.replica import Replica
-from balance_service.engine.store.batch import StoreBatch
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError, StoreCorruptedError
 from tests.support.fakes import Clock
 
@@ -93,9 +92,9 @@ def standby(reading: Reading) -> Task:
 
 def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing_was_missed() -> None:
     clock, replica = Clock(), replica_of()
-    replica._wholeness = Wholeness(lambda: 0, clock)
+    replica._completeness = Completeness(lambda: 0, clock)
     before = replica.passed(up_to(5))
-    replica._wholeness.met_end()
+    replica._completeness.met_end()
     part, whole = replica.passed(up_to(6, is_whole=False)), replica.passed(up_to(7))
     clock.now += 600
 
@@ -104,10 +103,10 @@ def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing
 
 def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is() -> None:
     clock, replica = Clock(), replica_of()
-    replica._wholeness = Wholeness(lambda: 7, clock)
-    replica._wholeness.met_end()
+    replica._completeness = Completeness(lambda: 7, clock)
+    replica._completeness.met_end()
     clock.now += 3_601
-    replica._wholeness.look()
+    replica._completeness.look()
 
     with pytest.raises(RetriableError, match="tombstones may have gone"):
         replica.passed(up_to(7))
@@ -148,7 +147,7 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_th
     clock, task = Clock(), Task(TASK, cast("HostedStage", None), Role.STANDBY, "the one before failed")
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
-    replica._wholeness = Wholeness(replica._end, clock)
+    replica._completeness = Completeness(replica._end, clock)
     replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view"))
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "open", lambda **_: None)

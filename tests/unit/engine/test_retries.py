@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 
 from balance_service.engine.commit import Committed, commit, decide, write_position
+from balance_service.engine.dead_letter import GONE, Letter, Status
+from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.letters.decisions import Decision, Verdict
-from balance_service.engine.letters.letter import GONE, Letter, Status
 from balance_service.engine.opening import starting_letters, starting_position
 from balance_service.engine.outputs import Target
+from balance_service.engine.passing import Retrying
 from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, Role, TaskBatch
-from balance_service.engine.retrying import Retrying
 from balance_service.engine.source_watch import SourceCheck
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
 from balance_service.model.placing import stages_of_retries

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.engine.records import TaskId
-from balance_service.engine.store.directory import FORMAT, StateDirectory
+from balance_service.engine.state_directory import FORMAT, StateDirectory
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MARKER = "state-directory.json"
 HOLDER = """
 import sys
 from pathlib import Path
-from balance_service.engine.store.directory import StateDirectory
+from balance_service.engine.state_directory import StateDirectory
 held = StateDirectory(Path(sys.argv[1]), "app")
 print("held", flush=True)
 sys.stdin.read()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balance_service.engine.database import Database
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
-from balance_service.engine.store.database import Database
-from balance_service.engine.store.directory import FORMAT
-from balance_service.engine.store.store import StateStore, StoreIdentity
+from balance_service.engine.state_directory import FORMAT
+from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import ConfigurationError, RetriableError, StoreCorruptedError
 from tests.support.fakes import position_codec, record_scan_starts
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.engine.records import Record
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
 
 CODEC = position_codec()
 IDENTITY = StoreIdentity(FORMAT, "balance-service", "balance", 1, 2, "source-id", "changelog-id")

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from balance_service.engine.tables.store import _OLDER, _OLDER_END, TableStore, TableView, Version
+from balance_service.engine.table_store import _OLDER, _OLDER_END, TableStore, TableView, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from balance_service.engine.records import TaskBatch, TaskId
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import ANSWERING, TRANSITIONS, TaskState
+from balance_service.engine.task import ANSWERING, TRANSITIONS, Task, TaskState
 from balance_service.errors import FatalError, TaskMigratedError
 
 if TYPE_CHECKING:
     from balance_service.engine.hosted_stage import HostedStage
-    from balance_service.engine.store.store import StoreView
+    from balance_service.engine.store import StoreView
 
 LEGAL = {
     ("CREATED", "RESTORING"),

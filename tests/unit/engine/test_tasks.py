@@ -11,8 +11,7 @@ import pytest
 
 from balance_service.engine import tasks as module
 from balance_service.engine.records import Role
-from balance_service.engine.task import Task
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import Task, TaskState
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import StoreCorruptedError, StoreFullError, TaskHaltedError
 from balance_service.hosting.engine import Engine

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.cluster.membership import Partitions
-    from balance_service.engine.tables.partition import TableSnapshot
+    from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
 
 _MIB = 1 << 20

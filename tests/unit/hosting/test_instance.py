@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
-from balance_service.engine.task_state import ANSWERING, TaskState
+from balance_service.engine.task import ANSWERING, TaskState
 from balance_service.errors import RetriableError
 from balance_service.hosting.engine import Patience
 from balance_service.hosting.instance import Instance

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.engine.letters.decisions import MOST_REASON
+from balance_service.engine.decisions import MOST_REASON
 from balance_service.errors import InvalidInputError
 from balance_service.http.bodies import decision
 from balance_service.read_models.add_funds import add_funds

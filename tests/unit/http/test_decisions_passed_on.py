@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from balance_service.engine.letters.decisions import MOST_REASON, Decision, Verdict
-from balance_service.engine.letters.letter import Letter, Status
+from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.decisions import MOST_REASON, Decision, Verdict
 from balance_service.errors import RetriableError
 from balance_service.http.dead_letters import PATH, StageLetters
 from balance_service.http.letter_records import LetterRecords

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.letters.decisions import LetterId
-from balance_service.engine.letters.letter import Letter
+from balance_service.engine.dead_letter import Letter
+from balance_service.engine.decisions import LetterId
 from balance_service.engine.records import Position
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.peers.answers import MAX_BODY_BYTES

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from balance_service.engine.records import Role
-from balance_service.engine.store.store import StoreView
+from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.scan import Count
 from tests.support.fakes import lone_member

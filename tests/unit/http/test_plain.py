@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from balance_service.engine.records import Role
-from balance_service.engine.store.store import StoreView
+from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.peers.answers import AnswerReader
 from balance_service.http.peers.trust import Peer, PeerTrust

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.engine.records import Role
-from balance_service.engine.store.store import StoreView
+from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations

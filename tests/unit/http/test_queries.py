@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from balance_service.engine.store.store import StateStore, StoreView
+from balance_service.engine.store import StateStore, StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.answer import problems
 from balance_service.http.peers.proxy import FORWARDED_HEADER

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.engine.assembly import work_of
-from balance_service.engine.retrying import Retrying
+from balance_service.engine.passing import Retrying
 from balance_service.errors import ConfigurationError
 from balance_service.kafka import topic_policies
 from balance_service.kafka.topic_setup import prepare_topics

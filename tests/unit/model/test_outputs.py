@@ -10,8 +10,8 @@ import pytest
 
 from balance_service.avro.codec import frame_header
 from balance_service.engine.commit import write_position
+from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import Folding
-from balance_service.engine.letters.letter import Status
 from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum, add

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.engine.store.store import StateStore
+from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
 from balance_service.process.failpoints import arm, part_size, reach
 from tests.support.fakes import position_codec

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from balance_service.engine.records import TaskId
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError, RetriableError, TaskMigratedError
 from balance_service.kafka.topics import Topic
 from balance_service.read_models.balance import Balance

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.letters.changes import Due
-from balance_service.engine.letters.letter import Letter, Status
+from balance_service.engine.dead_letter import Due, Letter, Status
 from balance_service.errors import FatalError
 from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError

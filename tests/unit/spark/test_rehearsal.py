@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.engine.records import TaskId
-from balance_service.engine.task_state import TaskState
+from balance_service.engine.task import TaskState
 from balance_service.errors import FatalError
 from balance_service.spark import rehearsal as module
 from balance_service.spark.feed import Feed

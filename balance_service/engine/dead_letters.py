@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from balance_service.engine.letters.changes import Changes, Due
-from balance_service.engine.letters.letter import NEVER, Letter, Status, holds_key, open_letters
+from balance_service.engine.dead_letter import NEVER, Changes, Due, Letter, Status, holds_key, open_letters
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.process.runtime import now_ms
 
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
+    from balance_service.engine.database import Snapshot
     from balance_service.engine.records import DeadLetter, TaskBatch
-    from balance_service.engine.store.database import Snapshot
-    from balance_service.engine.store.store import StateStore, StoreView
+    from balance_service.engine.store import StateStore, StoreView
+
 
 # Letters that one commit tries again.
 _MOST_AT_ONCE = 1_000

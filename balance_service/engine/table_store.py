@@ -14,15 +14,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from balance_service.engine.database import Database, Snapshot, StoreBatch
 from balance_service.engine.records import RESERVED_PREFIX
-from balance_service.engine.store.batch import StoreBatch
-from balance_service.engine.store.database import Database, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from balance_service.engine.records import StoreSizes
+
 
 _FORMAT = b"1"
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"

@@ -10,10 +10,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from balance_service.engine.database import Database, Snapshot, StoreBatch
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position
-from balance_service.engine.store.batch import StoreBatch
-from balance_service.engine.store.database import Database, Snapshot
-from balance_service.engine.store.directory import FORMAT
+from balance_service.engine.state_directory import FORMAT
 from balance_service.errors import ConfigurationError
 from balance_service.process.failpoints import part_size, reach
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.records import Record, StoreSizes
+
 
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
 _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"

@@ -10,19 +10,30 @@ import threading
 from typing import TYPE_CHECKING
 
 import structlog
-from rocksdict import AccessType, DbClosedError, Rdict, ReadOptions
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteBufferManager,
+)
 
 from balance_service.engine.records import StoreSizes
-from balance_service.engine.store.options import rocksdb_options
 from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError, StoreFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rocksdict import RdictIter
 
-    from balance_service.engine.store.batch import StoreBatch
+    from balance_service.engine.records import Record
+
 
 log = structlog.get_logger(__name__)
 
@@ -203,3 +214,65 @@ def _translated(error: Exception) -> BalanceServiceError:
     if any(sign in message for sign in _DAMAGE):
         return StoreCorruptedError(f"the local store is damaged: {message}")
     return RetriableError(f"the local store cannot be used: {message}")
+
+
+_CACHE_BYTES = 64 << 20
+_WRITE_BUFFERS_BYTES = 64 << 20
+_BLOOM_BITS_PER_KEY = 10
+# One cache and one budget for all stores of the process, so that memory does not grow with partitions.
+_CACHE = Cache(_CACHE_BYTES)
+_WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
+_open_files = 512
+
+
+def limit_open_files(most: int) -> None:
+    """How many files each store that is opened from now on may keep open."""
+    global _open_files  # of the process, as the cache is
+    _open_files = most
+
+
+def rocksdb_options() -> Options:
+    """Of a store."""
+    table = BlockBasedOptions()
+    table.set_block_cache(_CACHE)
+    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, block_based=False)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_manager(_WRITE_BUFFERS)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_open_files(_open_files)
+    options.set_keep_log_file_num(2)
+    return options
+
+
+def block_cache_bytes() -> int:
+    """What the block cache of all stores of this process holds now."""
+    return int(_CACHE.get_usage())
+
+
+class StoreBatch:
+    """Records for one atomic write, in their order: of several under one key the last counts.
+
+    As compact as what is written: a record has left Python's memory once it is in here.
+    """
+
+    def __init__(self) -> None:
+        self.writes = WriteBatch(raw_mode=True)
+        """RocksDB's own; the store adds to it and writes it, once."""
+        # Bound once: a replay calls them for millions of records.
+        self.put: Callable[[bytes, bytes], None] = self.writes.put
+        """Set a key's value."""
+        self.delete: Callable[[bytes], None] = self.writes.delete
+        """Remove a key."""
+
+    def __len__(self) -> int:
+        return len(self.writes)
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Add some records; one without a value removes its key."""
+        for key, value in records:
+            if value is None:
+                self.delete(key)
+            else:
+                self.put(key, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balance_service.engine.completeness import Wholeness
+from balance_service.engine.completeness import Completeness
 from balance_service.errors import RetriableError
 from tests.support.fakes import Clock
 
@@ -34,95 +34,97 @@ def changelog() -> Changelog:
 
 
 @pytest.fixture
-def wholeness(changelog: Changelog, clock: Clock) -> Wholeness:
-    return Wholeness(changelog, clock)
+def completeness(changelog: Changelog, clock: Clock) -> Completeness:
+    return Completeness(changelog, clock)
 
 
-def test_nothing_is_known_to_be_whole_before_the_end_was_met(wholeness: Wholeness) -> None:
-    assert not wholeness.holds
+def test_nothing_is_known_to_be_whole_before_the_end_was_met(completeness: Completeness) -> None:
+    assert not completeness.holds
 
 
-def test_what_follows_the_end_is_whole_for_ten_minutes(wholeness: Wholeness, clock: Clock) -> None:
-    wholeness.met_end()
+def test_what_follows_the_end_is_whole_for_ten_minutes(completeness: Completeness, clock: Clock) -> None:
+    completeness.met_end()
 
     clock.now += 599.9
-    assert wholeness.holds
+    assert completeness.holds
     clock.now += 0.1
-    assert not wholeness.holds
+    assert not completeness.holds
 
 
-def test_who_often_meets_the_end_need_not_ask_for_it(wholeness: Wholeness, clock: Clock, changelog: Changelog) -> None:
+def test_who_often_meets_the_end_need_not_ask_for_it(
+    completeness: Completeness, clock: Clock, changelog: Changelog
+) -> None:
     for _ in range(100):
-        wholeness.met_end()
+        completeness.met_end()
         clock.now += 60
-        wholeness.look()
+        completeness.look()
 
     assert changelog.asked == 0
 
 
 def test_a_reader_that_is_past_what_was_the_end_need_not_meet_it(
-    wholeness: Wholeness, clock: Clock, changelog: Changelog
+    completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
-    wholeness.met_end()
+    completeness.met_end()
     for _ in range(3_600):
         clock.now += 1
         changelog.end = int(clock.now)
-        wholeness.passed(int(clock.now) - 1)
-        wholeness.look()
-        assert wholeness.holds
+        completeness.passed(int(clock.now) - 1)
+        completeness.look()
+        assert completeness.holds
 
     assert changelog.asked < 3_600 / 100
 
 
 def test_being_past_it_says_something_about_when_it_was_asked_for_only(
-    wholeness: Wholeness, clock: Clock, changelog: Changelog
+    completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     def holds_past(offset: int, seconds: float) -> bool:
         clock.now += seconds
-        wholeness.passed(offset)
-        return wholeness.holds
+        completeness.passed(offset)
+        return completeness.holds
 
     changelog.end = 10
-    wholeness.look()
+    completeness.look()
     assert [holds_past(9, 0), holds_past(10, 599), holds_past(11, 1)] == [False, True, False]
 
 
 def test_an_end_that_was_asked_for_says_nothing_once_the_end_was_met_later(
-    wholeness: Wholeness, clock: Clock, changelog: Changelog
+    completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     changelog.end = 10
-    wholeness.look()
+    completeness.look()
     clock.now += 60
-    wholeness.met_end()
-    wholeness.passed(10)
+    completeness.met_end()
+    completeness.passed(10)
 
     clock.now += 599
-    assert wholeness.holds
+    assert completeness.holds
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_half_a_minute_later(
-    wholeness: Wholeness, clock: Clock, changelog: Changelog
+    completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     changelog.end = None
     for _ in range(60):
-        wholeness.look()
+        completeness.look()
         clock.now += 1
     assert changelog.asked == 2
 
     changelog.end = 5
-    wholeness.look()
-    wholeness.passed(5)
-    assert wholeness.holds
+    completeness.look()
+    completeness.passed(5)
+    assert completeness.holds
 
 
 def test_who_was_away_for_an_hour_may_have_missed_tombstones(
-    wholeness: Wholeness, clock: Clock, changelog: Changelog
+    completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     clock.now += 4_000
-    assert not wholeness.was_away, "it has never been at the end, and reads all from the start"
+    assert not completeness.was_away, "it has never been at the end, and reads all from the start"
 
-    wholeness.met_end()
+    completeness.met_end()
     clock.now += 3_600
-    assert not wholeness.was_away
+    assert not completeness.was_away
     clock.now += 1
-    assert wholeness.was_away
+    assert completeness.was_away

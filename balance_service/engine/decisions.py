@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.engine.letters.letter import Letter, Status, is_final
+from balance_service.engine.dead_letter import Letter, Status, is_final
 from balance_service.engine.outputs import OF_THE_KEY
 from balance_service.engine.records import Output
 from balance_service.errors import InvalidInputError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
+
 
 NO_LETTER = "there is no such dead letter, or it was closed more than seven days ago"
 STAGE_PATTERN = "[a-zA-Z0-9._-]{1,249}"

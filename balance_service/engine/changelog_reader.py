@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from balance_service.engine.database import StoreBatch
 from balance_service.engine.records import POSITION_KEY
-from balance_service.engine.store.batch import StoreBatch
 from balance_service.errors import RetriableError, StoreCorruptedError, TaskHaltedError, TaskMigratedError
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import offset_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.kafka.clients import ClientConfig
+
 
 _PART = 20_000
 # A compacted changelog may hold millions of states before its first position record, and a transaction may be large.

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from balance_service.engine import tombstones
-from balance_service.engine.completeness import WHOLE_FOR_SECONDS, Wholeness
-from balance_service.engine.records import StoreSizes
-from balance_service.engine.store.database import Database
-from balance_service.engine.tables.rows import TableRows
-from balance_service.engine.tables.store import TableStore
-from balance_service.errors import BalanceServiceError, RetriableError, StoreCorruptedError
+from balance_service.engine.completeness import WHOLE_FOR_SECONDS, Completeness, check_tombstones_since_time
+from balance_service.engine.database import Database
+from balance_service.engine.records import MISPLACED, RESERVED_PREFIX, StoreSizes
+from balance_service.engine.table_store import TableStore, Version
+from balance_service.errors import BalanceServiceError, PoisonRecordError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import offset_of
@@ -30,10 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from confluent_kafka import Message
+    from structlog.typing import FilteringBoundLogger
+
     from balance_service.avro.codec import AvroReader
-    from balance_service.engine.tables.store import TableView
+    from balance_service.engine.table_store import TableView
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
+
 
 log = structlog.get_logger(__name__)
 
@@ -198,7 +201,7 @@ class TablePartition:
         with closing(self._open(topic_id)) as store:
             start = store.offset
             if start is not None:
-                tombstones.check_by_time(context.topics, context.topic, self._partition, store.seen_to_ms)
+                check_tombstones_since_time(context.topics, context.topic, self._partition, store.seen_to_ms)
             else:
                 start = context.topics.offsets(name, [self._partition], earliest=True)[self._partition]
             config = reader_config(context.settings)
@@ -212,7 +215,7 @@ class TablePartition:
 
     def _tail(self, reader: LogReader, store: TableStore, topic_id: str) -> None:
         looked = swept = time.monotonic()
-        wholeness = Wholeness(self._end)
+        completeness = Completeness(self._end)
         while not self._stopping.is_set():
             if self._damage:
                 damage, self._damage = self._damage, ""
@@ -223,19 +226,19 @@ class TablePartition:
                 raise StoreCorruptedError(f"the table's topic {error}") from error
             position = reader.position(self._partition)
             if messages:
-                if wholeness.was_away:
+                if completeness.was_away:
                     raise RetriableError("the topic was not read for an hour, in which tombstones may have gone")
                 store.apply(
                     [row for message in messages if (row := self._rows.of(message)) is not None],
                     offset_of(messages[-1]) + 1,
                 )
             if reader.met_end:
-                wholeness.met_end()
+                completeness.met_end()
                 if not self._is_whole:
                     self._is_whole = True
                     self._log.info("table read to its end", position=position)
-            wholeness.passed(position)
-            wholeness.look()
+            completeness.passed(position)
+            completeness.look()
             self._reason = ""
             self._reach(position)
             now = time.monotonic()
@@ -246,8 +249,8 @@ class TablePartition:
                 looked = now
                 if self._present_topic_id() != topic_id:
                     raise StoreCorruptedError("the topic was made anew: the table is read from its start")
-                _note_seen(store, wholeness)
-        _note_seen(store, wholeness)
+                _note_seen(store, completeness)
+        _note_seen(store, completeness)
 
     def _present_topic_id(self) -> str:
         """Of the topic as it is now. Raises RetriableError if it is gone, or has another partition count."""
@@ -285,6 +288,50 @@ class TablePartition:
                 self._moved.notify_all()
 
 
-def _note_seen(store: TableStore, wholeness: Wholeness) -> None:
-    if wholeness.holds:
+def _note_seen(store: TableStore, completeness: Completeness) -> None:
+    if completeness.holds:
         store.seen_to_ms = now_ms() - int(1_000 * WHOLE_FOR_SECONDS)
+
+
+# A topic of rubbish must not fill the log.
+_MOST_TOLD = 10
+
+
+class TableRows:
+    """Makes rows of records.
+
+    `skipped` counts records that are no rows, by cause; `late` those with a timestamp below `joined_up_to_ms`, which is
+    that of the latest event that was joined. Any thread may read these.
+    """
+
+    def __init__(self, codec: AvroReader, is_here: Callable[[bytes], bool], log: FilteringBoundLogger) -> None:
+        """Args:
+        is_here: whether the row of a key is looked for in this partition.
+        """
+        self.skipped: Counter[str] = Counter()
+        self.late = 0
+        self.joined_up_to_ms = -(1 << 63)
+        self._codec = codec
+        self._is_here = is_here
+        self._log = log
+
+    def of(self, message: Message) -> tuple[bytes, Version] | None:
+        """The record's key and what its row is from then on; None if it is no row, which is counted."""
+        key, frame = message.key(), message.value()
+        try:
+            if key is None:
+                raise PoisonRecordError("key-null", "a record has no key")
+            if key.startswith(RESERVED_PREFIX):
+                raise PoisonRecordError("key-reserved", "a record's key begins with 0xFF")
+            if not self._is_here(key):
+                raise PoisonRecordError(MISPLACED, "a record's key belongs to another partition, by murmur2")
+            if frame is not None:
+                self._codec.decode_foreign(frame)
+        except PoisonRecordError as error:
+            self.skipped[error.cause] += 1
+            if self.skipped.total() <= _MOST_TOLD:
+                self._log.warning("not a row", offset=message.offset(), cause=error.cause, problem=str(error))
+            return None
+        timestamp_ms = message.timestamp()[1]
+        self.late += timestamp_ms < self.joined_up_to_ms
+        return key, Version(timestamp_ms, offset_of(message), frame)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.records import TaskId
 
+
 FORMAT = 1
 """Of the directory, and of each store in it."""
 _LOCK = ".lock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from balance_service.engine.changelog.dead_letters import Envelope
     from balance_service.engine.records import DeadLetter, Output, Record, TaskId
     from balance_service.kafka.clients import ClientConfig
+
+    Headers = list[tuple[str, str | bytes | None]]
+
 
 _FENCE_ATTEMPTS = 5
 _FENCE_TIMEOUT_SECONDS = 10.0
@@ -275,3 +278,43 @@ class _Delivery:
 
 def _forbidden(error: KafkaError, topic: str) -> NotAuthorizedError | None:
     return not_authorized(error, f"writing to {topic}", f"Write on topic '{topic}'")
+
+
+# Of a batch with nothing else in it, besides key and value: headers, of which names of topics are the longest.
+_ENVELOPE_BYTES = 2 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the dead letters of one read model on one source partition have in common.
+
+    What would not fit into `largest_bytes` is kept without its value, and without its key if need be: refused by the
+    brokers, it would stop its partition for ever.
+    """
+
+    read_model: str
+    source: str
+    partition: int
+    application_id: str
+    largest_bytes: int
+
+    def of(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
+        """Key, value and headers of the record that keeps it."""
+        key, value = letter.key, letter.value
+        headers: Headers = [
+            ("dead-letter-cause", letter.cause.encode()),
+            ("dead-letter-read-model", self.read_model.encode()),
+            ("dead-letter-topic", self.source.encode()),
+            ("dead-letter-application-id", self.application_id.encode()),
+            ("dead-letter-partition", str(self.partition).encode()),
+            ("dead-letter-offset", str(letter.offset).encode()),
+            ("dead-letter-timestamp", str(letter.timestamp_ms).encode()),
+        ]
+        room = self.largest_bytes - _ENVELOPE_BYTES
+        if value is not None and len(key or b"") + len(value) > room:
+            headers.append(("dead-letter-value-bytes", str(len(value)).encode()))
+            value = None
+        if key is not None and len(key) > room:
+            headers.append(("dead-letter-key-bytes", str(len(key)).encode()))
+            key = None
+        return key, value, headers

@@ -1,1 +1,0 @@
-"""The changelog: written by the owner, read by standbys and by whoever opens a store."""

@@ -1,1 +1,0 @@
-"""Dead letters after they were written: tried again, decided about, closed."""

@@ -1,1 +1,0 @@
-"""The store: RocksDB, on one partition of one read model."""

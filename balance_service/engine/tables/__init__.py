@@ -1,1 +1,0 @@
-"""Tables: compacted topics kept in stores, row by row with their versions, for streams to be joined with."""
