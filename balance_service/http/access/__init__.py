@@ -1,1 +1,1 @@
-"""Authentication, authorisation and rate limits of clients."""
+"""Authentication, authorization and rate limits of clients."""

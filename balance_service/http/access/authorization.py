@@ -1,166 +1,237 @@
-"""Access control before the routes: what browsers may send, authentication, scopes, rate limits.
+"""Access control: requests from browsers, authentication, scopes, and rate limits.
 
-Which scope a request needs is told by the route that it was matched to. What matches none, and is answered 404 or 405,
-needs a token with any scope. `Access.judge` judges requests on both ways to an answer: ahead of aiohttp (`plain`) and
-through it (`guarded`). It belongs to the event loop.
+A route declares the scopes of which a request needs one. A request that matches no route, and is answered 404 or 405,
+needs a token with any scope. `Access.judge` checks requests on both paths to an answer: ahead of aiohttp
+(`server/plain.py`) and in the application (`guarded`). Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ipaddress
+import math
 import re
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import hdrs, web
 
-from balance_service.http.access.browsers import browsers_of, not_json
-from balance_service.http.access.clients import (
-    Client,
-    InvalidTokenError,
-    Scope,
+from balance_service.http.access.authentication import (
+    Authenticator,
     insufficient_scope,
-    invalid_request,
-    invalid_token,
+    load_jwts,
+    load_tokens,
     unauthenticated,
-    whereabouts,
 )
-from balance_service.http.access.jwts import load_jwts
-from balance_service.http.access.rate_limit import RateLimit
-from balance_service.http.access.tokens import load_tokens
-from balance_service.http.answer import Problem
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.access.clients import Scope, anonymous_name
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
+from balance_service.http.answer import Problem
 from balance_service.http.server.reloading import Reloaded
+from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
 
     from aiohttp.typedefs import Middleware
     from multidict import CIMultiDictProxy
 
-    from balance_service.http.access.browsers import Asked, Browsers
-    from balance_service.http.access.jwts import Jwts
-    from balance_service.http.access.tokens import Tokens
     from balance_service.http.api.route import Routes
     from balance_service.settings import Settings
 
-_BEARER = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")  # RFC 6750, section 2.1
-AUTHENTICATOR_FILES = ("tokens", "jwks")
 CLIENT = web.RequestKey("client", str)
-"""The name of the client, where its token was accepted."""
+"""The name of an authenticated client."""
+
+_SITE_HEADER = "Sec-Fetch-Site"
+_OWN_SITES = frozenset({"same-origin", "none"})
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?")  # RFC 3986, section 3.2.2, in lower case
+_MAX_HOSTS = 1_000
+_JSON = "application/json"
+
+# About 10 MB. Beyond it, the client whose latest request is oldest is forgotten: its bucket is the likeliest to be full.
+_MAX_CLIENTS = 50_000
+# Less than any interval: sums of intervals are not exact.
+_TOLERANCE_SECONDS = 1e-7
 
 
-class Authenticator:
-    """Tells clients by their tokens."""
+class RateLimit:
+    """A token bucket for each client. Not thread-safe.
 
-    def __init__(self, tokens: Reloaded[Tokens] | None = None, jwts: Reloaded[Jwts] | None = None) -> None:
-        self._tokens = tokens
-        self._jwts = jwts
+    A bucket is stored as the time when it will be full again (the generic cell rate algorithm, ITU-T I.371). Each
+    request moves that time forward by one interval. A request that finds the bucket empty is refused.
+    """
 
-    @property
-    def files(self) -> Mapping[str, Reloaded[Any]]:
-        """The files that it goes by, by what they hold."""
-        files: tuple[Reloaded[Any] | None, ...] = (self._tokens, self._jwts)
-        return {name: file for name, file in zip(AUTHENTICATOR_FILES, files, strict=True) if file is not None}
+    def __init__(
+        self,
+        per_second: float,
+        burst: int,
+        now: Callable[[], float] = time.monotonic,
+        max_clients: int = _MAX_CLIENTS,
+    ) -> None:
+        """Args:
+        burst: the capacity of a bucket, in requests.
+        max_clients: bounds the memory.
+        """
+        self._per_second = per_second
+        self._interval = 1.0 / per_second
+        self._depth = (burst - 1) * self._interval + _TOLERANCE_SECONDS
+        self._now = now
+        self._max_clients = max_clients
+        self._full_at: OrderedDict[str, float] = OrderedDict()
 
-    def remembered(self, headers: CIMultiDictProxy[str]) -> Client | None:
-        """The client of a token in the file, or of a JWT that was verified before; otherwise None: ask `client_of`."""
-        given = headers.getall(hdrs.AUTHORIZATION, ())
-        match = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
-        return None if match is None else self._remembered(match[1])
+    def __len__(self) -> int:
+        return len(self._full_at)
 
-    def client_of(self, headers: CIMultiDictProxy[str]) -> Client:
-        """The client that sends a request with these headers.
+    def take(self, client: str) -> None:
+        """Counts a request.
 
         Raises:
-            Problem: 401, there is no token, or none that is accepted; 400, there are several.
+            Problem: 429, with Retry-After, if the client's bucket is empty.
         """
-        given = headers.getall(hdrs.AUTHORIZATION, ())
-        if not given:
-            raise unauthenticated()
-        if len(given) > 1:
-            raise invalid_request("the header Authorization is given more than once")
-        if given[0][:7].lower() != "bearer ":
-            raise unauthenticated()
-        match = _BEARER.fullmatch(given[0])
-        if match is None:
-            raise invalid_token("the header Authorization holds no bearer token")
-        token = match[1]
-        client = self._remembered(token)
-        if client is not None:
-            return client
-        if self._jwts is None or token.count(".") != 2:  # three parts
-            raise invalid_token("the token is not known here")
-        try:
-            return self._jwts.value.client_of(token)
-        except InvalidTokenError as error:
-            raise invalid_token(str(error)) from None
+        full_at, early = self._bucket(client)
+        if early > 0:
+            raise Problem(
+                429,
+                f"a client may make {self._per_second:g} requests a second; this request was not processed",
+                retry_after=max(1, math.ceil(early)),
+            )
+        self._full_at[client] = full_at + self._interval
+        self._full_at.move_to_end(client)
+        if len(self._full_at) > self._max_clients:
+            self._full_at.popitem(last=False)
 
-    def _remembered(self, token: str) -> Client | None:
-        digest = hashlib.sha256(token.encode()).digest()
-        client = None if self._tokens is None else self._tokens.value.get(digest)
-        if client is None and self._jwts is not None:
-            return self._jwts.value.remembered(digest)
-        return client
+    def has_room(self, client: str) -> bool:
+        """Whether `take` would succeed now."""
+        return self._bucket(client)[1] <= 0
+
+    def _bucket(self, client: str) -> tuple[float, float]:
+        """Returns when the bucket is full again, and by how many seconds a request is too early."""
+        now = self._now()
+        full_at = max(self._full_at.get(client, now), now)
+        return full_at, full_at - now - self._depth
+
+
+class Browsers:
+    """Refuses requests that a web page of another site makes a browser send.
+
+    A page can send requests to any instance that its browser reaches. Sec-Fetch-Site (W3C Fetch Metadata) and Origin
+    (RFC 6454) reveal a page of another origin. Host reveals DNS rebinding, where a page resolves its own name to the
+    instance. Clients other than browsers can forge these headers: only tokens keep them out.
+    """
+
+    def __init__(self, hosts: Iterable[str] | None = None, origins: Iterable[str] = ()) -> None:
+        """Args:
+        hosts: names and `*.domains` that Host may contain, in addition to IP addresses and `localhost`; None accepts
+            any host.
+        origins: origins whose pages may send requests, in lower case.
+        """
+        names = None if hosts is None else [host.removesuffix(".").lower() for host in hosts]
+        self._names = None if names is None else frozenset({"localhost", *names})
+        self._domains = tuple(name.removeprefix("*") for name in names or () if name.startswith("*."))
+        self._origins = frozenset(origins)
+        # Clients send the same few hosts in every request.
+        self._is_known = lru_cache(maxsize=_MAX_HOSTS)(self._look_up)
+
+    def refusal(self, headers: CIMultiDictProxy[str]) -> Problem | None:
+        """Returns 403 or 421; None if the request may pass."""
+        host = headers.get(hdrs.HOST)
+        # HTTP/1.0 permits a request without Host, and no browser sends one; aiohttp's parser refuses it in HTTP/1.1.
+        if self._names is not None and host is not None and not self._is_known(host):
+            return Problem(
+                421, "this instance is not known by the host in the header Host; add that host to BALANCE_ALLOWED_HOSTS"
+            )
+        site = headers.get(_SITE_HEADER)
+        if site is not None:
+            return None if site in _OWN_SITES else Problem(403, "pages of other sites may not send requests here")
+        origin = headers.get(hdrs.ORIGIN)
+        if origin is not None and not self._is_own(origin.lower(), host):
+            return Problem(
+                403,
+                "pages of other origins may not send requests here; list those that may in BALANCE_ALLOWED_ORIGINS",
+            )
+        return None
+
+    def _is_own(self, origin: str, host: str | None) -> bool:
+        is_same = host is not None and origin.partition("://")[2] == host.lower()
+        return is_same or origin in self._origins
+
+    def _look_up(self, host: str) -> bool:
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name = match["name"].removesuffix(".")
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return name in (self._names or ()) or name.endswith(self._domains)
+        return True
 
 
 class Verdict(NamedTuple):
-    """Who sends a request, and what it is answered if it is not admitted."""
+    """The client of a request, and the answer if the request is refused."""
 
     client: str
-    """The name of a client, or the whereabouts of one without an accepted token."""
+    """The name of an authenticated client; otherwise, the client's address."""
     is_authenticated: bool
     refusal: Problem | None
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The checks that clients have to pass; by default none."""
+    """The checks that each request of a client must pass; by default none."""
 
     authenticator: Authenticator | None = None
     rate_limit: RateLimit | None = None
     browsers: Browsers | None = None
 
-    def judge(self, asked: Asked, stranger: str, needed: frozenset[Scope], *, by_memory_alone: bool = False) -> Verdict:
-        """Judge a request; changes nothing that a client could notice.
+    def judge(
+        self,
+        headers: CIMultiDictProxy[str],
+        anonymous: str,
+        needed: frozenset[Scope],
+        *,
+        verifies_jwts: bool = True,
+    ) -> Verdict:
+        """Checks a request without side effects that a client could notice.
 
         Args:
-            stranger: whereabouts of the client.
-            needed: one of these scopes must be granted.
-            by_memory_alone: refuse a JWT that was not verified before, which takes long.
+            anonymous: the name of the client if it has no token.
+            needed: the token must grant one of these scopes.
+            verifies_jwts: whether to verify a JWT that is not cached, which is slow; otherwise it is refused.
         """
-        refusal = None if self.browsers is None else self.browsers.refusal(asked)
+        refusal = None if self.browsers is None else self.browsers.refusal(headers)
         if refusal is not None or self.authenticator is None:
-            return Verdict(stranger, False, refusal)
-        if by_memory_alone:
-            client = self.authenticator.remembered(asked.headers)
-            if client is None:
-                return Verdict(stranger, False, unauthenticated())
-        else:
+            return Verdict(anonymous, False, refusal)
+        if verifies_jwts:
             try:
-                client = self.authenticator.client_of(asked.headers)
+                client = self.authenticator.client_of(headers)
             except Problem as problem:
-                return Verdict(stranger, False, problem)
+                return Verdict(anonymous, False, problem)
+        else:
+            remembered = self.authenticator.remembered(headers)
+            if remembered is None:
+                return Verdict(anonymous, False, unauthenticated())
+            client = remembered
         is_allowed = not needed.isdisjoint(client.scopes)
         return Verdict(client.name, True, None if is_allowed else insufficient_scope(needed))
 
     def charge(self, client: str) -> None:
-        """Count a request of a client. Raises Problem: 429, it makes too many."""
+        """Counts a request. Raises Problem: 429 if the client exceeds the rate limit."""
         if self.rate_limit is not None:
             self.rate_limit.take(client)
 
     def has_room(self, client: str) -> bool:
-        """Whether `charge` would count a request of the client now."""
+        """Whether `charge` would succeed now."""
         return self.rate_limit is None or self.rate_limit.has_room(client)
 
 
 def access_of(settings: Settings) -> Access:
-    """Access as the settings want it.
+    """Builds the checks that the settings ask for.
 
     Raises:
-        ConfigurationError: a file cannot be used; names the setting.
+        ConfigurationError: a file cannot be used. The message names the setting.
     """
     rate_limit = None if settings.rate_limit is None else RateLimit(settings.rate_limit, settings.burst)
     tokens = jwts = None
@@ -169,16 +240,19 @@ def access_of(settings: Settings) -> Access:
     if settings.jwks_file is not None:
         issuer, audience = settings.jwt_issuer or "", settings.jwt_audience or ""
         jwts = Reloaded([settings.jwks_file], partial(load_jwts, settings.jwks_file, issuer, audience))
-    is_open = tokens is None and jwts is None
-    return Access(None if is_open else Authenticator(tokens, jwts), rate_limit, browsers_of(settings))
+    authenticator = None if tokens is None and jwts is None else Authenticator(tokens, jwts)
+    # A page that rebinds DNS has no token, so Host matters only where none is needed.
+    own_host = address_of(settings.application_server).host
+    hosts = (own_host, *settings.allowed_hosts) if settings.admits_anonymous else None
+    return Access(authenticator, rate_limit, Browsers(hosts, settings.allowed_origins))
 
 
 def guarded(access: Access, routes: Routes, *, peers_are_proven: bool) -> Middleware:
-    """The middleware that admits clients. Belongs within the one that checks the marks of peers.
+    """The middleware that admits clients. It must run inside the one that checks the marks of peers.
 
     Args:
-        peers_are_proven: admit a query that a peer forwards, because that peer has checked the token. Only where
-            marks are proofs: otherwise any client could write one.
+        peers_are_proven: admit a query that a peer forwards, because that peer has checked the token. Only valid if
+            marks carry proofs: otherwise any client could write one.
     """
 
     @web.middleware
@@ -189,14 +263,12 @@ def guarded(access: Access, routes: Routes, *, peers_are_proven: bool) -> Middle
         is_marked = FORWARDED_HEADER in request.headers
         if route is None:
             _admit(access, request, frozenset(Scope))
-        # Probes are answered under any host: they tell no data, and a name must not take an instance out of service.
+        # Probes are open under any host: they reveal no data, and an unlisted host must not fail a health check.
         elif not route.is_open and not (peers_are_proven and route.is_forwarded and is_marked):
             _admit(access, request, route.scopes)
-            # Peers send no body; and no page of another site can send the mark unasked.
+            # Peers send no body, and a page of another site needs a preflight to send the mark.
             if access.browsers is not None and route.body is not None and not is_marked:
-                refusal = not_json(request)
-                if refusal is not None:
-                    raise refusal
+                _require_json(request)
         return await handler(request)
 
     return guard
@@ -204,8 +276,8 @@ def guarded(access: Access, routes: Routes, *, peers_are_proven: bool) -> Middle
 
 def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> None:
     """Raises Problem: 400, 401, 403, 421, 429."""
-    verdict = access.judge(request, whereabouts(request.remote), needed)
-    # Clients without an accepted token count too, by their address.
+    verdict = access.judge(request.headers, anonymous_name(request.remote), needed)
+    # The rate limit also applies to clients without an accepted token, by their addresses.
     access.charge(verdict.client)
     if verdict.is_authenticated:
         request[CLIENT] = verdict.client
@@ -213,3 +285,13 @@ def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> No
             request.protocol.belongs_to(verdict.client)
     if verdict.refusal is not None:
         raise verdict.refusal
+
+
+def _require_json(request: web.Request) -> None:
+    """A page of another site can send a body of any other type without a preflight.
+
+    Source: Fetch, "CORS-safelisted request-header".
+    """
+    content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise Problem(415, f"the body must be JSON; send the header Content-Type: {_JSON}")

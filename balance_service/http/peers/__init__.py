@@ -1,1 +1,1 @@
-"""Other instances: which are trusted, and how they are asked."""
+"""Queries to other instances: connections, proofs, and the proxy."""

@@ -1,41 +1,70 @@
-"""Connections to peers, kept for the queries to come: one query at a time on each, and none after a surprise.
+"""Pooled connections to peers, and a strict reader of what peers answer.
 
-    CONNECTING ──► IDLE ──ask──► ASKED     A connection goes back to IDLE with a whole answer and nothing more. All
-                    ▲ │            │ │     else (an error, a time-out, a query given up, bytes that nobody asked for)
-                    │ │   answer   │ │     ends it, for what would come next could be the answer to another query.
+A connection is reused for one query after another. If the end of an answer were ambiguous, the next query would receive
+another query's answer. The reader therefore accepts only the one form in which instances answer: a single
+Content-Length, and not a byte after it. It refuses everything that leaves a choice (chunks, an end by closing, interim
+answers, folded lines, repeated lengths), which no instance sends.
+
+    CONNECTING ──► IDLE ──ask──► ASKED     A connection returns to IDLE after exactly one complete answer. Everything
+                    ▲ │            │ │     else (an error, a time-out, a cancelled query, unexpected bytes) closes it,
+                    │ │   answer   │ │     because the next bytes could belong to another query.
                     └─┼────────────┘ │
                       ▼              ▼
                     CLOSED ◄─────────┘
 
-Belongs to the event loop.
+Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohappyeyeballs
 
-from balance_service.http.peers.answers import AnswerReader, UnexpectedAnswerError
+from balance_service.http.answer import PROBLEM_JSON, Answer
+from balance_service.http.peers.trust import PASSED_ON
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from aiohappyeyeballs import AddrInfoType
     from yarl import URL
 
-    from balance_service.http.peers.answers import Received
+# Headers can hold a value for each of a thousand partitions; a page of entries has up to one MiB.
+MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = (1 << 20) + (64 << 10)
+# An instance answers its peers with no other status or content type.
+_STATUSES = frozenset({200, 400, 401, 403, 404, 421, 429, 500, 503})
+_CONTENT_TYPES = frozenset({"application/json", PROBLEM_JSON})
+_PASSED_ON = {name.lower(): name for name in PASSED_ON}
+_FRAMING = frozenset({"connection", "content-encoding", "content-length", "content-type", "transfer-encoding"})
+_KNOWN = _FRAMING | _PASSED_ON.keys()
+
+_BEGIN = b"HTTP/1.1 "
+_END_OF_HEAD = b"\r\n\r\n"
+_STATUS_LINE = re.compile(rb"HTTP/1\.1 (?P<status>[1-9][0-9]{2}) [ -~]*")
+_FIELD = re.compile(rb"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>[\t -~\x80-\xff]*)")
+_PROOF = re.compile(rb"\r\n(?i:Balance-Proof):[ \t]*(?P<proof>[0-9a-f]{64})[ \t]*(?=\r\n|\Z)")
+_LENGTH = re.compile(r"[0-9]{1,9}")
+_PASSED_ON_VALUE = re.compile(r"[!-~](?:[ -~]{0,15998}[!-~])?")
 
 _MAX_CONNECTIONS_PER_PEER = 64
-# Well below the time after which a peer closes an idle connection, so that no query meets a closing one.
+# Well below the idle time-out of a peer's server, so that no query meets a closing connection.
 _IDLE_SECONDS = 15.0
 _SWEEP_SECONDS = 5.0
 _LOOK_UP_AGAIN_SECONDS = 10.0
 # Source: RFC 8305, Happy Eyeballs, section 5.
 _NEXT_ADDRESS_SECONDS = 0.25
+
+
+class UnexpectedAnswerError(Exception):
+    """The bytes received are not an instance's answer; the message continues "the owner at … "."""
 
 
 class ClosedError(ConnectionError):
@@ -46,8 +75,114 @@ class ClosedError(ConnectionError):
         self.is_unanswered = is_unanswered
 
 
+class Received(NamedTuple):
+    """An answer and its proof, which is empty if the peer sent none."""
+
+    answer: Answer
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    status: int
+    length: int
+    content_type: str
+    headers: Mapping[str, str]
+    is_last: bool
+
+
+class AnswerReader:
+    """Reads answers one after another, and keeps of each only what may be passed on."""
+
+    def __init__(self) -> None:
+        self.is_last = False
+        """Whether the peer closes the connection after the latest answer."""
+        self._received = b""
+        self._head: _Head | None = None
+        self._proof = ""
+
+    @property
+    def is_within(self) -> bool:
+        """Whether an answer has been received in part."""
+        return bool(self._received) or self._head is not None
+
+    def feed(self, data: bytes) -> Received | None:
+        """Takes some bytes; returns the answer if they complete it.
+
+        Raises:
+            UnexpectedAnswerError: they are not an instance's answer, or continue beyond it.
+        """
+        received = self._received = self._received + data if self._received else data
+        head = self._head
+        if head is None:
+            end = received.find(_END_OF_HEAD, 0, MAX_HEAD_BYTES)
+            if end < 0:
+                _check_begin(received)
+                return None
+            without_proof, self._proof = _cut(received[:end])
+            head = self._head = _head(without_proof)
+            received = self._received = received[end + len(_END_OF_HEAD) :]
+        if len(received) < head.length:
+            return None
+        if len(received) > head.length:
+            raise UnexpectedAnswerError("answered with more bytes than it announced")
+        self._received, self._head, self.is_last = b"", None, head.is_last
+        return Received(Answer(head.status, received, head.content_type, head.headers), self._proof)
+
+
+def _check_begin(received: bytes) -> None:
+    if received[: len(_BEGIN)] != _BEGIN[: len(received)]:
+        raise UnexpectedAnswerError("answered with something other than HTTP/1.1")
+    if len(received) >= MAX_HEAD_BYTES:
+        raise UnexpectedAnswerError(f"answered with a head of more than {MAX_HEAD_BYTES} bytes")
+
+
+def _cut(head: bytes) -> tuple[bytes, str]:
+    """Splits a head into the part without its proof, and the proof, which differs every time."""
+    found = _PROOF.search(head)
+    return (head, "") if found is None else (head[: found.start()] + head[found.end() :], found["proof"].decode())
+
+
+# Between two commits, a peer's answers have the same head for a second.
+@lru_cache(maxsize=256)
+def _head(head: bytes) -> _Head:
+    first, *lines = head.split(b"\r\n")
+    status_line = _STATUS_LINE.fullmatch(first)
+    if status_line is None:
+        raise UnexpectedAnswerError("answered with something other than HTTP/1.1")
+    status, fields = int(status_line["status"]), _fields(lines)
+    content_type = fields.get("content-type", "none").partition(";")[0].strip().lower()
+    if status not in _STATUSES or content_type not in _CONTENT_TYPES or "content-encoding" in fields:
+        raise UnexpectedAnswerError(f"answered {status} with {content_type[:100]}")
+    length = fields.get("content-length", "")
+    if "transfer-encoding" in fields or not _LENGTH.fullmatch(length):
+        raise UnexpectedAnswerError("answered without the number of bytes")
+    if int(length) > MAX_BODY_BYTES:
+        raise UnexpectedAnswerError(f"answered with more than {MAX_BODY_BYTES} bytes")
+    headers = {name: fields[lower] for lower, name in _PASSED_ON.items() if lower in fields}
+    if not all(_PASSED_ON_VALUE.fullmatch(value) for value in headers.values()):
+        raise UnexpectedAnswerError("answered with headers that are not an instance's")
+    is_last = fields.get("connection", "keep-alive").lower() != "keep-alive"
+    return _Head(status, int(length), content_type, headers, is_last)
+
+
+def _fields(lines: list[bytes]) -> dict[str, str]:
+    """The known fields, by their names in lower case."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            raise UnexpectedAnswerError("answered with headers that are not HTTP's")
+        name = field["name"].decode().lower()
+        if name in _KNOWN:
+            if name in fields:
+                raise UnexpectedAnswerError(f"answered with two headers {name}")
+            fields[name] = field["value"].decode("latin-1").rstrip(" \t")
+    return fields
+
+
 class PeerConnection(asyncio.Protocol):
-    """One connection to a peer."""
+    """One connection to a peer, with at most one query at a time."""
 
     def __init__(
         self,
@@ -65,16 +200,15 @@ class PeerConnection(asyncio.Protocol):
         self._asked: asyncio.Future[Received] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is IDLE."""
         self._transport = transport  # type: ignore[assignment]  # a connection's transports are asyncio.Transport
         self.is_open = True
 
     async def ask(self, request: bytes) -> Received:
-        """Send a query and wait for its answer. The caller enforces the deadline by cancelling.
+        """Sends a query and waits for its answer. The caller enforces the deadline by cancelling.
 
         Raises:
             ClosedError: the connection was closed.
-            UnexpectedAnswerError: it sent something other than an answer.
+            UnexpectedAnswerError: the peer sent something other than an answer.
             OSError: the connection broke.
         """
         transport = self._transport
@@ -92,7 +226,6 @@ class PeerConnection(asyncio.Protocol):
             self._asked = None
 
     def data_received(self, data: bytes) -> None:
-        """Read on; what nobody asked for ends the connection."""
         asked = self._asked
         if asked is None or asked.done():
             self.abort()
@@ -109,34 +242,33 @@ class PeerConnection(asyncio.Protocol):
             asked.set_result(answer)
 
     def eof_received(self) -> None:
-        """The peer says no more: asyncio closes the connection after this."""
+        """Returns None, so that asyncio closes the connection."""
         self.is_open = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is CLOSED."""
         self.is_open = False
         asked = self._asked
         if asked is not None and not asked.done():
             is_unanswered = not self._reader.is_within
-            # A reset connection was closed too, before what was sent arrived.
+            # A reset is a close too: the peer closed before the query arrived.
             is_closing = exc is None or isinstance(exc, ConnectionError)
             asked.set_exception(ClosedError(is_unanswered=is_unanswered) if is_closing else exc)  # type: ignore[arg-type]
         self._on_lost(self)
 
     def abort(self) -> None:
-        """Close it at once; nothing that still comes is read."""
+        """Closes the connection at once and reads nothing more."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
 
 class _Peer:
-    """One address: its idle connections, the one that was used last at the end, and how many queries it has."""
+    """The connections to one address. `idle` ends with the one used last."""
 
     def __init__(self) -> None:
         self.idle: list[PeerConnection] = []
         self.slots = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
-        # One partition that stands still would else take the places of all queries to this peer.
+        # Otherwise the queries that wait for one stalled partition would use the slots of all queries to this peer.
         self.slots_to_wait_in = asyncio.Semaphore(_MAX_CONNECTIONS_PER_PEER)
         self.queries = 0
         self._looking_up = asyncio.Lock()
@@ -144,7 +276,7 @@ class _Peer:
         self._addresses: Sequence[AddrInfoType] = ()
 
     def take_idle(self, tls: ssl.SSLContext | None) -> PeerConnection | None:
-        """An idle connection under this context, which is not idle then; those under others are closed."""
+        """Removes and returns an idle connection under this TLS context; closes those under other contexts."""
         while self.idle:
             connection = self.idle.pop()
             if connection.is_open and connection.tls is tls:
@@ -153,7 +285,7 @@ class _Peer:
         return None
 
     async def addresses(self, host: str, port: int, loop: asyncio.AbstractEventLoop) -> Sequence[AddrInfoType]:
-        """The addresses of a host's name; queries that ask at the same time share one lookup."""
+        """Resolves a host name; concurrent queries share one lookup."""
         async with self._looking_up:
             if loop.time() - self._looked_up_at > _LOOK_UP_AGAIN_SECONDS:
                 self._addresses = await loop.getaddrinfo(
@@ -163,14 +295,14 @@ class _Peer:
             return self._addresses
 
     def look_up_again(self) -> None:
-        """They may be of no use: the name may stand for others by now."""
+        """Discards the addresses: the name may resolve to others by now."""
         self._looked_up_at = float("-inf")
 
 
 class PeerConnections:
-    """All connections to peers; a query that finds all in use waits for one.
+    """The connection pool: to each peer up to 64 connections, and 64 more for queries that wait for a position.
 
-    To each peer there are 64 at most, and 64 more on which queries wait for a position there.
+    A query that finds all of them in use waits.
     """
 
     def __init__(self) -> None:
@@ -183,17 +315,17 @@ class PeerConnections:
     async def ask(
         self, url: URL, request: bytes, tls: ssl.SSLContext | None, *, changes: bool = False, waits: bool = False
     ) -> Received:
-        """Send a query to the peer that a URL names, and wait for its answer; cancel it to give it up.
+        """Sends a query to the peer at `url` and waits for its answer; cancelling abandons the query.
 
-        A peer may close a connection just when it is to be used again. A query of which nothing is answered then is
-        asked once more, on a new connection. One that `changes` something may have been answered all the same: it is
-        asked on a new connection, and once.
+        A peer may close an idle connection just as a query is sent on it. If the peer has answered nothing, the query
+        is sent once more, on a new connection.
 
         Args:
-            waits: whether the peer is to wait before it answers; such queries have places of their own.
+            changes: the request is not idempotent, so it is sent once, on a new connection.
+            waits: the peer waits before it answers; such queries have slots of their own.
 
         Raises:
-            UnexpectedAnswerError: what came is not an answer of an instance.
+            UnexpectedAnswerError: the bytes received are not an instance's answer.
             OSError: the peer cannot be reached.
         """
         peer = self._peers.get(url.authority)
@@ -209,7 +341,7 @@ class PeerConnections:
                     except ClosedError as error:
                         if not error.is_unanswered:
                             raise
-                    # Most likely it has closed them all.
+                    # The peer has most likely closed the other idle connections too.
                     _close(peer.idle)
                 try:
                     return await self._ask(peer, await self._connect(peer, url, tls), request)
@@ -220,7 +352,6 @@ class PeerConnections:
             peer.queries -= 1
 
     async def close(self) -> None:
-        """Close all connections."""
         self.is_closed = True
         self._sweeping.cancel()
         while self._open:
@@ -251,7 +382,7 @@ class PeerConnections:
                 server_hostname=None if tls is None else host.rstrip("."),
             )
         except BaseException:
-            # Its transport first, if it has one by now: the loop must not watch a number that is another's.
+            # Abort the transport first: otherwise the loop could watch a file descriptor that the kernel has reused.
             connection.abort()
             connected.close()
             raise
@@ -262,7 +393,7 @@ class PeerConnections:
         return connection
 
     def _sweep(self) -> None:
-        """Close what has been idle for long, and forget peers of which nothing is left."""
+        """Closes connections that have been idle too long, and drops peers without connections."""
         self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         since = self._loop.time() - _IDLE_SECONDS
         for address, peer in list(self._peers.items()):

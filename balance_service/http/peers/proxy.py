@@ -1,8 +1,8 @@
-"""One hop to the instance that owns the key, over connections that are kept.
+"""Forwards queries to peers, one hop, over pooled connections.
 
-A peer's address comes from a topic, so it is not trusted: hosts by allow-list, fixed path, re-encoded parameters, no
-redirects, capped size, headers by allow-list (see `answers`). What it is asked carries a mark, so that it does not pass
-it on again, and what it answers carries a proof, if there is a secret (see `trust`).
+A peer's address comes from a topic, so it is not trusted: hosts must be on the allow-list, paths are fixed, parameters
+are re-encoded, redirects are not followed, and answers are bounded and stripped of unknown headers (see `connections`).
+The mark of a forwarded query keeps the peer from forwarding it again; a proof authenticates its answer (see `trust`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from opentelemetry.trace import SpanKind
 from yarl import URL
 
 from balance_service.errors import RetriableError
-from balance_service.http.peers.answers import UnexpectedAnswerError
-from balance_service.http.peers.connections import PeerConnections
-from balance_service.http.peers.trust import PeerTrust
+from balance_service.http.peers.connections import PeerConnections, UnexpectedAnswerError
+from balance_service.http.peers.trust import FORWARDED_HEADER, PeerTrust
 from balance_service.http.server.limits import MAX_URL_BYTES
 from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
@@ -34,21 +33,20 @@ if TYPE_CHECKING:
     from balance_service.http.server.reloading import Reloaded
     from balance_service.http.server.tls import Tls
 
-FORWARDED_HEADER = "Balance-Forwarded"
 _UNAUTHORIZED, _FORBIDDEN, _TOO_MANY = 401, 403, 429
 _CRLF = "\r\n"
 _LINE = re.compile(r"[!-~]+: [^\x00-\x1f\x7f]+")
 
 
 class Proxy:
-    """Asks peers. Belongs to the event loop."""
+    """Sends queries to peers. Not thread-safe."""
 
     def __init__(
         self, trust: PeerTrust | None = None, tls: Reloaded[Tls] | None = None, tracer: Tracer = UNTRACED
     ) -> None:
         """Args:
-        trust: which peers may be asked, and the proof that we are one; by default any peer, without proof.
-        tls: peers are asked by HTTPS with this; without it, by HTTP.
+        trust: by default, any peer may be asked and no proof is made or required.
+        tls: peers are asked over HTTPS with it; without it, over HTTP.
         """
         self._trust = PeerTrust() if trust is None else trust
         self._tls = tls
@@ -66,51 +64,43 @@ class Proxy:
         method: str = "GET",
         waits: bool = False,
     ) -> Answer:
-        """What a peer answers at a fixed path.
+        """Returns a peer's answer.
 
         Args:
-            method: another one where something is changed by it; without a body.
-            waits: whether the peer is to wait before it answers: until it has reached a position.
+            method: other methods than GET are sent once; no method has a body.
+            waits: the peer waits until it has reached a position before it answers.
 
         Raises:
-            RetriableError: the peer may not be asked, refuses our proof or has none, or did not answer in time or not
-                sensibly.
+            RetriableError: the peer is not allowed, does not accept this instance's proof, does not prove its answer,
+                or did not answer in time or in the expected form.
         """
+        target = _target(path, parameters)
         if self._tracer is UNTRACED:
-            return await self._get(peer, path, parameters, from_address, timeout_seconds, method, waits=waits)
-        # Not the path, which may name a key; the peer's own span tells the route.
+            return await self._get(peer, target, from_address, timeout_seconds, method, waits=waits)
+        # Without the path, which may contain a key; the peer's own span contains the route.
         attributes = {"http.request.method": method, "server.address": peer.address}
         with open_span(self._tracer, method, SpanKind.CLIENT, attributes) as span:
-            answer = await self._get(peer, path, parameters, from_address, timeout_seconds, method, waits=waits)
+            answer = await self._get(peer, target, from_address, timeout_seconds, method, waits=waits)
             span.set_attribute("http.response.status_code", answer.status)
             return answer
 
     async def _get(
-        self,
-        peer: Peer,
-        path: str,
-        parameters: Mapping[str, str],
-        from_address: str,
-        timeout_seconds: float,
-        method: str,
-        *,
-        waits: bool,
+        self, peer: Peer, target: str, from_address: str, timeout_seconds: float, method: str, *, waits: bool
     ) -> Answer:
         address = peer.address
         if not self._trust.allows(address):
             raise RetriableError(
-                f"the owner's address, {address[:300]!r}, is not one that may be asked; see BALANCE_PEER_ALLOW_LIST"
+                f"the owner's address, {address[:300]!r}, is not on the list in BALANCE_PEER_ALLOW_LIST"
             )
         if self._connections.is_closed:
             raise RetriableError("this instance is stopping")
         try:
             url = _url(address)
-            target = _target(path, parameters)
             mark = self._trust.mark(from_address, peer, f"{method} {target}")
             headers = {FORWARDED_HEADER: mark}
             W3C.inject(headers)
             request = _request(method, url, target, headers)
-            # Asked anew each time: connections under a renewed certificate are new ones.
+            # Read for each query: after a renewal of the certificate, new connections use the new context.
             tls = None if self._tls is None else self._tls.value.client
             async with asyncio.timeout(timeout_seconds):
                 changes = method != "GET"
@@ -133,7 +123,7 @@ class Proxy:
                 "the same BALANCE_PEER_SECRET, and clocks that agree"
             )
         if answer.status in (_UNAUTHORIZED, _TOO_MANY):
-            # What it asks of clients: this instance has done that, and the client cannot.
+            # The peer treats this instance as a client. The client that is served here has passed these checks already.
             raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
         if not self._trust.is_proven(answer, mark, proof):
             raise RetriableError(
@@ -143,17 +133,17 @@ class Proxy:
         return answer
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._connections.close()
 
 
-def naming(
+def split_to_fit(
     name: str, numbers: Sequence[int], path: str, parameters: Mapping[str, str]
 ) -> Iterator[tuple[Sequence[int], Mapping[str, str]]]:
-    """Numbers, as many at a time as fit into the URL of a request, and the parameters of a request that lists them.
+    """Splits numbers into lists that fit into a URL; yields each list with the parameters of its request.
 
     Args:
-        name: of the parameter that lists them; `parameters` are the others.
+        name: of the parameter that lists the numbers.
+        parameters: all others.
     """
     room = MAX_URL_BYTES - len(_target(path, {**parameters, name: ""}))
     most = max(1, room // (len(str(max(numbers))) + len(",")))
@@ -163,23 +153,22 @@ def naming(
 
 
 def _target(path: str, parameters: Mapping[str, str]) -> str:
-    # A comma may stand in a query as it is, and lists are many of them. Source: RFC 3986, section 3.4.
+    # A comma is allowed in a query unescaped, and lists contain many. Source: RFC 3986, section 3.4.
     return f"{path}?{urlencode(parameters, quote_via=quote, safe=',')}" if parameters else path
 
 
 @lru_cache(maxsize=100)
 def _url(address: str) -> URL:
-    """Where a peer is, its host as it is written in requests and looked up."""
     return URL(f"http://{address}")
 
 
 def _request(method: str, url: URL, target: str, headers: Mapping[str, str]) -> bytes:
-    """A query as it goes over the wire.
+    """A query as sent.
 
     Raises:
-        ValueError: a header would not be one line.
+        ValueError: a header is not a single line.
     """
     lines = [f"Host: {url.raw_authority}", *[f"{name}: {value}" for name, value in headers.items()]]
     if not all(_LINE.fullmatch(line) for line in lines):
-        raise ValueError("a header of the query would not be one line")
+        raise ValueError("a header of the query is not a single line")
     return f"{method} {target} HTTP/1.1\r\n{_CRLF.join(lines)}\r\n\r\n".encode()

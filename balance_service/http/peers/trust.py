@@ -1,9 +1,9 @@
-"""Which peers are trusted: those that this instance may ask, and how asker and asked prove that they are peers.
+"""Trust between peers: the allow-list of addresses, and proofs that both sides of a forwarded query are peers.
 
-A query that one instance passes on to another carries a mark. With a shared secret the mark has a proof: it signs which
-run of which instance asks which run of which, how many marks it had made before, the time, and the question. A mark is
-good for one use, where it is meant for, within a short time. The answer then has a proof too: it signs the mark and all
-that counts of the answer, so that it answers that one query and no other.
+A forwarded query carries a mark. With a shared secret, the mark contains a proof: an HMAC over the asker's address and
+run, the number of marks that this run has made, the run of the instance that is asked, the time, and the query. A mark
+is valid once, at that instance, for a short time. The answer carries a proof too: an HMAC over the mark and the answer,
+so that it answers only that query.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
 from balance_service.http.answer import Problem
-from balance_service.http.peers.answers import PASSED_ON
-from balance_service.http.peers.used_marks import UsedMarks
 from balance_service.settings.address import address_of
 
 if TYPE_CHECKING:
@@ -27,20 +25,37 @@ if TYPE_CHECKING:
 
     from balance_service.http.answer import Answer
 
+FORWARDED_HEADER = "Balance-Forwarded"
 PROOF_HEADER = "Balance-Proof"
-_QUESTION, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer 1"
+PASSED_ON = (
+    "Balance-Application-Server",
+    "Balance-Role",
+    "Balance-Position",
+    "Balance-Lag",
+    "Balance-Epoch",
+    "Retry-After",
+)
+"""The headers of a peer's answer that are read and covered by its proof."""
+_QUERY, _ANSWER = b"balance-service forwarded query 2", b"balance-service answer 1"
 _PROVEN = re.compile(
     r"(?P<signed>(?P<address>[^;\s]{1,300});run=(?P<run>[0-9a-f]{32});n=(?P<number>[0-9]{1,15});to=(?P<to>[^;\s]{1,64});"
     r"t=(?P<t>[0-9]{1,12}));hmac=(?P<hmac>[0-9a-f]{64})"
 )
-_FORBIDDEN = 403
+
+_WINDOW_BYTES = 1 << 14
+WINDOW = 8 * (_WINDOW_BYTES - 1)
+"""How many later marks may overtake one: six seconds' worth at 20,000 marks a second."""
+MAX_ASKERS = 1_000
+"""Runs of instances whose marks are tracked at once. Only instances that know the secret count."""
+# Far longer than a mark is valid, in case a clock is set back.
+_FORGET_SECONDS = 600.0
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_Literal = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Peer(NamedTuple):
-    """An instance that may be asked: where it is, and which run of it is meant."""
+    """Another instance: its address, and the run that is meant. Each start of a process is a new run."""
 
     address: str
     incarnation: str
@@ -48,15 +63,16 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark that a peer has made: by which run of it, and how many it had made."""
+    """A proven mark: the run that made it, and how many marks that run had made before."""
 
     run: str
     number: int
 
 
 class PeerTrust:
-    """Judges addresses, marks and answers of peers. Without a secret every mark and answer passes; with an empty list,
-    every host. Belongs to the event loop.
+    """Checks addresses, marks and answers of peers. Not thread-safe.
+
+    Without a secret every mark and answer is accepted; with an empty allow-list, every host.
     """
 
     def __init__(
@@ -67,7 +83,7 @@ class PeerTrust:
         now: seconds since 1970.
         """
         self.incarnation = uuid.uuid4().hex
-        """Which run of this instance this is."""
+        """Identifies this run of this instance."""
         self.secret = None if secret is None else SharedSecret(secret)
         self._now = now
         self._numbers = itertools.count()
@@ -82,94 +98,90 @@ class PeerTrust:
 
     @property
     def demands_proof(self) -> bool:
-        """Whether a mark that passed is a peer's; otherwise anybody can have written it."""
+        """Whether an accepted mark comes from a peer; otherwise any client can have written it."""
         return self.secret is not None
 
-    def mark(self, from_address: str, to: Peer, question: str) -> str:
-        """The mark of a query passed on, for one use.
+    def mark(self, from_address: str, to: Peer, query: str) -> str:
+        """Makes the mark of a forwarded query, valid once.
 
         Args:
-            question: method, path and query, exactly as they go over the wire.
+            query: method, path and query string, exactly as sent.
         """
         if self.secret is None:
             return from_address
         signed = (
             f"{from_address};run={self.incarnation};n={next(self._numbers)};to={to.incarnation};t={int(self._now())}"
         )
-        return f"{signed};hmac={self.secret.sign(_QUESTION, _bytes(signed), _bytes(question))}"
+        return f"{signed};hmac={self.secret.sign(_QUERY, _bytes(signed), _bytes(query))}"
 
-    def check(self, mark: str, question: str) -> None:
-        """Refuse a mark that does not come from a peer, or was used before; it is used then.
+    def check(self, mark: str, query: str) -> None:
+        """Verifies a mark and uses it up.
 
         Raises:
-            Problem: 403, as `judge` and `use`.
+            Problem: 403, as `verified` and `use`.
         """
-        self.use(self.judge(mark, question))
+        self.use(self.verified(mark, query))
 
-    def judge(self, mark: str, question: str) -> Mark | None:
-        """A mark that comes from a peer, and is not used by this; None where none needs to be proven.
+    def verified(self, mark: str, query: str) -> Mark | None:
+        """Returns a mark whose proof is right, without using it up; None without a secret.
 
         Args:
-            question: method, path and query, exactly as they came over the wire.
+            query: method, path and query string, exactly as received.
 
         Raises:
-            Problem: 403, the mark has no proof, or not one for this query and this instance, or one of another time.
+            Problem: 403, the proof is missing, wrong, expired, or for another query or instance.
         """
         if self.secret is None:
             return None
         match = _PROVEN.fullmatch(mark)
         if match is None:
-            raise Problem(
-                _FORBIDDEN, "a forwarded query needs a proof; give all instances the same BALANCE_PEER_SECRET"
-            )
-        if not self.secret.has_signed(match["hmac"], _QUESTION, _bytes(match["signed"]), _bytes(question)):
-            raise Problem(
-                _FORBIDDEN, "the forwarded query's proof is wrong; give all instances the same BALANCE_PEER_SECRET"
-            )
+            raise Problem(403, "a forwarded query needs a proof; give all instances the same BALANCE_PEER_SECRET")
+        if not self.secret.has_signed(match["hmac"], _QUERY, _bytes(match["signed"]), _bytes(query)):
+            raise Problem(403, "the forwarded query's proof is wrong; give all instances the same BALANCE_PEER_SECRET")
         if match["to"] != self.incarnation:
             raise Problem(
-                _FORBIDDEN,
+                403,
                 "the forwarded query's proof by BALANCE_PEER_SECRET is for another instance, or an earlier run of this",
             )
         if abs(self._now() - int(match["t"])) > CLOCKS_AGREE_SECONDS:
             raise Problem(
-                _FORBIDDEN,
-                f"the forwarded query's proof by BALANCE_PEER_SECRET is not of now; "
+                403,
+                "the forwarded query's proof by BALANCE_PEER_SECRET has expired, or lies in the future; "
                 f"the clocks of all instances must agree within {CLOCKS_AGREE_SECONDS} s",
             )
         return Mark(match["run"], int(match["number"]))
 
     def use(self, mark: Mark | None) -> None:
-        """Have a mark be of no more use.
+        """Uses up a mark.
 
         Raises:
             Problem: 403, it was used before.
         """
         if mark is not None and not self._used.take(mark.run, mark.number, self._now()):
-            raise Problem(_FORBIDDEN, "the forwarded query's proof by BALANCE_PEER_SECRET was used before")
+            raise Problem(403, "the forwarded query's proof by BALANCE_PEER_SECRET was used before")
 
     def proof_of(self, answer: Answer, mark: str) -> str | None:
-        """What proves to the peer that made a mark that this is the answer to its query; None without a secret."""
+        """Signs an answer for the peer that made the mark; None without a secret."""
         return None if self.secret is None else self.secret.sign(_ANSWER, _bytes(mark), *_parts(answer))
 
     def is_proven(self, answer: Answer, mark: str, proof: str) -> bool:
-        """Whether a peer has answered so to the query with a mark of ours."""
+        """Verifies the signature of a peer's answer to the query with this mark."""
         return self.secret is None or self.secret.has_signed(proof, _ANSWER, _bytes(mark), *_parts(answer))
 
     def allows(self, address: str) -> bool:
-        """Whether an address may be asked: a plain host:port whose host is on the list.
+        """Whether an address is a plain `host:port` whose host is on the allow-list.
 
-        A network allows IP addresses only, for what a name resolves to is not known before it is asked.
+        A network allows IP addresses only: the addresses of a name are not known before it is resolved.
         """
         try:
-            host = _plain(address_of(address).host)
+            host = _normalized(address_of(address).host)
         except ValueError:
             return False
         if self._allows_all:
             return True
-        literal = _literal(host)
-        if literal is not None:
-            return any(literal in network for network in self._networks)
+        ip = _ip(host)
+        if ip is not None:
+            return any(ip in network for network in self._networks)
         return host in self._names or any(host.endswith(domain) for domain in self._domains)
 
     def _allow(self, entry: str) -> None:
@@ -177,9 +189,66 @@ class PeerTrust:
             self._networks.append(ipaddress.ip_network(entry.strip("[]")))
         except ValueError:
             if entry.startswith("*."):
-                self._domains.append(_plain(entry[1:]))
+                self._domains.append(_normalized(entry[1:]))
             else:
-                self._names.add(_plain(entry))
+                self._names.add(_normalized(entry))
+
+
+class UsedMarks:
+    """The marks that an instance has accepted, so that each is accepted once. At most 16 MiB. Not thread-safe.
+
+    Each asker numbers its marks. They arrive out of order, over many connections. A window over each asker's numbers
+    records which of the latest were used; older ones are refused.
+    Source: RFC 6479, "IPsec Anti-Replay Algorithm without Bit Shifting".
+    """
+
+    def __init__(self) -> None:
+        self._askers: dict[str, _Window] = {}
+
+    def take(self, run: str, number: int, now: float) -> bool:
+        """Uses up a mark that has not expired; returns whether it was unused.
+
+        Args:
+            run: of the instance that made the mark.
+            number: how many marks that run had made before.
+        """
+        window = self._askers.get(run)
+        if window is None:
+            self._askers = {r: w for r, w in self._askers.items() if now - w.used_at < _FORGET_SECONDS}
+            if len(self._askers) >= MAX_ASKERS:
+                return False
+            window = self._askers[run] = _Window()
+        window.used_at = max(window.used_at, now)
+        return window.take(number)
+
+
+class _Window:
+    """The latest marks of one asker: a bit for each, in a ring of bytes."""
+
+    __slots__ = ("_highest", "_seen", "used_at")
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._seen = bytearray(_WINDOW_BYTES)
+        self.used_at = 0.0
+
+    def take(self, number: int) -> bool:
+        byte, highest = number >> 3, self._highest >> 3
+        if byte <= highest - _WINDOW_BYTES:
+            return False
+        if byte > highest:
+            # Clear the bytes that the ring now reuses: their marks are too old.
+            if byte - highest >= _WINDOW_BYTES:
+                self._seen = bytearray(_WINDOW_BYTES)
+            else:
+                for reused in range(highest + 1, byte + 1):
+                    self._seen[reused % _WINDOW_BYTES] = 0
+        at, bit = byte % _WINDOW_BYTES, 1 << (number & 7)
+        if self._seen[at] & bit:
+            return False
+        self._seen[at] |= bit
+        self._highest = max(self._highest, number)
+        return True
 
 
 def _bytes(text: str) -> bytes:
@@ -187,21 +256,20 @@ def _bytes(text: str) -> bytes:
 
 
 def _parts(answer: Answer) -> tuple[bytes, bytes]:
-    """All that counts of an answer: its head, as an asker reads it, and its body."""
+    """The signed parts of an answer: its head as the asker reads it, and its body."""
     lines = [str(answer.status), answer.content_type.partition(";")[0]]
-    # No line holds a line's end; one that is missing is empty.
+    # No header contains a line break; a missing one is an empty line.
     lines += [answer.headers.get(name, "") for name in PASSED_ON]
     return _bytes("\n".join(lines)), answer.body
 
 
-def _plain(host: str) -> str:
-    """A host in the one form in which hosts are compared."""
+def _normalized(host: str) -> str:
     return host.strip("[]").removesuffix(".").lower()
 
 
-def _literal(host: str) -> _Literal | None:
+def _ip(host: str) -> _Address | None:
     try:
-        literal = ipaddress.ip_address(host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return None
-    return getattr(literal, "ipv4_mapped", None) or literal
+    return getattr(ip, "ipv4_mapped", None) or ip

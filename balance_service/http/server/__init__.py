@@ -1,1 +1,1 @@
-"""The HTTP server: connections, limits, TLS, and problems as answers."""
+"""The HTTP server: the application, its connections and limits, TLS, and the fast path for plain queries."""

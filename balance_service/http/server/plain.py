@@ -1,9 +1,9 @@
-"""Plain queries: one key of a read model, asked for with nothing but the key, and answered ahead of aiohttp.
+"""Answers the most frequent queries ahead of aiohttp: for one key of a read model, with nothing but the key.
 
-A request is plain if it has no body, asks for a key that needs no escape, and has no header that changes what is to be
-answered, or how. It is answered at once if this instance owns the key's partition. If not, and a client asks, the same
-coroutine answers it as for aiohttp's handler, most often with what a peer has answered. Everything else is left to
-aiohttp and the middlewares, which would answer a plain query with the same bytes. Belongs to the event loop.
+A request is plain if it has no body, its key needs no escaping, and no header changes the answer or its form. If this
+instance owns the key's partition, the answer is sent at once. Otherwise a client's query is answered by the coroutine
+that also serves aiohttp's handler, most often with a peer's answer. All other requests are left to aiohttp and the
+middlewares, which would answer a plain query with the same bytes. Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import string
 import time
 from dataclasses import dataclass, replace
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
@@ -22,8 +22,7 @@ from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unexpected
 from balance_service.http.model_queries import PATH
 from balance_service.http.parameters import KEY, KeyQuery
-from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import PROOF_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
 from balance_service.http.server.limits import headers_fit
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.model.routes import Collection, Routes
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.access.authorization import Access
     from balance_service.http.answer import Answer
-    from balance_service.http.model_queries import ModelQueries
+    from balance_service.http.handlers import Handlers
     from balance_service.http.peers.trust import PeerTrust
     from balance_service.http.queries import Queries
     from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
@@ -43,39 +42,33 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
 
 _NEEDED = frozenset({Scope.READ})
-# Source: RFC 3986, section 2.3. A query that is passed on has them as they are, too.
+# Source: RFC 3986, section 2.3. A forwarded query contains them unescaped, too.
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
 
 
-class HasModels(Protocol):
-    """Holds what answers for each read model, once that can be asked."""
-
-    models: ModelQueries | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneKey:
-    """How targets ask for one key of a read model."""
+class KeyTarget:
+    """A form of request target that queries one key of a read model."""
 
     model: str
     noun: str
     path: str
     key_type: KeyType = TEXT
     parameter: str = ""
-    """What names the key; empty: it is the last part of the path."""
+    """The parameter with the key; empty if the key is the last segment of the path."""
     tells_key: bool = False
-    """Whether the answer has the key beside the value."""
+    """Whether the answer contains the key next to the value."""
     asks_peers: bool = True
-    """Whether peers are asked by the same target, and answer alike."""
+    """Whether peers use the same target and answer in the same form."""
 
     @property
     def before_key(self) -> str:
-        """The target up to the last `=`, or else `/`."""
+        """The target up to its last `=` or, without one, `/`."""
         return f"{self.path}?{self.parameter}" if self.parameter else self.path
 
     def key_of(self, text: str) -> bytes | None:
-        """The key that a target ends with; None if that may be none, or has to be looked at more closely."""
-        # Dots alone may lead elsewhere in a path.
+        """Parses the key at the end of a target; None if it is invalid or needs the full parser."""
+        # Dots alone may change the path.
         if not 0 < len(text) <= MAX_KEY_BYTES or text.strip(_UNRESERVED) or not (self.parameter or text.strip(".")):
             return None
         if not self.key_type.is_number:
@@ -86,7 +79,7 @@ class OneKey:
             return None
 
     def query(self, text: str, key: bytes) -> KeyQuery:
-        """The same as aiohttp's handler has it."""
+        """Returns the query that aiohttp's handler would parse."""
         return KeyQuery(
             key=key,
             path=self.path if self.parameter else f"{self.path}/{text}",
@@ -97,11 +90,11 @@ class OneKey:
 
 
 class PlainQueries:
-    """Answers plain queries, as they go over the wire."""
+    """Answers plain queries with the bytes to send. `answer` is an `AnswerAhead`."""
 
     def __init__(
         self,
-        handlers: HasModels,
+        handlers: Handlers,
         trust: PeerTrust,
         under_way: UnderWay,
         access: Access,
@@ -109,10 +102,9 @@ class PlainQueries:
     ) -> None:
         """Args:
         under_way: bounds the queries that wait for a peer.
-        access: the checks that clients have to pass.
-        models: of which it answers, where they are hosted.
+        models: whose keys it answers, if they are hosted.
         """
-        self._asked = {asked.before_key: asked for asked in asked_of(models)}
+        self._targets = {target.before_key: target for target in key_targets(models)}
         self._handlers = handlers
         self._trust = trust
         self._access = access
@@ -125,27 +117,26 @@ class PlainQueries:
         request: RawRequestMessage,
         connection: AheadOfAiohttp,
     ) -> bytes | Coroutine[Any, Any, bytes] | None:
-        """The answer to a plain query, or what will have it with the help of peers; None if aiohttp is to answer."""
         before, _, text = request.path.rpartition("=" if "=" in request.path else "/")
-        asked, models = self._asked.get(before), self._handlers.models
-        if asked is None or models is None or not _is_plain(request):
+        target, models = self._targets.get(before), self._handlers.models
+        if target is None or models is None or not _is_plain(request):
             return None
-        key, answers = asked.key_of(text), models.hosted.get(asked.model)
+        key, answers = target.key_of(text), models.hosted.get(target.model)
         if key is None or answers is None:
             return None
-        queries, told_as = answers.queries, text if asked.tells_key else None
+        queries, told_as = answers.queries, text if target.tells_key else None
         mark = request.headers.get(FORWARDED_HEADER)
-        if mark is not None and not asked.asks_peers:
+        if mark is not None and not target.asks_peers:
             return None
         try:
-            proven = None if mark is None else self._trust.judge(mark, f"{hdrs.METH_GET} {request.path}")
+            proven = None if mark is None else self._trust.verified(mark, f"{hdrs.METH_GET} {request.path}")
             client = self._client_of(request, connection) if proven is None else ""
             if client is None:
                 return None
-            answer = queries.at_once(key, asked.noun, told_as)
-            if answer is None and (mark is not None or not asked.asks_peers):
+            answer = queries.at_once(key, target.noun, told_as)
+            if answer is None and (mark is not None or not target.asks_peers):
                 return None
-            # Only now: aiohttp uses the mark, or charges the client, where it answers.
+            # Not earlier: a request left to aiohttp uses up its mark, or charges its client, there.
             if proven is None:
                 self._access.charge(client)
             else:
@@ -153,13 +144,13 @@ class PlainQueries:
         except Problem:
             return None
         if answer is None:
-            return self._answer(queries, asked.query(text, key))
+            return self._answer(queries, target.query(text, key))
         return self._raw(answer, None if mark is None else self._trust.proof_of(answer, mark))
 
     def _client_of(self, request: RawRequestMessage, connection: AheadOfAiohttp) -> str | None:
-        """The client that sends a query; None if it may not be admitted, which aiohttp's handlers will find out."""
+        """Returns the client's name; None if it may not be admitted, for which aiohttp's handlers give the reason."""
         client, is_authenticated, refusal = self._access.judge(
-            request, connection.whereabouts, _NEEDED, by_memory_alone=True
+            request.headers, connection.anonymous_client, _NEEDED, verifies_jwts=False
         )
         if refusal is not None or not self._access.has_room(client):
             return None
@@ -186,9 +177,9 @@ class PlainQueries:
 
 
 def _is_plain(request: RawRequestMessage) -> bool:
-    """Whether a request without a body asks for nothing besides.
+    """Whether a request without a body has no header that changes the answer.
 
-    The parser has judged what the headers say of the connection, of a body and of another protocol.
+    The parser has interpreted the headers about the connection, a body, and another protocol.
     """
     return (
         request.method == hdrs.METH_GET
@@ -201,18 +192,18 @@ def _is_plain(request: RawRequestMessage) -> bool:
     )
 
 
-def asked_of(models: Iterable[ReadModel]) -> Iterator[OneKey]:
-    """How keys of read models are asked for, in all forms."""
+def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
+    """Yields every form of target for the keys of read models."""
     for model in models:
         if not model.has_states():
             continue
-        of_model = OneKey(
+        of_model = KeyTarget(
             model=model.name, noun=KEY.name, path=f"{PATH}/{model.name}/keys", key_type=model.key_type, tells_key=True
         )
         yield of_model
         match model.queries:
             case Routes(path, parameter, noun):
                 yield replace(of_model, noun=noun, path=path, parameter=parameter, tells_key=False)
-            # A text might be a route of its own, such as `count`.
+            # A text key could be the name of another route, such as `count`.
             case Collection(path, _, noun) if model.key_type.is_number:
                 yield replace(of_model, noun=noun, path=path, tells_key=False, asks_peers=False)

@@ -1,6 +1,6 @@
-"""What files hold, read again when they change: certificates, tokens and keys are renewed while an instance runs.
+"""Reloads files that change while an instance runs: certificates, tokens and keys.
 
-A file that is wrong after a change is told of once, and what was read before stays in force until it is right.
+A file that becomes unusable is logged once; its previous content stays in force until the file is usable again.
 """
 
 from __future__ import annotations
@@ -21,30 +21,26 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 LOOK_SECONDS = 5.0
 
-# What tells one content of a file from the next, symbolic links followed: Kubernetes replaces the link.
+# Changes with the content, symbolic links followed: Kubernetes replaces the link.
 _Stamp = tuple[int, int, int] | None
 
 
 class Reloaded(Generic[T]):
-    """A value made of some files. Read on any thread; `refresh` is called by one at a time."""
+    """A value made from some files. Any thread may read it; one thread at a time calls `refresh`."""
 
     def __init__(self, files: Sequence[Path], load: Callable[[], T]) -> None:
-        """Load it.
-
-        Raises:
-            ConfigurationError: of `load`.
-        """
+        """Raises ConfigurationError, as `load`."""
         self._files = files
         self._load = load
-        # Before they are read: what changes meanwhile is read again.
+        # Taken before `load`, so that a change during it is detected.
         self._stamps = self._look()
         self._complaint = ""
         self.is_stale = False
-        """Whether a file is not usable now, so that what was read before stays in force."""
+        """Whether a file is unusable, so that its previous content is in force."""
         self.value = load()
 
     def refresh(self) -> bool:
-        """Load it again if a file has changed; whether it is new."""
+        """Loads the value again if a file has changed; returns whether it did."""
         stamps = self._look()
         if stamps == self._stamps:
             # A file that was missing may be back.
@@ -52,14 +48,14 @@ class Reloaded(Generic[T]):
             return False
         try:
             value = self._load()
-        except Exception as error:  # whatever is wrong with a file, it must not end the watch
+        except Exception as error:  # no content of a file may end the watch
             self.is_stale = True
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("a changed file is not usable; what was read before stays in force", reason=str(error))
+                log.error("a changed file is not usable; its previous content stays in force", reason=str(error))
             return False
         self._stamps, self._complaint, self.is_stale, self.value = stamps, "", False, value
-        log.info("read again", files=[str(file) for file in self._files])
+        log.info("files reloaded", files=[str(file) for file in self._files])
         return True
 
     def _look(self) -> list[_Stamp]:
@@ -69,7 +65,7 @@ class Reloaded(Generic[T]):
 async def follow(
     source: Reloaded[T], on_new: Callable[[T], Awaitable[None]] | None = None, seconds: float = LOOK_SECONDS
 ) -> None:
-    """Look after the files for ever, and tell of each new value until it is taken; cancel it to end it."""
+    """Polls the files; calls `on_new` with every new value, again after an OSError. Runs until it is cancelled."""
     taken = source.value
     while True:
         await asyncio.sleep(seconds)
@@ -82,14 +78,14 @@ async def follow(
                 await on_new(value)
             taken = value
         except OSError as error:
-            log.error("what was read again cannot be put to use yet; trying again", reason=str(error))
+            log.error("reloaded files cannot be applied yet; retrying", reason=str(error))
 
 
 def read(file: Path, setting: str) -> bytes:
-    """What a file holds.
+    """Returns the content of a file.
 
     Raises:
-        ConfigurationError: it cannot be read; with the setting that names it.
+        ConfigurationError: it cannot be read. The message names `setting`.
     """
     try:
         return file.read_bytes()
