@@ -39,7 +39,8 @@ from balance_service.http.letter_parameters import (
     VERDICT_REASON,
 )
 from balance_service.http.parameters import LIMIT, PARTITIONS
-from balance_service.http.peers.proxy import FORWARDED_HEADER, naming
+from balance_service.http.peers.proxy import split_to_fit
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.scatter import NOT_OF_FORM
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.turns import asker_of
@@ -147,7 +148,7 @@ class StageLetters:
         verdict = outcome.verdict
         path = f"{PATH}.{verdict.decision.value}"
         told = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by, "reason": verdict.reason}
-        for asked, parameters in naming("offsets", outcome.left, path, told):
+        for asked, parameters in split_to_fit("offsets", outcome.left, path, told):
             left = max(0.0, deadline - time.monotonic())
             try:
                 answer = await self.scatter.proxy.get(peer, path, parameters, self.scatter.address, left, method="POST")

@@ -25,7 +25,7 @@ from balance_service.http.parameters import (
     TO,
     key_query,
 )
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.turns import asker_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
-from balance_service.http.peers.proxy import naming
+from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.turns import in_one_step
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Scatter:
             questions = [
                 (peer, some, listed)
                 for peer, of_it in self._owners(missing, max_lag, failed).items()
-                for some, listed in naming("partitions", of_it, path, parameters)
+                for some, listed in split_to_fit("partitions", of_it, path, parameters)
             ]
             found = await asyncio.gather(
                 self._here(question, missing, deadline),

@@ -19,9 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from balance_service.http.access.authorization import CLIENT
-from balance_service.http.access.clients import whereabouts
+from balance_service.http.access.clients import anonymous_name
 from balance_service.http.answer import Problem, unavailable
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
@@ -43,8 +43,8 @@ class Asker(NamedTuple):
 def asker_of(request: web.Request) -> Asker:
     """The asker of a request. A peer passes on questions of many clients."""
     if FORWARDED_HEADER in request.headers:
-        return Asker(whereabouts(request.remote), is_peer=True)
-    return Asker(request.get(CLIENT) or whereabouts(request.remote))
+        return Asker(anonymous_name(request.remote), is_peer=True)
+    return Asker(request.get(CLIENT) or anonymous_name(request.remote))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

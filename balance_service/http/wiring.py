@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.access.authorization import AUTHENTICATOR_FILES, access_of
+from balance_service.http.access.authentication import AUTHENTICATOR_FILES
+from balance_service.http.access.authorization import access_of
 from balance_service.http.api.routes import routes_of
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
@@ -115,7 +116,11 @@ class Front:
         app = make_app(self._handlers, self._routes, self._limits, self._trust, self._access, self._tracer, under_way)
         # Requests that have spans go through the application.
         is_plain = self._tracer is UNTRACED
-        plain = PlainQueries(self._handlers, self._trust, under_way, self._access, self._models) if is_plain else None
+        plain = (
+            PlainQueries(self._handlers, self._trust, under_way, self._access, self._models).answer
+            if is_plain
+            else None
+        )
         server_tls = None if tls is None else tls.value.server
         self._servers.append(await serve(app, self._listener, self._limits, server_tls, plain, self._trusted_proxies))
         if self._health_listener is not None:

@@ -18,9 +18,8 @@ import pytest
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.record_signatures import RecordSignatures
 from balance_service.cluster.shared_secret import SharedSecret
-from balance_service.http.peers.answers import AnswerReader
-from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import PROOF_HEADER, Peer, PeerTrust
+from balance_service.http.peers.connections import AnswerReader
+from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, Peer, PeerTrust
 from tests.e2e.poller import Poller
 from tests.support.api import GET_BALANCE
 from tests.support.kafka import Writer, read_topic

@@ -23,8 +23,8 @@ from balance_service.http.answer import problems
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.parameters import key_query
-from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
-from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter

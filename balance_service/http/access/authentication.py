@@ -4,8 +4,8 @@ Opaque tokens are listed in BALANCE_TOKENS_FILE by their SHA-256, so that a read
 
     {"tokens": [{"name": "billing", "sha256": "<64 hex digits>", "scopes": ["balance:read", "balance:add"]}]}
 
-Tokens are long random values, so a plain hash is enough. The lookup by digest may leak timing: an attacker cannot choose
-a token's digest, and a digest reveals nothing about its token.
+Tokens are long random values, so a plain hash is enough. The lookup may leak the digest by its timing: an attacker
+cannot choose a token's digest, and a digest reveals nothing about its token.
 
 JSON Web Tokens (RFC 7519) are verified with the public keys in BALANCE_JWKS_FILE. As RFC 8725 advises, nothing in a
 token selects how it is verified: `kid` selects a key from the file, and the key determines the algorithm. This excludes

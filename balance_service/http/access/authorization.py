@@ -26,9 +26,9 @@ from balance_service.http.access.authentication import (
     unauthenticated,
 )
 from balance_service.http.access.clients import Scope, anonymous_name
+from balance_service.http.answer import Problem
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
-from balance_service.http.answer import Problem
 from balance_service.http.server.reloading import Reloaded
 from balance_service.settings.address import address_of
 
@@ -50,7 +50,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?")  # RFC 39
 _MAX_HOSTS = 1_000
 _JSON = "application/json"
 
-# About 10 MB. Beyond it, the client whose latest request is oldest is forgotten: its bucket is the likeliest to be full.
+# About 10 MB. Beyond it, the client that has been idle longest is dropped: its bucket is the likeliest to be full.
 _MAX_CLIENTS = 50_000
 # Less than any interval: sums of intervals are not exact.
 _TOLERANCE_SECONDS = 1e-7

@@ -1,4 +1,4 @@
-"""The only place that uses internals of aiohttp: it offers parsed requests to a faster path before aiohttp answers them.
+"""Offers parsed requests to a faster path before aiohttp answers them. The only module that uses aiohttp's internals.
 
 aiohttp's own parser reads every byte. aiohttp queues parsed requests, and takes the first one when the future on which
 it waits for a request is done. While it waits, all earlier requests are answered; while that future is hidden from

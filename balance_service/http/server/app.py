@@ -7,19 +7,25 @@ import json
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from opentelemetry.trace import SpanKind
 
 from balance_service.errors import FatalError
 from balance_service.http.access.authorization import Access, guarded
 from balance_service.http.answer import ON_EVERY_ANSWER, Answer, Problem, problems
 from balance_service.http.api.openapi import DOCUMENT, document
-from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
-from balance_service.http.server.connections import Connection, reserved, watched
-from balance_service.http.server.limits import MAX_BODY_BYTES, Limits, UnderWay, limited, without_expectations
-from balance_service.http.server.listening import Listener
-from balance_service.http.server.places import Places
-from balance_service.http.server.spans import traced
-from balance_service.observability.tracing import UNTRACED
+from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
+from balance_service.http.server.limits import (
+    MAX_BODY_BYTES,
+    Connection,
+    Limits,
+    UnderWay,
+    limited,
+    reserved,
+    watched,
+    without_expectations,
+)
+from balance_service.http.server.listening import Listener, Slots
+from balance_service.observability.tracing import UNTRACED, W3C, fail, open_span
 
 if TYPE_CHECKING:
     import socket
@@ -31,11 +37,12 @@ if TYPE_CHECKING:
 
     from balance_service.http.api.route import Routes
     from balance_service.http.handlers import Handlers
-    from balance_service.http.server.ahead_of_aiohttp import AnswersAhead
+    from balance_service.http.server.ahead_of_aiohttp import AnswerAhead
     from balance_service.http.server.listening import AcceptedSocket
 
 _SHUTDOWN_SECONDS = 1.0
 _SWEEP_SECONDS = 0.5
+_FAILED = 500
 
 
 def make_app(
@@ -98,7 +105,7 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """How many are open, or hold bytes that their clients have not acknowledged."""
-        return len(self._listener.places)
+        return len(self._listener.slots)
 
     def listen(self, tls: ssl.SSLContext | None = None) -> None:
         """Take connections, under TLS if it is given; those taken before go on as they are."""
@@ -106,7 +113,7 @@ class HttpServer:
 
     def bound(self, most: int) -> None:
         """Keep at most so many connections from now on."""
-        self._listener.places.bound(most)
+        self._listener.slots.resize(most)
 
     async def cleanup(self) -> None:
         """Take no more connections, let the requests under way end, briefly, and close."""
@@ -131,7 +138,7 @@ async def serve(
     bound: socket.socket,
     limits: Limits | None = None,
     tls: ssl.SSLContext | None = None,
-    ahead: AnswersAhead | None = None,
+    ahead: AnswerAhead | None = None,
     trusted_proxies: Sequence[str] = (),
 ) -> HttpServer:
     """Begin to answer; `cleanup()` of what is returned ends it.
@@ -149,12 +156,12 @@ async def serve(
     if server is None:
         raise FatalError("the HTTP server was set up and is not there")
     server.request_handler = watched(without_expectations(server.request_handler))
-    places = Places(limits.max_connections, trusted_proxies, loop.time)
+    slots = Slots(limits.max_connections, trusted_proxies, loop.time)
 
     def connection(accepted: AcceptedSocket) -> Connection:
-        return Connection(server, accepted, places, ahead, loop=loop, access_log=None, **limits.of_connections)
+        return Connection(server, accepted, slots, ahead, loop=loop, access_log=None, **limits.of_connections)
 
-    answering = HttpServer(runner, Listener(bound, places, connection, loop), limits)
+    answering = HttpServer(runner, Listener(bound, slots, connection, loop), limits)
     answering.listen(tls)
     return answering
 
@@ -189,3 +196,25 @@ def _proven(trust: PeerTrust) -> Middleware:
         return response
 
     return prove
+
+
+def traced(tracer: Tracer, routes: Routes) -> Middleware:
+    """The middleware that makes a span of each query and command. It must be outermost, to see every status."""
+
+    @web.middleware
+    async def trace(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        route = routes.of(request)
+        if route is None or route.is_of_operations:
+            return await handler(request)
+        attributes = {"http.request.method": request.method, "http.route": route.path}
+        name = f"{request.method} {route.path}"
+        with open_span(tracer, name, SpanKind.SERVER, attributes, parent=W3C.extract(request.headers)) as span:
+            answer = await handler(request)
+            span.set_attribute("http.response.status_code", answer.status)
+            if answer.status >= _FAILED:
+                fail(span, str(answer.status))
+            return answer
+
+    return trace

@@ -362,7 +362,7 @@ def _problem_of(error: http_exceptions.HttpProcessingError) -> Problem:
     if error.message.startswith("Too many headers"):
         return Problem(431, f"there are more than {MAX_HEADERS} headers")
     reason = " ".join(error.message.split())[:200]
-    return Problem(400, f"this is not a valid HTTP request: {reason}")
+    return Problem(400, f"this is not an HTTP request: {reason}")
 
 
 _HEAD_TOO_SLOW = Problem(408, "the request's head did not arrive in time").answer().raw(b"Connection: close\r\n")

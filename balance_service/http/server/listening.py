@@ -11,7 +11,7 @@ acknowledged everything that was sent, or the connection is reset.
                                                          serves only probes and proven peers
 
 A client is identified by its address, and by its token after the first request with one. asyncio's own server would
-accept without a bound, count nothing before the TLS handshake, and log a traceback for each connection for which no file
+accept without a bound, count nothing before the TLS handshake, and log a traceback for each connection when no file
 descriptor is left. Everything here runs on the event loop's thread.
 """
 
@@ -86,7 +86,7 @@ def bind(host: str, port: int, setting: str = "BALANCE_HTTP_PORT") -> socket.soc
                 f"port {port} on {host} is in use; stop the process that listens there, or set {setting}"
             ) from None
         raise ConfigurationError(
-            f"cannot listen on {host_setting} {host}: {error.strerror}; name an address of this machine"
+            f"{host_setting} {host} cannot be used: {error.strerror}; name an address of this machine"
         ) from None
     listener.listen(_BACKLOG)
     listener.setblocking(False)
@@ -209,8 +209,8 @@ class Slots:
 class _Group:
     """Some slots, with a search for the one that is idle longest.
 
-    A request costs nothing here: the search sorts the idle slots once, and checks each candidate again before it returns
-    it, so that one sort serves many searches.
+    A request costs nothing here. The search sorts the idle slots once and checks each candidate again before it
+    returns it, so that one sort serves many searches.
     """
 
     __slots__ = ("_candidates", "slots")

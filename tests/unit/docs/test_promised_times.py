@@ -12,7 +12,7 @@ from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
 from balance_service.devtools.local.guard import GRACE_SECONDS
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS
 from balance_service.hosting.engine import CHECK_EVERY_SECONDS
-from balance_service.http.access.jwts import LEEWAY_SECONDS
+from balance_service.http.access.authentication import LEEWAY_SECONDS
 from balance_service.http.server.reloading import LOOK_SECONDS
 
 _DOCS = Path(__file__).parents[3] / "docs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balance_service.http.peers.answers import (
+from balance_service.http.peers.connections import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
 )
@@ -20,14 +20,14 @@ REFUSED = {
     "bytes after it": (answer() + b"x", "more bytes"),
     "another answer after it": (answer() + answer(), "more bytes"),
     "a length that is too small": (answer(TYPE, "Content-Length: 16"), "more bytes"),
-    "no length": (answer(TYPE), "how many bytes"),
-    "a length that is none": (answer(TYPE, "Content-Length: +17"), "how many bytes"),
-    "a list of lengths": (answer(TYPE, "Content-Length: 17, 17"), "how many bytes"),
-    "a length of many digits": (answer(TYPE, f"Content-Length: {'9' * 5000}"), "how many bytes"),
+    "no length": (answer(TYPE), "the number of bytes"),
+    "a length that is none": (answer(TYPE, "Content-Length: +17"), "the number of bytes"),
+    "a list of lengths": (answer(TYPE, "Content-Length: 17, 17"), "the number of bytes"),
+    "a length of many digits": (answer(TYPE, f"Content-Length: {'9' * 5000}"), "the number of bytes"),
     "two lengths": (answer(TYPE, LENGTH, "Content-Length: 3"), "two headers content-length"),
     "the same length twice": (answer(TYPE, LENGTH, "content-LENGTH: 17"), "two headers content-length"),
-    "chunks": (answer(TYPE, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\n"), "how many bytes"),
-    "chunks and a length": (answer(TYPE, LENGTH, "Transfer-Encoding: chunked"), "how many bytes"),
+    "chunks": (answer(TYPE, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\n"), "the number of bytes"),
+    "chunks and a length": (answer(TYPE, LENGTH, "Transfer-Encoding: chunked"), "the number of bytes"),
     "an encoding": (answer(TYPE, LENGTH, "Content-Encoding: gzip"), "answered 200"),
     "an interim answer": (b"HTTP/1.1 100 Continue\r\n\r\n" + answer(), "answered 100"),
     "an interim answer with a length": (answer(status="HTTP/1.1 103 Early Hints"), "answered 103"),

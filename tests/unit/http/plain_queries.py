@@ -124,7 +124,7 @@ async def serving(
     plain = Plain(handlers, trust, under_way, access)
     server = Server(listener.getsockname()[1], plain)
     app = make_app(handlers, ROUTES, limits, trust, access, under_way=under_way)
-    http = await serve(app, listener, limits, None, plain if is_plain else None)
+    http = await serve(app, listener, limits, None, plain.answer if is_plain else None)
     try:
         yield server
     finally:

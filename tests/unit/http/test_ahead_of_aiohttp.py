@@ -179,7 +179,7 @@ def exchange(*segments: bytes) -> list[tuple[str, bool]]:
         loop = asyncio.get_running_loop()
         listener = bind("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        listening = await loop.create_server(lambda: AheadOfAiohttp(server, Ahead(), loop=loop), sock=listener)
+        listening = await loop.create_server(lambda: AheadOfAiohttp(server, Ahead().answer, loop=loop), sock=listener)
         try:
             async with Server(port).client() as client:
                 return await converse(client)
@@ -209,7 +209,7 @@ def test_answers_are_sent_in_the_order_of_requests(paths: Sequence[str], are_tog
 
 async def answered(*requests: bytes, unsent: int = 0) -> bytes:
     """What is written on a connection to requests that come within one turn of the event loop."""
-    connection = AheadOfAiohttp(web.Server(answer_aiohttps), Ahead(), loop=asyncio.get_running_loop())
+    connection = AheadOfAiohttp(web.Server(answer_aiohttps), Ahead().answer, loop=asyncio.get_running_loop())
     transport = Transport(unsent)
     connection.connection_made(transport)
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from balance_service.http.answer import Answer
-from balance_service.http.peers.answers import (
+from balance_service.http.peers.connections import (
     MAX_BODY_BYTES,
     AnswerReader,
     Received,

@@ -14,15 +14,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.access.authorization import Access, Authenticator
-from balance_service.http.access.jwts import load_jwts
-from balance_service.http.access.rate_limit import RateLimit
-from balance_service.http.access.tokens import load_tokens
+from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
+from balance_service.http.access.authorization import Access, RateLimit
 from balance_service.http.api.openapi import document
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import Peer, PeerTrust
+from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import ADD_FUNDS, GET_BALANCE

@@ -10,7 +10,9 @@ from balance_service.http.server.listening import bind
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "ü" * 64])
 def test_a_host_that_no_resolver_can_be_asked_for_is_refused(host: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"BALANCE_HTTP_HOST {host} is no address and no host's name; name"):
+    with pytest.raises(
+        ConfigurationError, match=f"BALANCE_HTTP_HOST {host} is neither an address nor a host name; name"
+    ):
         bind(host, 0)
 
 

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
-from balance_service.http.peers.trust import Peer
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
 from balance_service.http.scan import Top
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.app import make_app, serve

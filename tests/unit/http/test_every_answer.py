@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.http.access.authorization import Access
-from balance_service.http.access.browsers import Browsers
+from balance_service.http.access.authorization import Access, Browsers
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.app import make_health_app, serve

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import RSAAlgorithm
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.access.clients import InvalidTokenError, Scope
-from balance_service.http.access.jwts import LEEWAY_SECONDS, Jwts, load_jwts
+from balance_service.http.access.authentication import LEEWAY_SECONDS, InvalidTokenError, Jwts, load_jwts
+from balance_service.http.access.clients import Scope
 from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_a_public_key_is_not_taken_for_the_secret_of_an_hmac(jwts: Jwts, form: P
 
 @pytest.mark.parametrize("kid", [None, "", "unknown", "../../etc/passwd", "RS256\x00", "' OR 1=1", "https://evil/jwks"])
 def test_a_token_whose_key_is_not_one_of_the_files_is_refused(jwts: Jwts, kid: str | None) -> None:
-    assert "key that is known" in refusal(jwts, token(header={"kid": kid}))
+    assert "signed by a known key" in refusal(jwts, token(header={"kid": kid}))
 
 
 @pytest.mark.parametrize("kid", [7, ["RS256"], {"RS256": 1}, True])
@@ -200,9 +200,9 @@ def encoded(value: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("junk", "is no JWKS"),
-        ("[]", "is no JWKS"),
-        ('{"keys": {}}', "is no JWKS"),
+        ("junk", "is not a JWKS"),
+        ("[]", "is not a JWKS"),
+        ('{"keys": {}}', "is not a JWKS"),
         ('{"keys": []}', "no public key"),
         ('{"keys": [7]}', "key 1 is not an object"),
         ('{"keys": [{"kty": "oct", "k": "aHVudGVyMg"}]}', "no public key"),

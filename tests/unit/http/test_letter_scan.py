@@ -11,7 +11,7 @@ from balance_service.engine.dead_letter import Letter
 from balance_service.engine.decisions import LetterId
 from balance_service.engine.records import Position
 from balance_service.http.letter_scan import LetterScan
-from balance_service.http.peers.answers import MAX_BODY_BYTES
+from balance_service.http.peers.connections import MAX_BODY_BYTES
 from balance_service.http.routing import Copy
 from balance_service.model.keys import TEXT, KeyType
 from tests.support.querying import read_to_its_end

@@ -94,7 +94,7 @@ def test_what_is_not_http_is_a_400_problem_and_the_end_of_the_connection(data: b
 def test_an_expectation_that_nobody_knows_is_a_417_problem(path: bytes, expect: bytes) -> None:
     answer = ask(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nExpect: " + expect + b"\r\n\r\n")
 
-    assert (answer.status, answer.detail) == (417, "of the header Expect only 100-continue is understood")
+    assert (answer.status, answer.detail) == (417, "the header Expect supports only 100-continue")
 
 
 def test_nothing_is_sent_after_the_answer_to_an_expectation_that_nobody_knows() -> None:

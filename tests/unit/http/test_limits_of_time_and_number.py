@@ -275,7 +275,7 @@ def test_a_request_too_many_is_answered_503_at_once_and_probes_still_200() -> No
 
     assert [answer.status for answer in meanwhile] == [503, 200, 200, 200]
     assert meanwhile[0].headers["retry-after"] == "1"
-    assert "2 requests are under way" in meanwhile[0].detail
+    assert "2 requests are in progress" in meanwhile[0].detail
     assert [answer.status for answer in later] == [200, 200, 200]
 
 
@@ -320,7 +320,7 @@ def test_a_request_that_is_not_begun_is_told_of() -> None:
 
     async def run() -> None:
         under_way = UnderWay(Limits(max_concurrent_requests=0), lambda: refused.append("one"))
-        with pytest.raises(Problem, match="0 requests are under way"):
+        with pytest.raises(Problem, match="0 requests are in progress"):
             await under_way.run(lambda: asyncio.sleep(0))
 
     asyncio.run(run())

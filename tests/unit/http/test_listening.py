@@ -14,12 +14,10 @@ import pytest
 import structlog
 from aiohttp import web
 
-from balance_service.http.peers.proxy import FORWARDED_HEADER
-from balance_service.http.peers.trust import Peer, PeerTrust
+from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server import listening
 from balance_service.http.server.limits import Limits
-from balance_service.http.server.listening import AcceptedSocket, Listener, bind
-from balance_service.http.server.places import Places
+from balance_service.http.server.listening import AcceptedSocket, Listener, Slots, bind
 from balance_service.http.server.tls import TlsFiles, load_tls
 from tests.support.credentials import Authority
 from tests.support.waiting import until
@@ -181,7 +179,7 @@ def test_where_all_are_busy_probes_and_proven_peers_are_answered_and_others_are_
     answers, is_closed, later = asyncio.run(run())
 
     assert [answer.status for answer in answers] == [200, 200, 403, 503]
-    assert answers[-1].detail == "all connections are busy here; this request was certainly not begun"
+    assert answers[-1].detail == "all connections are busy here; this request was not processed"
     assert is_closed
     assert later.status == 200
 
@@ -214,13 +212,13 @@ def test_where_no_descriptor_is_left_accepting_pauses_and_says_so_once(monkeypat
         def connection(_: AcceptedSocket) -> asyncio.Protocol:
             return Opened()
 
-        listener = Listener(bound, Places(10, (), loop.time), connection, loop)
+        listener = Listener(bound, Slots(10, (), loop.time), connection, loop)
         listener.listen()
         with socket.create_connection(bound.getsockname()):
             began = loop.time()
             await asyncio.wait_for(opened.wait(), SOON)
             seconds = loop.time() - began
-        await until(lambda: len(listener.places) == 0, "it is closed")
+        await until(lambda: len(listener.slots) == 0, "it is closed")
         listener.close()
         return seconds
 

@@ -20,7 +20,7 @@ from tests.unit.http.peer_answers import REFUSED, answer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from balance_service.http.peers.answers import Received
+    from balance_service.http.peers.connections import Received
 
 
 def test_queries_are_asked_one_after_the_other_on_one_connection() -> None:

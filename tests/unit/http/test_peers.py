@@ -18,8 +18,8 @@ from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer, Problem
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
-from balance_service.http.peers.trust import PROOF_HEADER, PeerTrust
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.server.app import make_app
 from tests.support.api import GET_BALANCE as PATH
@@ -84,11 +84,11 @@ def test_a_mark_that_is_judged_is_not_used_by_that() -> None:
     mark = mark_for(asked)
 
     for _ in range(2):
-        judged = asked.judge(mark, QUESTION)
+        judged = asked.verified(mark, QUESTION)
     asked.use(judged)
 
     with pytest.raises(Problem, match="used before"):
-        asked.use(asked.judge(mark, QUESTION))
+        asked.use(asked.verified(mark, QUESTION))
 
 
 def test_a_mark_is_for_one_instance_and_one_run_of_it() -> None:

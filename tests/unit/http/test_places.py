@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balance_service.http.server.places import Place, Places
+from balance_service.http.server.listening import Slot, Slots
 
 
 class Server:
@@ -10,18 +10,18 @@ class Server:
 
     def __init__(self, trusted_proxies: tuple[str, ...] = ()) -> None:
         self.time = 0.0
-        self.cut: list[Place] = []
-        self.places = Places(160, trusted_proxies, lambda: self.time)
+        self.cut: list[Slot] = []
+        self.places = Slots(160, trusted_proxies, lambda: self.time)
 
-    def take(self, address: str) -> Place | None:
+    def take(self, address: str) -> Slot | None:
         self.time += 1
         place = self.places.take(address)
         if place is not None:
-            place.cut = lambda: self.cut.append(place)
+            place.close_now = lambda: self.cut.append(place)
         return place
 
-    def take_all(self, count: int, address: str = "10.{}.0.1", *, busy: bool = False) -> list[Place]:
-        """Places for as many connections, each of another address if that has room for a number."""
+    def take_all(self, count: int, address: str = "10.{}.0.1", *, busy: bool = False) -> list[Slot]:
+        """Slots for as many connections, each of another address if that has room for a number."""
         taken = [self.take(address.format(number)) for number in range(count)]
         places = [place for place in taken if place is not None]
         assert len(places) == count
@@ -163,9 +163,9 @@ def test_where_there_are_fewer_places_than_before_the_connections_that_are_idle_
     server = Server()
     busy, idle = server.take_all(10, busy=True), server.take_all(10, "198.51.{}.1")
 
-    server.places.bound(16)
+    server.places.resize(16)
 
     assert server.cut == idle[:5]
-    server.places.bound(2)
+    server.places.resize(2)
     assert server.cut == idle
     assert len(server.places) == len(busy)

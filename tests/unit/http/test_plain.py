@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balance_service.engine.records import Role
 from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
-from balance_service.http.peers.answers import AnswerReader
+from balance_service.http.peers.connections import AnswerReader
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Limits
 from balance_service.kafka.partitioner import partition_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from balance_service.http.peers.answers import Received
+    from balance_service.http.peers.connections import Received
 
 
 @pytest.fixture

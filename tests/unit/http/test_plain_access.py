@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.http.access.authorization import Access, Authenticator
-from balance_service.http.access.browsers import Browsers
-from balance_service.http.access.jwts import Jwts, load_jwts
-from balance_service.http.access.rate_limit import RateLimit
-from balance_service.http.access.tokens import load_tokens
+from balance_service.http.access.authentication import Authenticator, Jwts, load_jwts, load_tokens
+from balance_service.http.access.authorization import Access, Browsers, RateLimit
 from balance_service.http.peers.trust import Peer, PeerTrust
-from balance_service.http.server.connections import Connection
+from balance_service.http.server.limits import Connection
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import GET_BALANCE
 from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks

@@ -15,7 +15,7 @@ from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.wiring import Front
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings

@@ -11,7 +11,7 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
-from balance_service.http.server.plain import asked_of
+from balance_service.http.server.plain import key_targets
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.routes import Collection
 from balance_service.read_models.balance import Balance
@@ -134,8 +134,8 @@ def test_a_text_may_be_a_route_of_its_own_so_a_collection_by_text_is_left_to_aio
         name = "test-things"
         queries = Collection("/things", key="id", noun="thing")  # type: ignore[assignment]
 
-    assert [each.path for each in asked_of([Things()])] == ["/api/models/test-things/keys"]
-    assert "/leaderboard" in [each.path for each in asked_of([Leaderboard()])]
+    assert [each.path for each in key_targets([Things()])] == ["/api/models/test-things/keys"]
+    assert "/leaderboard" in [each.path for each in key_targets([Leaderboard()])]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_queries_under_way_count_among_the_concurrent_requests(instance: Instanc
     answers = asyncio.run(run())
 
     assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b"HTTP/1.1 503"]
-    assert b"2 requests are under way here" in answers[2]
+    assert b"2 requests are in progress here" in answers[2]
 
 
 def test_a_query_that_takes_too_long_is_a_problem(instance: Instance) -> None:

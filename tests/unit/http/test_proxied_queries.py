@@ -10,8 +10,9 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 from aiohttp.test_utils import TestServer
 
-from balance_service.http.peers.answers import MAX_BODY_BYTES
-from balance_service.http.peers.proxy import FORWARDED_HEADER, Proxy
+from balance_service.http.peers.connections import MAX_BODY_BYTES
+from balance_service.http.peers.proxy import Proxy
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.peers.trust import Peer as Asked
 from balance_service.http.routing import HEADROOM_SECONDS
 from tests.support.api import GET_BALANCE as PATH

@@ -14,7 +14,7 @@ from yarl import URL
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.errors import StoreCorruptedError
 from balance_service.http.answer import problems
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.querying import (

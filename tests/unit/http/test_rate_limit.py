@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.http.access import rate_limit
-from balance_service.http.access.rate_limit import RateLimit
+from balance_service.http.access.authorization import RateLimit
 from balance_service.http.answer import Problem
 from tests.support.fakes import Clock
 
@@ -51,10 +50,8 @@ def test_who_is_refused_is_told_when_to_come_back_and_is_served_then(rate: float
     assert is_taken(limit)
 
 
-def test_no_more_clients_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_MAX_CLIENTS", 100)
-    clock = Clock()
-    limit = RateLimit(1.0, burst=1, now=clock)
+def test_no_more_clients_are_remembered_than_there_is_room_for() -> None:
+    limit = RateLimit(1.0, burst=1, now=Clock(), max_clients=100)
 
     for number in range(10_000):
         assert is_taken(limit, f"client {number}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from balance_service.http.access.tokens import load_tokens
+from balance_service.http.access.authentication import load_tokens
 from balance_service.http.server.reloading import Reloaded
 
 if TYPE_CHECKING:

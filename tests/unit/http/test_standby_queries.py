@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.engine.records import Role
-from balance_service.http.peers.proxy import FORWARDED_HEADER
+from balance_service.http.peers.trust import FORWARDED_HEADER
 from tests.support.querying import (
     BUSY_SECONDS,
     END,

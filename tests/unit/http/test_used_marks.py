@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from balance_service.http.peers.used_marks import MOST_ASKERS, WINDOW, UsedMarks
+from balance_service.http.peers.trust import MAX_ASKERS, WINDOW, UsedMarks
 
 NEAR = st.integers(0, 40)
 FAR = st.integers(0, 3 * WINDOW)
@@ -49,7 +49,7 @@ def test_an_asker_is_forgotten_only_long_after_its_marks_are_too_old() -> None:
 
 def test_beyond_the_most_askers_new_ones_are_refused_and_the_others_go_on() -> None:
     used = UsedMarks()
-    for n in range(MOST_ASKERS):
+    for n in range(MAX_ASKERS):
         assert used.take(f"asker-{n}", 1, 0.0)
 
     assert not used.take("one more", 1, 0.0)
