@@ -42,7 +42,7 @@ from balance_service.http.turns import Turns
 from balance_service.http.wiring import Front
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.log_reader import records_left_at
-from balance_service.kafka.watermarks import Watermarks
+from balance_service.kafka.topics import Watermarks
 from balance_service.model.binding import bound
 from balance_service.model.json_view import exact_json
 from balance_service.model.keys import TEXT

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from balance_service.errors import BalanceServiceError
 from balance_service.kafka.partitioner import partition_of
-from balance_service.kafka.topic_policies import FOR_EVER
+from balance_service.kafka.topic_specs import FOREVER
 from bench.background import Background, at_rate
 from bench.events import MAX_CENTS, customer_id, encoded, register
 
@@ -126,7 +126,7 @@ def generate(
 
 def create_topic(admin: AdminClient, topic: str, partitions: int = PARTITIONS, policy: str = "delete") -> None:
     """Create a topic that keeps everything, or, compacted, the last of each key."""
-    wanted = NewTopic(topic, partitions, 1, config={**FOR_EVER, "cleanup.policy": policy})
+    wanted = NewTopic(topic, partitions, 1, config={**FOREVER, "cleanup.policy": policy})
     admin.create_topics([wanted])[topic].result(_CREATE_SECONDS)
 
 

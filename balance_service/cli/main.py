@@ -199,7 +199,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     from balance_service.devtools.load import produce_load
     from balance_service.devtools.progress import progress_bar
     from balance_service.kafka.clients import producer_config
-    from balance_service.kafka.topic_setup import prepare_topics
+    from balance_service.kafka.topic_specs import prepare_topics
     from balance_service.kafka.topics import Topics
     from balance_service.model.placing import stages_of
     from balance_service.read_models.shipped import SHIPPED

@@ -18,7 +18,7 @@ def topics() -> None:
 def topics_create() -> None:
     """Create every topic that is missing, and check those that are there."""
     from balance_service.cli.models import hosted_models, with_shipped
-    from balance_service.kafka.topic_setup import prepare_topics
+    from balance_service.kafka.topic_specs import prepare_topics
     from balance_service.kafka.topics import Topics
     from balance_service.model.placing import hosted_stages, stages_of_retries
 

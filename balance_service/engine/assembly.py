@@ -20,7 +20,7 @@ from balance_service.engine.passing import Emitting, Joining, Rekeying, Retrying
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
-from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES, is_compacted
+from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
 from balance_service.process.runtime import now_ms
 

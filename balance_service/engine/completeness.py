@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from balance_service.errors import RetriableError, StoreCorruptedError
-from balance_service.kafka.topic_policies import is_compacted, tombstones_kept_ms
+from balance_service.kafka.topic_specs import is_compacted, tombstones_kept_ms
 from balance_service.process.runtime import elapsed, now_ms
 
 if TYPE_CHECKING:

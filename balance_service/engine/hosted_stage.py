@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from balance_service.engine.processor import Work
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
-    from balance_service.kafka.topics import Topic, Topics
-    from balance_service.kafka.watermarks import Watermarks
+    from balance_service.kafka.topics import Topic, Topics, Watermarks
     from balance_service.model.event import State
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings

@@ -17,7 +17,7 @@ from balance_service.engine.store import StateStore, StoreIdentity
 from balance_service.errors import RetriableError, TaskHaltedError
 from balance_service.kafka.clients import transactional_config
 from balance_service.kafka.log_reader import reader_to_end
-from balance_service.kafka.topic_setup import dead_letter_bytes
+from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
     from balance_service.engine.dead_letter import Changes

@@ -10,7 +10,7 @@ from balance_service.engine.completeness import Completeness, check_tombstones_s
 from balance_service.engine.opening import check_same_changelog, check_same_log, open_store
 from balance_service.errors import FatalError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
-from balance_service.kafka.topic_setup import prepare_changelog
+from balance_service.kafka.topic_specs import prepare_changelog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,9 +27,8 @@ from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import common_config, producer_config
 from balance_service.kafka.partitioner import partition_of
-from balance_service.kafka.topic_setup import prepare_topics
-from balance_service.kafka.topics import Topics
-from balance_service.kafka.watermarks import Watermarks
+from balance_service.kafka.topic_specs import prepare_topics
+from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.runtime import PeriodicThread

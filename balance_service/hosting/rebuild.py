@@ -31,7 +31,7 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Fata
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.kafka.clients import by_remedy, common_config, new_client
 from balance_service.kafka.log_reader import reader_to_end
-from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
+from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.server_table import ServerTable
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
-    from balance_service.kafka.watermarks import Watermarks
+    from balance_service.kafka.topics import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
 _WATERMARK_SECONDS = 3.0

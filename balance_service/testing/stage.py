@@ -14,7 +14,7 @@ from balance_service.engine.fold import Folding
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
 from balance_service.engine.store import StateStore
 from balance_service.errors import FatalError
-from balance_service.kafka.topic_policies import MAX_MESSAGE_BYTES
+from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.spark.combine import PartitionRows
 from balance_service.testing.fakes import FakeWriter
 from balance_service.testing.rows import letter_of, rows_of, written

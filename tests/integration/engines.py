@@ -12,7 +12,7 @@ from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError, TaskMigratedError
 from balance_service.hosting.engine import Engine, Patience
-from balance_service.kafka.topic_setup import prepare_changelog, prepare_topics
+from balance_service.kafka.topic_specs import prepare_changelog, prepare_topics
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import Settings, load_settings

@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient
 
 from balance_service.errors import ConfigurationError
 from balance_service.hosting.rebuild import rebuild
-from balance_service.kafka import topic_policies
-from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.kafka import topic_specs
+from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics
 from balance_service.model.placing import stages_of
 from tests.integration.engines import running_engine, settings_for
@@ -199,7 +199,7 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
     models = named(names["application_id"])
     settings = settings_for(stack, names, tmp_path / "state", models=(models.purchases.name,))
     topics = Topics(settings)
-    compacted = {**topic_policies.with_headers({"max.message.bytes": str(1 << 20)}), "cleanup.policy": "compact"}
+    compacted = {**topic_specs.config_with_headers({"max.message.bytes": str(1 << 20)}), "cleanup.policy": "compact"}
     topics.create(models.shipments, 2, compacted)
     with Till(stack, models.pos) as till, running_engine(settings) as engine:
         till.send(None, till.frame_of(invoice(1, "card", "1.00", delivery="home-delivery")))
@@ -235,7 +235,7 @@ def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_name
     settings = settings_for(stack, names, tmp_path / "state", models=(models.rewards.name,))
     topics = Topics(settings)
     *_, last = stages_of(models.rewards(), settings)
-    topics.create(last.source, 5, topic_policies.FOR_EVER)
+    topics.create(last.source, 5, topic_specs.FOREVER)
 
     with pytest.raises(ConfigurationError, match=f"'{last.source}' has 5 partitions and '{models.pos}'.* 2"):
         prepare_topics(topics, settings, stages_of(models.rewards(), settings))

@@ -17,7 +17,7 @@ from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.store import StateStore
 from balance_service.errors import TaskHaltedError, TaskMigratedError
 from balance_service.kafka.clients import reader_config, transactional_config
-from balance_service.kafka.topic_setup import prepare_changelog
+from balance_service.kafka.topic_specs import prepare_changelog
 from balance_service.kafka.topics import Topics
 from balance_service.settings import Settings, load_settings
 from tests.integration.engines import balance_stage, prepare, settings_for

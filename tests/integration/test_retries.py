@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from balance_service.kafka import topic_policies
+from balance_service.kafka import topic_specs
 from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import PartitionRows
 from balance_service.spark.decode import Decoder
@@ -136,7 +136,7 @@ def test_whatever_its_bytes_a_record_is_sent_as_it_is_when_it_is_due(stack: Loca
         assert Topics(settings).find(f"{orders.topic}-dead-letters") is None
         assert [*engine.models] == ["balance"]
         sent = engine.topics.config(settings.retries_topic)
-        assert topic_policies.FOR_EVER.items() <= sent.items()
+        assert topic_specs.FOREVER.items() <= sent.items()
         retries = engine.topics.find(settings.retries_topic)
         assert retries is not None
         assert retries.partitions == 3

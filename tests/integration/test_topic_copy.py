@@ -20,7 +20,7 @@ from balance_service.errors import TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.partitioner import partition_of
-from balance_service.kafka.topic_setup import prepare_copy
+from balance_service.kafka.topic_specs import prepare_copy
 from balance_service.kafka.topics import Topics
 from tests.integration.copying import CUSTOMERS, Application, History, contents, ignore
 from tests.integration.engines import balance, catch_up, counted, running_engine, settings_for

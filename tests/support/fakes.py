@@ -13,11 +13,13 @@ from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError
+from balance_service.kafka.topic_specs import FOREVER
+from balance_service.kafka.topics import Topic
 from balance_service.settings import load_settings
 from balance_service.testing.fakes import FakeRegistry, FakeWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.cluster.membership import AssignmentListener, Partitions
 
@@ -27,6 +29,7 @@ __all__ = [
     "FakeRegistry",
     "FakeWriter",
     "IgnoringListener",
+    "InMemoryTopics",
     "Nobody",
     "balance_codec",
     "letters",
@@ -129,3 +132,47 @@ def refusal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
     return str(caught.value)
+
+
+class InMemoryTopics:
+    """The topics of a broker, in memory."""
+
+    DEFAULTS = MappingProxyType(
+        {
+            "message.timestamp.type": "CreateTime",
+            "message.timestamp.before.max.ms": "9223372036854775807",
+            "message.timestamp.after.max.ms": "3600000",
+            "max.message.bytes": "1048588",
+            "min.compaction.lag.ms": "0",
+        }
+    )
+
+    def __init__(self, **partitions: int) -> None:
+        """Args:
+        partitions: by the name of a topic, with underscores in place of hyphens.
+        """
+        self.configs: dict[str, dict[str, str]] = {}
+        self.partitions: dict[str, int] = {}
+        self.ends: dict[str, int] = {}
+        for name, count in partitions.items():
+            self.create(name.replace("_", "-"), count, FOREVER)
+
+    def find(self, name: str) -> Topic | None:
+        return Topic(name, name, self.partitions[name]) if name in self.partitions else None
+
+    def find_patiently(self, name: str) -> Topic | None:
+        return self.find(name)
+
+    def create(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        self.configs[name] = {**self.DEFAULTS, **FOREVER, **config}
+        self.partitions[name] = partitions
+        return Topic(name, name, partitions)
+
+    def config(self, name: str) -> dict[str, str]:
+        return self.configs[name]
+
+    def offsets(self, name: str, partitions: Iterable[int]) -> dict[int, int]:
+        return dict.fromkeys(partitions, self.ends.get(name, 0))
+
+    def brokers(self) -> int:
+        return 1

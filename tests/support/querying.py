@@ -30,7 +30,7 @@ from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.turns import Asker, Turns
 from balance_service.kafka.partitioner import partition_of
-from balance_service.kafka.watermarks import Watermarks
+from balance_service.kafka.topics import Watermarks
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH

@@ -23,7 +23,7 @@ from balance_service.devtools.topic_copy.timestamp_order import by_timestamp
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
-from balance_service.kafka.topic_setup import prepare_copy
+from balance_service.kafka.topic_specs import prepare_copy
 from balance_service.kafka.topics import Topics
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import pytest
 
 from balance_service.engine.assembly import work_of
 from balance_service.engine.fold import Folding
-from balance_service.kafka.topic_setup import prepare_topics
+from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Latest
 from balance_service.model.read_model import ReadModel
 from balance_service.settings import load_settings
 from balance_service.testing import Driver, event
 from balance_service.testing.fakes import FakeRegistry
+from tests.support.fakes import InMemoryTopics
 from tests.support.models import MONEY, WHEN, WIDE_MONEY, ship
 from tests.support.shipped import KNOWN, stages_in, surroundings
-from tests.unit.kafka.test_tables_topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,7 +121,7 @@ def test_a_state_that_grows_beyond_what_the_changelog_takes_keeps_what_it_has() 
 @pytest.mark.usefixtures("no_environment")
 @pytest.mark.parametrize(("takes", "largest"), [(3 << 20, 3 << 20), (64 << 20, 16 << 20)])
 def test_a_state_may_be_as_large_as_the_changelog_and_the_producer_take(takes: int, largest: int) -> None:
-    settings, topics = load_settings(application_id="app"), Topics(balance=2)
+    settings, topics = load_settings(application_id="app"), InMemoryTopics(balance=2)
     stages = stages_in(settings)
     of_topics: Any = topics
     prepared = prepare_topics(of_topics, settings, stages)

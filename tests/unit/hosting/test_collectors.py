@@ -14,8 +14,7 @@ from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.commit import Committed
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector
-from balance_service.kafka.topics import Topic
-from balance_service.kafka.watermarks import Watermarks
+from balance_service.kafka.topics import Topic, Watermarks
 from balance_service.model.stage import Stage
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import load_settings

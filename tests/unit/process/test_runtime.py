@@ -11,7 +11,7 @@ import pytest
 from balance_service.cluster.membership import Lease
 from balance_service.cluster.server_table import ServerTable
 from balance_service.cluster.standbys import StandbyChooser
-from balance_service.kafka.watermarks import Watermarks
+from balance_service.kafka.topics import Watermarks
 from balance_service.process.runtime import PeriodicThread, elapsed, thread_failures
 
 _PATIENCE_SECONDS = 30.0

@@ -1,0 +1,143 @@
+"""Requests while a coordinator moves; watermarks and lag."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from balance_service.errors import RetriableError
+from balance_service.kafka import topics as module
+from balance_service.kafka.topics import Topics, Watermarks
+from balance_service.settings import load_settings
+from tests.support.fakes import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+TWO_MEMBERS = SimpleNamespace(members=[None, None])
+
+
+class Admin:
+    """An admin client that answers each request with the next of these answers, and then always with the last."""
+
+    def __init__(self, *answers: KafkaError | SimpleNamespace) -> None:
+        self._next: Iterator[KafkaError | SimpleNamespace] = iter(answers)
+        self._last = answers[-1]
+
+    def describe_consumer_groups(self, groups: list[str], **_: float) -> Mapping[str, Future[Any]]:
+        answer = next(self._next, self._last)
+        future: Future[Any] = Future()
+        if isinstance(answer, KafkaError):
+            future.set_exception(KafkaException(answer))
+        else:
+            future.set_result(answer)
+        return dict.fromkeys(groups, future)
+
+    def poll(self, _seconds: float) -> None: ...
+
+
+def topics_of(monkeypatch: pytest.MonkeyPatch, admin: Admin) -> Topics:
+    monkeypatch.setattr(module, "new_client", lambda *_: admin)
+    return Topics(load_settings(bootstrap_servers="127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS],
+)
+def test_a_request_is_retried_while_the_coordinator_moves(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    assert topics_of(monkeypatch, Admin(KafkaError(code), TWO_MEMBERS)).group_members() == 2
+
+
+def test_a_coordinator_that_does_not_appear_in_time_is_a_retriable_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FOUND_WITHIN_SECONDS", 0.2)
+
+    with pytest.raises(RetriableError, match="describing group"):
+        topics_of(monkeypatch, Admin(KafkaError(KafkaError.NOT_COORDINATOR))).group_members()
+
+
+class Broker:
+    """The source's ends, as long as it is up."""
+
+    def __init__(self) -> None:
+        self.ends: Mapping[int, int] = {0: 100, 1: 5}
+        self.is_up = True
+
+    def read(self) -> Mapping[int, int]:
+        if not self.is_up:
+            raise RetriableError("the broker is down")
+        return self.ends
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watermarks(broker: Broker, clock: Clock) -> Watermarks:
+    return Watermarks(broker.read, clock)
+
+
+def test_lag_is_unknown_before_the_broker_was_asked(watermarks: Watermarks) -> None:
+    assert watermarks.lag(0, 10) is None
+    assert watermarks.age_seconds == float("inf")
+
+
+def test_lag_is_the_end_less_the_position(watermarks: Watermarks) -> None:
+    watermarks.refresh()
+
+    assert (watermarks.lag(0, 90), watermarks.lag(1, 5)) == (10, 0)
+
+
+def test_lag_is_never_negative(watermarks: Watermarks) -> None:
+    watermarks.refresh()
+
+    assert watermarks.lag(1, 6) == 0
+
+
+def test_lag_of_a_task_without_a_position_is_unknown(watermarks: Watermarks) -> None:
+    watermarks.refresh()
+
+    assert watermarks.lag(0, -1) is None
+
+
+def test_lag_of_an_unknown_partition_is_unknown(watermarks: Watermarks) -> None:
+    watermarks.refresh()
+
+    assert watermarks.lag(2, 0) is None
+
+
+def test_watermarks_are_as_old_as_their_request(broker: Broker, clock: Clock) -> None:
+    def slowly() -> Mapping[int, int]:
+        clock.now += 2
+        return broker.read()
+
+    watermarks = Watermarks(slowly, clock)
+    watermarks.refresh()
+    clock.now += 1
+
+    assert watermarks.age_seconds == 3
+
+
+def test_a_silent_broker_leaves_the_last_watermarks_to_grow_old(
+    watermarks: Watermarks, broker: Broker, clock: Clock
+) -> None:
+    watermarks.refresh()
+    broker.is_up = False
+    clock.now += 5
+    watermarks.refresh()
+
+    assert watermarks.lag(0, 90) == 10
+    assert watermarks.age_seconds == 5
