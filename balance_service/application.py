@@ -326,7 +326,7 @@ class _Queries:
             stage=hosted.name,
             read_model=hosted.stage.owner,
             key_type=TEXT if hosted.folds is None else hosted.folds.key_type,
-            letters=hosted.work.letters,
+            letters=hosted.processor.letters,
         )
         records = LetterRecords(
             records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),

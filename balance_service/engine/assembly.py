@@ -14,9 +14,9 @@ from balance_service.avro.codec import AvroCodec, AvroReader
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.avro.types import fields_of
 from balance_service.engine.dead_letters import Letters
-from balance_service.engine.fold import Folding
+from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.outputs import Emission, Target, sender_of
-from balance_service.engine.passing import Emitting, Joining, Rekeying, Retrying
+from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
-    from balance_service.engine.processor import Work
+    from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.joins import Table
@@ -75,7 +75,7 @@ class Surroundings:
         )
 
 
-def work_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) -> Work:
+def processor_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) -> StageProcessor:
     """Returns what the tasks of a stage do with their batches. `read_model` is None for a stage of retries.
 
     Raises:
@@ -91,16 +91,16 @@ def work_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) ->
     )
     if read_model is None:
         (target,) = (around.target(topic, stage) for topic in stage.targets)
-        return Retrying(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+        return RetryProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
     if stage.passes_on:
         target = around.target(stage.rekeyed, stage)
         if stage.makes is not None:
-            return _joining(stage, stage.makes, target, around, position_codec, letters)
-        return Rekeying(source=stage.source, target=target, position_codec=position_codec, letters=letters)
+            return _join_processor(stage, stage.makes, target, around, position_codec, letters)
+        return RepartitionProcessor(source=stage.source, target=target, position_codec=position_codec, letters=letters)
     if not read_model.has_states():
         for topic, schema in read_model.sent_schemas():
             around.codec(topic, schema)
-        return Emitting(
+        return EmitProcessor(
             read_model=read_model.name,
             source=stage.source,
             records=stage.records,
@@ -110,12 +110,12 @@ def work_of(stage: Stage, read_model: ReadModel | None, around: Surroundings) ->
             position_codec=position_codec,
             letters=letters,
         )
-    return _folding(stage, read_model, around, position_codec, letters)
+    return _fold_processor(stage, read_model, around, position_codec, letters)
 
 
-def _joining(
+def _join_processor(
     stage: Stage, makes: Schema, target: Target, around: Surroundings, position_codec: AvroCodec, letters: Letters
-) -> Joining:
+) -> JoinProcessor:
     by = str(stage.by)
     key_type = KeyType.of(by, fields_of(makes)[by])
     if key_type is None:
@@ -123,7 +123,7 @@ def _joining(
     if stage.next_table is not None:
         # Tables are keyed by text.
         key_type = KeyType(by, is_number=False)
-    return Joining(
+    return JoinProcessor(
         source=stage.source,
         record=stage.records[0],
         joined=around.joined(stage),
@@ -136,12 +136,12 @@ def _joining(
     )
 
 
-def _folding(
+def _fold_processor(
     stage: Stage, read_model: ReadModel, around: Surroundings, position_codec: AvroCodec, letters: Letters
-) -> Folding:
+) -> FoldProcessor:
     state_codec = around.codec(stage.changelog, read_model.state_schema)
     partitions = around.partitions(stage.source)
-    return Folding(
+    return FoldProcessor(
         read_model=read_model,
         acceleration=read_model.acceleration(state_codec),
         state_codec=state_codec,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import Changes, Letter, Status
-    from balance_service.engine.processor import Work
+    from balance_service.engine.dead_letter import Letter, LetterChanges, Status
+    from balance_service.engine.processor import StageProcessor
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.engine.store import StateStore
 
@@ -54,7 +54,9 @@ class Committed:
     """Records of another producer's dead letters, to be sent on when they are due."""
 
 
-def commit(batch: TaskBatch, partition: int, work: Work, store: StateStore, writer: ChangelogWriter) -> Committed:
+def commit(
+    batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore, writer: ChangelogWriter
+) -> Committed:
     """Steps 2 to 5.
 
     Of a batch of dead letters, nothing, if one of them was closed since they were looked up.
@@ -70,37 +72,37 @@ def commit(batch: TaskBatch, partition: int, work: Work, store: StateStore, writ
     if stands_at is None or batch.start != stands_at.offset:
         raise TaskMigratedError(f"the batch starts at {batch.start}, the store stands at {stands_at}")
     _require_whole(store)
-    known = work.letters.of_batch(store, batch)
+    known = processor.letters.of_batch(store, batch)
     if any(at not in known or not known[at].status.is_open for at in batch.retried):
         return Committed(0, 0, 0, 0)
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
-    folded = work.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
-    failed = sorted((*batch.dead_letters, *folded.dead_letters), key=lambda letter: letter.offset)
-    changes = work.letters.after(store, known, failed, batch.forgotten, folded.letters)
+    outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
+    failed = sorted((*batch.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
+    changes = processor.letters.after(store, known, failed, batch.forgotten, outcome.letters)
     moved = replace(
         stands_at,
         offset=batch.end,
-        stream_time_ms=folded.stream_time_ms,
-        keys=stands_at.keys + folded.created - folded.deleted,
+        stream_time_ms=outcome.stream_time_ms,
+        keys=stands_at.keys + outcome.created - outcome.deleted,
         letters=changes.counted,
     )
 
     def records() -> Iterator[Record]:
-        return itertools.chain(folded.records(), changes.records)
+        return itertools.chain(outcome.records(), changes.records)
 
     reach("folded")
-    _write(moved, work.position_codec, store, writer, records, changes.fresh, folded.outputs)
+    _write(moved, processor.position_codec, store, writer, records, changes.fresh, outcome.outputs)
     reach("stored")
     return Committed(
-        applied=batch.applied - len(folded.dead_letters) - folded.duplicates - len(folded.letters),
+        applied=batch.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
         ignored=batch.ignored,
-        duplicates=folded.duplicates,
+        duplicates=outcome.duplicates,
         dead_lettered=len(failed),
         causes=Counter(letter.cause for letter in changes.fresh),
-        deleted=folded.deleted,
-        sent=len(folded.outputs),
+        deleted=outcome.deleted,
+        sent=len(outcome.outputs),
         healed=changes.applied,
-        scheduled=len(folded.letters),
+        scheduled=len(outcome.letters),
     )
 
 
@@ -108,7 +110,7 @@ def decide(
     decided: Iterable[Letter],
     status: Status,
     audit: Sequence[Output],
-    work: Work,
+    processor: StageProcessor,
     store: StateStore,
     writer: ChangelogWriter,
 ) -> None:
@@ -117,17 +119,21 @@ def decide(
     if stands_at is None:
         raise TaskMigratedError("the store has no position")
     _require_whole(store)
-    changes = work.letters.decided(store, decided, status)
+    changes = processor.letters.decided(store, decided, status)
     moved = replace(stands_at, letters=changes.counted)
     try:
-        _write(moved, work.position_codec, store, writer, lambda: iter(changes.records), (), audit)
+        _write(moved, processor.position_codec, store, writer, lambda: iter(changes.records), (), audit)
     except StoreFullError as error:
         # Only the task's own loop waits for room with a store that lacks what the changelog has.
         raise RetriableError(f"the decision is written, and the store lacks it: {error}") from error
 
 
 def write_position(
-    position: Position, codec: AvroCodec, store: StateStore, writer: ChangelogWriter, letters: Changes | None = None
+    position: Position,
+    codec: AvroCodec,
+    store: StateStore,
+    writer: ChangelogWriter,
+    letters: LetterChanges | None = None,
 ) -> None:
     """Record a position as a task does when it is opened, with the letters that it begins with. Raises as `commit`."""
     if letters is None or not letters.records:

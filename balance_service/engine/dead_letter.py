@@ -214,7 +214,7 @@ def open_letters(counts: Mapping[str, int]) -> dict[tuple[str, str], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueLetters:
     """Letters whose time has come, in the order of their records: to be tried again, or to be forgotten."""
 
     again: Sequence[Letter] = ()
@@ -222,7 +222,7 @@ class Due:
 
 
 @dataclass(slots=True)
-class Changes:
+class LetterChanges:
     """What a commit makes of letters: `records` for the changelog and the store, `counts` for the position."""
 
     counts: Counter[str]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from balance_service.engine.dead_letter import NEVER, Changes, Due, Letter, Status, holds_key, open_letters
+from balance_service.engine.dead_letter import NEVER, DueLetters, Letter, LetterChanges, Status, holds_key, open_letters
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.process.runtime import now_ms
 
@@ -81,14 +81,14 @@ class Letters:
             return []
         return [letter.offset for letter in self.between(store, start) if letter.status is not Status.APPLIED]
 
-    def due(self, store: StateStore) -> Due:
+    def due(self, store: StateStore) -> DueLetters:
         """Those whose time has come, a thousand at most; with those that wait behind them."""
         position = store.position
         if position is None or not position.letters:
-            return Due()
+            return DueLetters()
         # Not before a rebuild has read all that comes before them, and what comes after.
         if store.keys(_AT + _number(position.offset), _AT + _number(_BEYOND), 1):
-            return Due()
+            return DueLetters()
         end = _DUE + _number(self.now_ms() + 1)
         keys = store.first_keys(_DUE, end, _MOST_AT_ONCE)
         letters = self.at(store, map(_last_number, keys))
@@ -96,7 +96,7 @@ class Letters:
         again = {offset: letter for offset, letter in letters.items() if letter.status.is_open}
         if self.keeps_order:
             again |= self._behind(store, again)
-        return Due([letter for _, letter in sorted(again.items())][:_MOST_AT_ONCE], forgotten)
+        return DueLetters([letter for _, letter in sorted(again.items())][:_MOST_AT_ONCE], forgotten)
 
     def hold_keys(self, store: StateStore) -> bool:
         """Whether there are keys whose records have to wait."""
@@ -120,7 +120,7 @@ class Letters:
         failed: Sequence[DeadLetter],
         forgotten: Iterable[Letter] = (),
         made: Iterable[Letter] = (),
-    ) -> Changes:
+    ) -> LetterChanges:
         """What becomes of letters by a commit.
 
         Args:
@@ -129,7 +129,7 @@ class Letters:
             forgotten: closed ones of which nothing is kept any more.
             made: by the stage itself, of records that it is to take up later; of those that it knows, nothing is made.
         """
-        now, changes = self.now_ms(), Changes(_counts(store))
+        now, changes = self.now_ms(), LetterChanges(_counts(store))
         sent_before = store.position.emitted_up_to if store.position else 0
         for letter in made:
             if letter.offset not in known:
@@ -156,9 +156,9 @@ class Letters:
         store.look_for(_DUE, changes.records)
         return changes
 
-    def decided(self, store: StateStore, letters: Iterable[Letter], status: Status) -> Changes:
+    def decided(self, store: StateStore, letters: Iterable[Letter], status: Status) -> LetterChanges:
         """What becomes of letters by a decision: DISCARDED, or SCHEDULED, to be tried again at once."""
-        now, changes = self.now_ms(), Changes(_counts(store))
+        now, changes = self.now_ms(), LetterChanges(_counts(store))
         for before in letters:
             again = status is Status.SCHEDULED
             self._change(
@@ -168,19 +168,19 @@ class Letters:
         store.look_for(_DUE, changes.records)
         return changes
 
-    def carried(self, letters: Iterable[Letter]) -> Changes:
+    def carried(self, letters: Iterable[Letter]) -> LetterChanges:
         """What a changelog that is made anew is to have of letters that there were before."""
-        changes = Changes(Counter())
+        changes = LetterChanges(Counter())
         for letter in letters:
             self._change(changes, letter.offset, None, self._freed(letter))
         return changes
 
-    def at_opening(self, store: StateStore) -> Changes:
+    def at_opening(self, store: StateStore) -> LetterChanges:
         """What becomes of letters as a task is opened: where order no longer matters, none waits for another.
 
         Where it matters from now on, later records wait for those that are open.
         """
-        changes = Changes(_counts(store))
+        changes = LetterChanges(_counts(store))
         if self.keeps_order:
             # None does yet where order did not matter before.
             if self.hold_keys(store) and not store.keys(_OF, _OF + _END, 1):
@@ -231,7 +231,7 @@ class Letters:
                 behind |= {at: letter for at, letter in found.items() if letter.status is Status.BEHIND}
         return behind
 
-    def _release(self, store: StateStore, changes: Changes) -> None:
+    def _release(self, store: StateStore, changes: LetterChanges) -> None:
         """Where nothing holds a key any more that did, have the first record that waited tried next."""
         if not self.keeps_order:
             return
@@ -244,7 +244,7 @@ class Letters:
             if first.status is Status.BEHIND:
                 self._change(changes, left, first, first.due_at_once(self.now_ms()))
 
-    def _change(self, changes: Changes, offset: int, before: Letter | None, after: Letter | None) -> None:
+    def _change(self, changes: LetterChanges, offset: int, before: Letter | None, after: Letter | None) -> None:
         was, is_now = self._indexed(before), self._indexed(after)
         changes.records += [(key, None) for key in was if key not in is_now]
         changes.records += [(key, b"") for key in is_now if key not in was]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from balance_service.engine.dead_letter import BEHIND_CAUSE, holds_key
-from balance_service.engine.idempotency import Retries
+from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
-from balance_service.engine.processor import Folded, OwnCodeFailedError, call_own
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.event import event_of
@@ -44,7 +44,7 @@ _offset = attrgetter("offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folding:
+class FoldProcessor:
     """How updates become states, and which keys may be here; the same for all tasks of a read model."""
 
     read_model: ReadModel
@@ -62,12 +62,14 @@ class Folding:
     emission: Emission | None = None
     """How the read model emits; None if it does not."""
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore) -> Folded:
-        """See `Work.outcome`."""
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore) -> BatchOutcome:
+        """See `StageProcessor.outcome`."""
         return fold(batch, partition, stands_at, self, store)
 
 
-def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding, store: StateStore) -> Folded:
+def fold(
+    batch: TaskBatch, partition: int, stands_at: Position, folding: FoldProcessor, store: StateStore
+) -> BatchOutcome:
     """The outcome of a batch; it does not depend on where batches begin and end.
 
     One thing aside: what standard folds make is looked at where one ends, when a later event may have made it fit.
@@ -87,7 +89,7 @@ def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding
     # A key that has a state here was checked when it came.
     new = [key for key, state in before.items() if state is None]
     strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
-    retries = Retries.of(
+    idempotency_keys = IdempotencyKeys.of(
         batch.events,
         store,
         folding.marker_codec,
@@ -95,8 +97,8 @@ def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding
         folding.read_model.repeated,
         stands_at.stream_time_ms,
     )
-    folded = Folded(retries.stream_time_ms, columns, created=created)
-    one_by_one = _OneByOne(folding, batch, stands_at.source, held, emission, retries, folded)
+    outcome = BatchOutcome(idempotency_keys.stream_time_ms, columns, created=created)
+    one_by_one = _OneByOne(folding, batch, stands_at.source, held, emission, idempotency_keys, outcome)
     for key in singly.keys() - strangers:
         if not one_by_one.fold(before[key], singly[key]):
             read_again.add(key)
@@ -109,22 +111,22 @@ def fold(batch: TaskBatch, partition: int, stands_at: Position, folding: Folding
                 f"of {len(events)} records of a key of {stands_at.source}, {len(found)} could be read again"
             )
         if key in strangers:
-            folded.dead_letters += [replace(record, cause=MISPLACED) for record in found]
+            outcome.dead_letters += [replace(record, cause=MISPLACED) for record in found]
         else:
             one_by_one.fold(before[key], events)
     for key, frame in one_by_one.after.items():
         if frame is not None:
             records.append((key, frame))
-            folded.created += before[key] is None
+            outcome.created += before[key] is None
         elif before[key] is not None:
             records.append((key, None))
-            folded.deleted += 1
-    folded.others = [*records, *retries.records(store)]
-    folded.outputs.sort(key=_offset)
-    return folded
+            outcome.deleted += 1
+    outcome.others = [*records, *idempotency_keys.records(store)]
+    outcome.outputs.sort(key=_offset)
+    return outcome
 
 
-def _held(batch: TaskBatch, folding: Folding, store: StateStore) -> Mapping[bytes, int]:
+def _held(batch: TaskBatch, folding: FoldProcessor, store: StateStore) -> Mapping[bytes, int]:
     """Where order matters: by key, the offset after which a batch's events have to wait for one that failed."""
     if not folding.letters.keeps_order or not (batch.dead_letters or folding.letters.hold_keys(store)):
         return {}
@@ -139,7 +141,7 @@ def _held(batch: TaskBatch, folding: Folding, store: StateStore) -> Mapping[byte
 def _fold_combined(
     updates: Iterable[CombinedUpdates],
     partition: int,
-    folding: Folding,
+    folding: FoldProcessor,
     store: StateStore,
     held: Mapping[bytes, int],
 ) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes], int]:
@@ -184,7 +186,7 @@ def _fold_combined(
 
 
 def _accelerated(
-    folding: Folding, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
+    folding: FoldProcessor, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
 ) -> list[bytes | None]:
     """The next states that the acceleration makes; None for those that only the fold can tell.
 
@@ -201,15 +203,15 @@ def _accelerated(
 class _OneByOne:
     """Folds the events of keys one by one. The results go to `folded` and `after`."""
 
-    folding: Folding
+    folding: FoldProcessor
     batch: TaskBatch
     source: str
     """A topic and its partition."""
     held: Mapping[bytes, int]
     """By key, the offset after which its events wait."""
     emission: BatchEmission | None
-    retries: Retries
-    folded: Folded
+    idempotency_keys: IdempotencyKeys
+    outcome: BatchOutcome
     after: dict[bytes, bytes | None] = field(default_factory=dict)
     """The frames of the new states by key; None of a key that has none any more."""
 
@@ -234,7 +236,7 @@ class _OneByOne:
             try:
                 if update.offset > held_after:
                     raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
-                if self.retries.is_repeated(update):
+                if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue
                 event = event_of(records, update.update, update.timestamp_ms)
@@ -245,7 +247,7 @@ class _OneByOne:
                     outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
                 if update.record is None:
-                    self.retries.forget(events)
+                    self.idempotency_keys.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
                     self._require_letter(error, update)
@@ -254,14 +256,14 @@ class _OneByOne:
                 letters.append(replace(update.record, cause=error.cause))
             else:
                 state, frame, last = following, following_frame, update
-                self.retries.remember(update)
+                self.idempotency_keys.remember(update)
         if last is not None:
             if frame is None and state is not None:
                 try:
                     _, frame = _framed(self.folding, state)
                 except PoisonRecordError:
                     # One of the events is to blame.
-                    self.retries.forget(events)
+                    self.idempotency_keys.forget(events)
                     return self._fold(before, events, frames_each=True)
             if self.emission is not None and state != before:
                 try:
@@ -269,26 +271,26 @@ class _OneByOne:
                 except OwnCodeFailedError as error:
                     # What is sent is of all events together, so none of them is applied.
                     self._require_letter(error, last)
-                    self.retries.forget(events)
+                    self.idempotency_keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]
-                    self.folded.dead_letters += [*letters, *(replace(record, cause=error.cause) for record in rest)]
+                    self.outcome.dead_letters += [*letters, *(replace(record, cause=error.cause) for record in rest)]
                     return True
             self.after[last.key] = frame
-        self.folded.dead_letters += letters
-        self.folded.outputs += outputs
-        self.folded.duplicates += duplicates
+        self.outcome.dead_letters += letters
+        self.outcome.outputs += outputs
+        self.outcome.duplicates += duplicates
         return True
 
     def _require_letter(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
         error.require_letter(self.batch, self.folding.read_model.name, self.source, event.offset)
 
 
-def _step(folding: Folding, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
+def _step(folding: FoldProcessor, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
     return call_own(folding.read_model.next_state, state, update.key, update.update, event)
 
 
-def _framed(folding: Folding, state: State) -> tuple[State, bytes]:
+def _framed(folding: FoldProcessor, state: State) -> tuple[State, bytes]:
     """A state as it is read again, and its frame.
 
     Raises:
@@ -311,7 +313,7 @@ def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:
     return grouped
 
 
-def _read(store: StateStore, folding: Folding, keys: Iterable[bytes]) -> dict[bytes, State | None]:
+def _read(store: StateStore, folding: FoldProcessor, keys: Iterable[bytes]) -> dict[bytes, State | None]:
     wanted = list(keys)
     decode = folding.state_codec.decode
     return {

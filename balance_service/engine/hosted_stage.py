@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from balance_service.engine.fold import Folding
+from balance_service.engine.fold import FoldProcessor
 from balance_service.errors import FatalError
 from balance_service.model.read_model import ReadModel
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.engine.decisions import Decisions
-    from balance_service.engine.processor import Work
+    from balance_service.engine.processor import StageProcessor
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics, Watermarks
@@ -36,7 +36,7 @@ class HostedStage:
     topics: Topics
     source: Topic
     watermarks: Watermarks
-    work: Work
+    processor: StageProcessor
     decisions: Decisions
     state_directory: StateDirectory
     joined: JoinedTables | None = None
@@ -53,7 +53,7 @@ class HostedStage:
     @property
     def folds(self) -> ReadModel | None:
         """The read model whose states the stage keeps, or None if it keeps none."""
-        return self.work.read_model if isinstance(self.work, Folding) else None
+        return self.processor.read_model if isinstance(self.processor, FoldProcessor) else None
 
     def state(self, frame: bytes) -> State:
         return self._folding.state_codec.decode(frame)
@@ -69,7 +69,7 @@ class HostedStage:
         return lambda frame: self.view(frame)[name]
 
     @property
-    def _folding(self) -> Folding:
-        if not isinstance(self.work, Folding):
+    def _folding(self) -> FoldProcessor:
+        if not isinstance(self.processor, FoldProcessor):
             raise FatalError(f"stage {self.name} has no states, and was asked for one")
-        return self.work
+        return self.processor

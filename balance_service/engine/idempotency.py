@@ -45,7 +45,7 @@ class Marker:
 
 
 @dataclass(slots=True)
-class Retries:
+class IdempotencyKeys:
     """What is known of the idempotency keys of one batch, while it is folded."""
 
     window_ms: int
@@ -64,7 +64,7 @@ class Retries:
         window_ms: int,
         repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         stream_time_ms: int,
-    ) -> Retries:
+    ) -> IdempotencyKeys:
         """Look up the markers of all updates that have an idempotency key.
 
         Args:
@@ -81,7 +81,7 @@ class Retries:
         names = list({name for _, _, name in once})
         frames = zip(names, store.get_many([_BY_NAME + name for name in names]) if names else (), strict=True)
         known = {name: _marker(codec.decode(frame)) for name, frame in frames if frame is not None}
-        return Retries(window_ms, codec, repeated, known, times, now)
+        return IdempotencyKeys(window_ms, codec, repeated, known, times, now)
 
     def is_repeated(self, update: KeyedUpdate) -> bool:
         """Whether an event with the same idempotency key was applied to the same state within the window.

@@ -20,7 +20,7 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
-    from balance_service.engine.dead_letter import Changes
+    from balance_service.engine.dead_letter import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
     from balance_service.kafka.topics import Topic, Topics
@@ -88,7 +88,7 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
         hosted.source.topic_id,
         changelog.topic_id,
     )
-    store = StateStore(path, hosted.work.position_codec)
+    store = StateStore(path, hosted.processor.position_codec)
     stored = store.identity
     if stored == identity:
         return store
@@ -99,7 +99,7 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
         _check_can_be_folded_again(hosted, task_id.partition, changelog)
         log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
         Database.wipe(path)
-        store = StateStore(path, hosted.work.position_codec)
+        store = StateStore(path, hosted.processor.position_codec)
     store.identity = identity
     return store
 
@@ -178,7 +178,7 @@ def starting_position(
     return replace(stored, epoch=max(stored.epoch + 1, least_epoch), changelog_topic_id=changelog_topic_id)
 
 
-def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> Changes:
+def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:
     """What becomes of dead letters as a task is opened.
 
     One that has no position yet learns which were decided about before; of retries, which of them were sent, too.
@@ -186,7 +186,7 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
     Raises:
         RetriableError: the broker does not answer.
     """
-    letters, now_ms = hosted.work.letters, hosted.work.letters.now_ms()
+    letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
     if store.position is not None:
         return letters.at_opening(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Folded:
+class BatchOutcome:
     """New states and markers, framed; the events that turned out not to be applicable, or were applied before.
 
     `columns` are keys and states, row for row, some at a time and null where `others` has the state, if anything: as
@@ -54,7 +54,7 @@ class Folded:
         yield from self.others
 
 
-class Work(Protocol):
+class StageProcessor(Protocol):
     """What the tasks of one stage do with their batches."""
 
     @property
@@ -65,7 +65,7 @@ class Work(Protocol):
     def letters(self) -> Letters:
         """How its dead letters are kept."""
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore, /) -> Folded:
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore, /) -> BatchOutcome:
         """What a batch comes to; apart from how often the last state of a key is sent, wherever batches are cut.
 
         Args:

@@ -70,7 +70,7 @@ class Purge:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._letters = tasks.hosted.work.letters
+        self._letters = tasks.hosted.processor.letters
         self._purged: dict[int, int] = {}
 
     def run_once(self) -> None:

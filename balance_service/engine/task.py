@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import Due
+    from balance_service.engine.dead_letter import DueLetters
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Position, TaskBatch, TaskId
@@ -157,21 +157,21 @@ class Task:
         """
         with self._held():
             store, writer = self._running()
-            done = commit(batch, self.task_id.partition, self._hosted.work, store, writer)
+            done = commit(batch, self.task_id.partition, self._hosted.processor, store, writer)
             self._shown = store.view
             return done
 
-    def due(self) -> Due:
+    def due(self) -> DueLetters:
         """The dead letters whose time has come. Raises TaskMigratedError: closed."""
         with self._held():
             store, _ = self._running()
-            return self._hosted.work.letters.due(store)
+            return self._hosted.processor.letters.due(store)
 
     def left_out(self) -> list[int]:
         """Offsets from the position on that are not applied as they come. Raises TaskMigratedError: closed."""
         with self._held():
             store, _ = self._running()
-            return self._hosted.work.letters.left_out_from(store, self.position)
+            return self._hosted.processor.letters.left_out_from(store, self.position)
 
     def decide(self, offsets: Iterable[int], verdict: Verdict) -> dict[int, str]:
         """Carry out an operator's decision about dead letters.
@@ -182,7 +182,7 @@ class Task:
         Raises:
             BalanceServiceError: as `process`; what was decided may have been written.
         """
-        letters, decisions = self._hosted.work.letters, self._hosted.decisions
+        letters, decisions = self._hosted.processor.letters, self._hosted.decisions
         with self._held():
             store, writer = self._running(or_waiting=True)
             known = letters.at(store, offsets)
@@ -191,7 +191,7 @@ class Task:
             if decided:
                 now_ms, partition = letters.now_ms(), self.task_id.partition
                 audit = [decisions.output(partition, letter, verdict, now_ms) for letter in decided]
-                decide(decided, verdict.decision.status, audit, self._hosted.work, store, writer)
+                decide(decided, verdict.decision.status, audit, self._hosted.processor, store, writer)
                 self._shown = store.view
             return refused
 
@@ -314,7 +314,7 @@ class Task:
         letters = starting_letters(store, hosted, task_id.partition)
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
-        write_position(position, hosted.work.position_codec, store, self._writer, letters)
+        write_position(position, hosted.processor.position_codec, store, self._writer, letters)
         reach("position-written")
         self._replica.stop_reading()
         self._epoch = position.epoch

@@ -16,12 +16,12 @@ import structlog
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
-from balance_service.engine.assembly import Surroundings, table_contexts, work_of
+from balance_service.engine.assembly import Surroundings, processor_of, table_contexts
 from balance_service.engine.database import limit_open_files
 from balance_service.engine.decisions import Decisions
 from balance_service.engine.hosted_stage import HostedStage
-from balance_service.engine.passing import Joining
 from balance_service.engine.source_watch import Purge, SourceCheck
+from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
@@ -257,7 +257,7 @@ class Engine:
         def hosted(stage: Stage) -> HostedStage:
             model = models.get(stage.owner)
             decisions_topic = settings.dead_letter_decisions_topic
-            work = work_of(stage, model, around)
+            processor = processor_of(stage, model, around)
             return HostedStage(
                 stage=stage,
                 read_model=model,
@@ -265,7 +265,7 @@ class Engine:
                 topics=self.topics,
                 source=prepared[stage.source],
                 watermarks=self.watermarks[stage.source],
-                work=work,
+                processor=processor,
                 decisions=Decisions(
                     topic=decisions_topic,
                     codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
@@ -273,7 +273,7 @@ class Engine:
                     source_topic_id=prepared[stage.source].topic_id,
                 ),
                 state_directory=self.state_directory,
-                joined=work.joined if isinstance(work, Joining) else None,
+                joined=processor.joined if isinstance(processor, JoinProcessor) else None,
             )
 
         return [patience.until_up(partial(hosted, stage)) for stage in stages]

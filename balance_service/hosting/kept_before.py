@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import Changes, Letter
+    from balance_service.engine.dead_letter import Letter, LetterChanges
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
@@ -94,7 +94,7 @@ class KeptBefore:
             writer.fence()
             yield writer
 
-    def _beginning(self, partition: int, start: int, changelog: Topic, letters: Changes) -> Position:
+    def _beginning(self, partition: int, start: int, changelog: Topic, letters: LetterChanges) -> Position:
         # Not from the first that is left, unless that is allowed: the task says then what is gone.
         return Position(
             start if self._settings.allow_finite_retention else 0,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.commit import Committed
-    from balance_service.engine.dead_letter import Changes, Letter
+    from balance_service.engine.dead_letter import Letter, LetterChanges
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
@@ -222,7 +222,7 @@ class Carryover:
             writer.fence()
             yield writer
 
-    def _first_position(self, partition: int, start: int, changelog: Topic, letters: Changes) -> Position:
+    def _first_position(self, partition: int, start: int, changelog: Topic, letters: LetterChanges) -> Position:
         # If finite retention is not allowed, the task starts at 0 and reports which records are gone.
         return Position(
             start if self._settings.allow_finite_retention else 0,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
-    from balance_service.engine.dead_letter import Due
+    from balance_service.engine.dead_letter import DueLetters
     from balance_service.engine.records import KeyedUpdate
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings
@@ -76,7 +76,7 @@ class Redrive:
         self._decoder = decoder
         self._has_states = has_states
 
-    def batch(self, partition: int, position: int, due: Due) -> TaskBatch:
+    def batch(self, partition: int, position: int, due: DueLetters) -> TaskBatch:
         """Letters that are due, as a task commits them.
 
         Raises:
@@ -112,7 +112,7 @@ class Redrive:
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
-    def _still_unknown(self, due: Due, records: Mapping[int, Message]) -> set[int]:
+    def _still_unknown(self, due: DueLetters, records: Mapping[int, Message]) -> set[int]:
         """The letters for which the registry still lacks the schema. To know that takes no job of Spark's."""
         schema_ids = {offset: schema_id_of(message.value()) for offset, message in records.items()}
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
@@ -148,7 +148,7 @@ def redriven(
     tried: Sequence[int],
     letters: Mapping[int, DeadLetter],
     position: int,
-    due: Due,
+    due: DueLetters,
     *,
     has_states: bool,
 ) -> TaskBatch:

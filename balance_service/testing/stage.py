@@ -1,4 +1,4 @@
-"""One stage of a read model on one partition, on the work and commit code of the service and a store on disk."""
+"""One stage of a read model on one partition, on the processor and commit code of the service and a store on disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from balance_service.engine.assembly import Surroundings, work_of
+from balance_service.engine.assembly import Surroundings, processor_of
 from balance_service.engine.commit import Committed, commit, decide, write_position
-from balance_service.engine.fold import Folding
+from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
 from balance_service.engine.store import StateStore
 from balance_service.errors import FatalError
@@ -67,14 +67,14 @@ class DrivenTask:
             idempotency_window_ms=idempotency_window_ms,
             now_ms=lambda: self.now_ms,
         )
-        work = work_of(stage, read_model, around)
-        if isinstance(work, Folding) and not is_accelerated:
-            work = replace(work, acceleration=None)
-        self._work = work
+        processor = processor_of(stage, read_model, around)
+        if isinstance(processor, FoldProcessor) and not is_accelerated:
+            processor = replace(processor, acceleration=None)
+        self._processor = processor
         self.writer = FakeWriter()
         self.store = self._new_store()
         stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
-        write_position(stands_at, self._work.position_codec, self.store, self.writer)
+        write_position(stands_at, self._processor.position_codec, self.store, self.writer)
         self.events: list[Given] = []
         self.last: TaskBatch | None = None
 
@@ -108,7 +108,7 @@ class DrivenTask:
         # Brings Spark along, which most tests of a model do without.
         from balance_service.spark.redrive import redriven
 
-        due = self._work.letters.due(self.store)
+        due = self._processor.letters.due(self.store)
         if not due.again and not due.forgotten:
             return None
         events = {letter.offset: self.events[letter.offset] for letter in due.again}
@@ -118,26 +118,26 @@ class DrivenTask:
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
         """Discard dead letters, or have them tried again, as an operator does."""
-        letters = self._work.letters.at(self.store, offsets).values()
-        decide(letters, status, (), self._work, self.store, self.writer)
+        letters = self._processor.letters.at(self.store, offsets).values()
+        decide(letters, status, (), self._processor, self.store, self.writer)
 
     def letters(self) -> list[Letter]:
         """Every dead letter that is kept, in the order of the records."""
-        return [*self._work.letters.between(self.store, 0)]
+        return [*self._processor.letters.between(self.store, 0)]
 
     def rebuild(self) -> None:
         """Fold everything from the start once more, as a rebuild does: it keeps what was sent and the letters."""
         before = self.store.position
         if before is None:
             raise AssertionError("the store has no position")
-        carried = self._work.letters.carried(self.letters())
+        carried = self._processor.letters.carried(self.letters())
         self.store.close()
         self.store = self._new_store()
         self.writer.commits, self.writer.end = [], 0
         sent_before = max(before.offset, before.emitted_up_to)
         stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
-        write_position(stands_at, self._work.position_codec, self.store, self.writer, carried)
-        left_out = set(self._work.letters.left_out_from(self.store, 0))
+        write_position(stands_at, self._processor.position_codec, self.store, self.writer, carried)
+        left_out = set(self._processor.letters.left_out_from(self.store, 0))
         events = {at: given for at, given in enumerate(self.events) if at not in left_out}
         self.deliver(self._batch(0, len(self.events), events))
 
@@ -147,7 +147,7 @@ class DrivenTask:
 
     def deliver(self, batch: TaskBatch) -> Committed:
         """Commit a batch."""
-        return commit(batch, 0, self._work, self.store, self.writer)
+        return commit(batch, 0, self._processor, self.store, self.writer)
 
     def sent(self, topic: str) -> list[Output]:
         """What was sent to a topic, in order."""
@@ -181,7 +181,7 @@ class DrivenTask:
         return rows.singly(rows.updates_of(keys), letters)
 
     def _new_store(self) -> StateStore:
-        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._work.position_codec)
+        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._processor.position_codec)
 
 
 def _joins_nothing(stage: Stage) -> NoReturn:

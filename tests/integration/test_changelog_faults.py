@@ -133,7 +133,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
             standby._replica._completeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
-            batch.put(POSITION_KEY, hosted(engine).work.position_codec.encode(stranger.record()))
+            batch.put(POSITION_KEY, hosted(engine).processor.position_codec.encode(stranger.record()))
 
             with pytest.raises(RetriableError, match="made anew"):
                 standby._apply([Part(batch, 100, is_whole=True)])

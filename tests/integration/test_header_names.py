@@ -48,7 +48,7 @@ def letters_of(engine: Engine) -> list[tuple[str, Status]]:
     """Cause and status of each dead letter of partition 0."""
     task = tasks_of(engine).task(0)
     view = None if task is None else task.view
-    found = [] if view is None else hosted(engine).work.letters.page(view, 0, 99)
+    found = [] if view is None else hosted(engine).processor.letters.page(view, 0, 99)
     return [(letter.cause, letter.status) for letter in found]
 
 

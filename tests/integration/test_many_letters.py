@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from balance_service.engine.dead_letter import Changes
+    from balance_service.engine.dead_letter import LetterChanges
     from balance_service.engine.dead_letters import Letters
 
 MANY, PART = 1_000_000, 50_000
@@ -53,7 +53,7 @@ class Partition:
         self._write(self.letters.after(self.store, known, failed), MANY)
         return len(due)
 
-    def _write(self, changes: Changes, offset: int) -> None:
+    def _write(self, changes: LetterChanges, offset: int) -> None:
         position = Position(offset, 1, "id", letters=changes.counted)
         frame = self.codec.encode(position.record())
         self.store.write([*changes.records, (POSITION_KEY, frame)], self.store.changelog_offset + 1)

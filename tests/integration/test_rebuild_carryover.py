@@ -33,7 +33,7 @@ def letters_of(engine: Engine) -> dict[int, Status]:
     """The dead letters of partition 0, by offset."""
     task = tasks_of(engine).task(0)
     view = None if task is None else task.view
-    return {} if view is None else {at.offset: at.status for at in hosted(engine).work.letters.page(view, 0, 10)}
+    return {} if view is None else {at.offset: at.status for at in hosted(engine).processor.letters.page(view, 0, 10)}
 
 
 def test_a_discarded_record_stays_discarded_after_its_letter_has_expired(

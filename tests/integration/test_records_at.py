@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from balance_service.avro.codec import frame_header
-from balance_service.engine.dead_letter import Due, Letter
+from balance_service.engine.dead_letter import DueLetters, Letter
 from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN
@@ -154,7 +154,7 @@ def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
     monkeypatch.setattr(redrive, "_decoded", lambda _records: None)
     monkeypatch.setattr("balance_service.spark.redrive._READ_SECONDS", _SECONDS)
 
-    batch = redrive.batch(0, 16, Due([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
+    batch = redrive.batch(0, 16, DueLetters([Letter.first(at, "join-missing", None, 0, 1) for at in range(16)]))
 
     assert batch.retried == frozenset(range(2 + (8 << 20) // size))
     assert [letter.offset for letter in batch.dead_letters] == [0, 1]
@@ -169,7 +169,7 @@ def test_what_still_has_an_unknown_schema_takes_no_job_of_sparks(
     monkeypatch.setattr(redrive, "_decoded", lambda rows: decoded.extend(row["offset"] for row in rows))
     causes = [SCHEMA_ID_UNKNOWN, "join-missing", SCHEMA_ID_UNKNOWN, SCHEMA_ID_UNKNOWN]
 
-    batch = redrive.batch(0, 4, Due([Letter.first(at, cause, None, 0, 1) for at, cause in enumerate(causes)]))
+    batch = redrive.batch(0, 4, DueLetters([Letter.first(at, cause, None, 0, 1) for at, cause in enumerate(causes)]))
 
     assert decoded == [1, 2]
     assert [(letter.offset, letter.cause) for letter in batch.dead_letters] == [

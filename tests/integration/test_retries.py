@@ -92,7 +92,7 @@ def letters(engine: Engine) -> list[tuple[int, str, str]]:
     """Offset, cause and status of each letter of the retries."""
     (tasks,) = (tasks for tasks in engine.stages.values() if tasks.hosted.stage.retries)
     views = [task.view for task in tasks.all()]
-    found = [letter for view in views if view for letter in tasks.hosted.work.letters.page(view, 0, 1_000)]
+    found = [letter for view in views if view for letter in tasks.hosted.processor.letters.page(view, 0, 1_000)]
     return [(letter.offset, letter.cause, letter.status.value) for letter in found]
 
 

@@ -17,7 +17,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.database import Database
-from balance_service.engine.fold import Folding, fold
+from balance_service.engine.fold import FoldProcessor, fold
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.records import (
     MISPLACED,
@@ -45,7 +45,7 @@ STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 PARTITIONS = 2
 PARTITION = 0
-FOLDING = Folding(
+FOLDING = FoldProcessor(
     read_model=Balance(),
     acceleration=Balance().acceleration(STATES),
     state_codec=STATES,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.commit import Committed, commit, write_position
-from balance_service.engine.fold import Folding
+from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.idempotency import REUSED
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.engine.store import StateStore
@@ -33,7 +33,7 @@ STATES = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
 POSITIONS = AvroCodec(REGISTRY, "positions", load_schema("Position"))
 MARKERS = AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker"))
 WINDOW_MS = 1_000
-FOLDING = Folding(
+FOLDING = FoldProcessor(
     read_model=Balance(),
     acceleration=None,
     state_codec=STATES,

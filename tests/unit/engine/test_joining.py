@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.outputs import Target
-from balance_service.engine.passing import Joining
 from balance_service.engine.records import CombinedUpdates, Position, TaskBatch
+from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.partitioner import partition_of
@@ -27,7 +27,7 @@ from tests.support.fakes import letters
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.engine.processor import Folded
+    from balance_service.engine.processor import BatchOutcome
     from balance_service.model.joins import Missing
 
 ship("NamedScore", {"score": "double", "product_id": "long", "player_id": "long", "playerName": ["null", "string"]})
@@ -55,7 +55,7 @@ class Played:
         joins = [Join(table=table, on="player_id", take={"name": "playerName"}, missing=missing)]
         topics: Any = None
         self._followed = followed
-        self._work = Joining(
+        self._processor = JoinProcessor(
             source="scores",
             record="ScoreEvent",
             joined=JoinedTables(joins=joins, tables=tables, topics=topics, partition_of=partition_of),
@@ -74,7 +74,7 @@ class Played:
         self.store.apply([(str(player).encode(), version)], self._offset + 1)
         self._offset += 1
 
-    def score(self, *scored: tuple[int | None, int], emitted_up_to: int = 0) -> Folded:
+    def score(self, *scored: tuple[int | None, int], emitted_up_to: int = 0) -> BatchOutcome:
         """Scores of players at times, in one batch from offset 0."""
         self._followed.view = self.store.view
         rows = [
@@ -93,14 +93,14 @@ class Played:
         batch = pa.RecordBatch.from_pylist(rows, pa.schema({**columns, "ScoreEvent": of_event}))
         keys = pa.array([b"key"] * len(rows), pa.binary())
         no_store: Any = None
-        return self._work.outcome(
+        return self._processor.outcome(
             TaskBatch(0, len(rows), [CombinedUpdates(keys, batch)]),
             PARTITION,
             Position(0, 1, "id", emitted_up_to=emitted_up_to),
             no_store,
         )
 
-    def name(self, folded: Folded) -> str | None:
+    def name(self, folded: BatchOutcome) -> str | None:
         """Of the player in the one record that was made; what became of the score if there is none."""
         if folded.dead_letters:
             return folded.dead_letters[0].cause

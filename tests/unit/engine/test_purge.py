@@ -42,7 +42,9 @@ class Purged:
         self.broker = Broker()
         self.role = Role.ACTIVE
         self._stage = driver._last
-        self.hosted = SimpleNamespace(topics=self.broker, source=Topic(SOURCE, "id", 4), work=self._stage._work)
+        self.hosted = SimpleNamespace(
+            topics=self.broker, source=Topic(SOURCE, "id", 4), processor=self._stage._processor
+        )
         self._purge = Purge(cast("Any", self))
 
     def answering(self) -> dict[int, Any]:

@@ -16,9 +16,9 @@ from balance_service.engine.decisions import Decision, Verdict
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.opening import starting_letters, starting_position
 from balance_service.engine.outputs import Target
-from balance_service.engine.passing import Retrying
 from balance_service.engine.records import CombinedUpdates, DeadLetter, Output, Position, Role, TaskBatch
 from balance_service.engine.source_watch import SourceCheck
+from balance_service.engine.stateless import RetryProcessor
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.topics import Topic
@@ -48,22 +48,24 @@ class Stage:
         self.writer = FakeWriter()
         keeping = letters(every_ms=EVERY_MS, now_ms=lambda: self.now_ms)
         target = Target("app-retries", 3, largest_bytes, is_compacted=False, sender=f"app-{STAGE}:id")
-        self.work = Retrying(source=SOURCE, target=target, position_codec=position_codec(), letters=keeping)
-        self.store = StateStore(folder, self.work.position_codec)
-        write_position(Position(0, 1, "id", source=f"{SOURCE}:1"), self.work.position_codec, self.store, self.writer)
+        self.processor = RetryProcessor(source=SOURCE, target=target, position_codec=position_codec(), letters=keeping)
+        self.store = StateStore(folder, self.processor.position_codec)
+        write_position(
+            Position(0, 1, "id", source=f"{SOURCE}:1"), self.processor.position_codec, self.store, self.writer
+        )
         self.records: list[tuple[bytes | None, bytes | None, int, Headers]] = []
 
     def take(self, *records: tuple[bytes | None, bytes | None, int, Headers]) -> Committed:
         """Commit records as they come, those that are left out aside: key, value, timestamp, headers."""
         start = len(self.records)
         self.records += records
-        end, left_out = len(self.records), self.work.letters.left_out_from(self.store, start)
+        end, left_out = len(self.records), self.processor.letters.left_out_from(self.store, start)
         taken = [at for at in range(start, end) if at not in left_out]
         return self._commit(TaskBatch(start, end, self._updates(taken), applied=len(taken)))
 
     def retry(self, gone: frozenset[int] = frozenset()) -> Committed:
         """Commit those that are due, without any that are gone."""
-        due = self.work.letters.due(self.store)
+        due = self.processor.letters.due(self.store)
         there = [letter.offset for letter in due.again if letter.offset not in gone]
         return self._commit(
             TaskBatch(
@@ -79,7 +81,7 @@ class Stage:
 
     @property
     def letters(self) -> list[Letter]:
-        return [*self.work.letters.between(self.store, 0)]
+        return [*self.processor.letters.between(self.store, 0)]
 
     @property
     def sent(self) -> list[Output]:
@@ -90,7 +92,7 @@ class Stage:
         return [letter for _, written, _ in self.writer.commits for letter in written]
 
     def _commit(self, batch: TaskBatch) -> Committed:
-        return commit(batch, 1, self.work, self.store, self.writer)
+        return commit(batch, 1, self.processor, self.store, self.writer)
 
     def _updates(self, offsets: Sequence[int]) -> list[CombinedUpdates]:
         found = [self.records[at] for at in offsets]
@@ -136,7 +138,7 @@ def test_a_decision_that_the_store_has_no_room_for_has_the_task_opened_anew(
     monkeypatch.setattr(stage.store, "write", is_full)
 
     with pytest.raises(RetriableError, match="the decision is written, and the store lacks it: make room"):
-        decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
+        decide(stage.letters, Status.DISCARDED, (), stage.processor, stage.store, stage.writer)
 
 
 def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
@@ -150,7 +152,7 @@ def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
     written = len(stage.writer.commits)
 
     with pytest.raises(TaskMigratedError):
-        decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
+        decide(stage.letters, Status.DISCARDED, (), stage.processor, stage.store, stage.writer)
 
     assert len(stage.writer.commits) == written
 
@@ -164,7 +166,7 @@ def test_after_ten_attempts_a_record_is_parked_and_an_operator_may_have_it_sent(
     assert stage.sent == []
 
     assert Verdict(Decision.REDRIVE, "me", "why").refusal(stage.letters[0]) is None
-    decide(stage.letters, Status.SCHEDULED, (), stage.work, stage.store, stage.writer)
+    decide(stage.letters, Status.SCHEDULED, (), stage.processor, stage.store, stage.writer)
     stage.retry()
 
     assert [dict(output.headers)["retry-attempt"] for output in stage.sent] == [b"%d" % (int(attempt) + 1)]
@@ -239,7 +241,7 @@ def test_a_record_is_sent_when_it_is_due_and_once(stage: Stage) -> None:
 
 def test_a_discarded_record_is_never_sent(stage: Stage) -> None:
     stage.take((b"k", b"v", 0, []))
-    decide(stage.letters, Status.DISCARDED, (), stage.work, stage.store, stage.writer)
+    decide(stage.letters, Status.DISCARDED, (), stage.processor, stage.store, stage.writer)
 
     stage.now_ms += 1_000 * EVERY_MS
     stage.retry()
@@ -312,7 +314,7 @@ def context(stage: Stage, broker: Broker, decided: Mapping[int, Letter] | None =
         watermarks=nobody,
         topics=topics,
         source=Topic(SOURCE, "id", 2),
-        work=stage.work,
+        processor=stage.processor,
         state_directory=nobody,
         decisions=decisions,
     )
@@ -337,7 +339,7 @@ def test_a_stage_that_has_lost_its_changelog_sends_what_was_not_sent_in_whatever
     }
 
     began = replace(position, offset=0)
-    write_position(began, stage.work.position_codec, stage.store, stage.writer, carried)
+    write_position(began, stage.processor.position_codec, stage.store, stage.writer, carried)
     stage.take(*[(b"k", b"v", 0, [])] * 6)
     stage.retry()
     assert sorted(output.offset for output in stage.sent) == [0, 1, 5]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.assembly import work_of
-from balance_service.engine.fold import Folding
+from balance_service.engine.assembly import processor_of
+from balance_service.engine.fold import FoldProcessor
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Latest
@@ -127,7 +127,7 @@ def test_a_state_may_be_as_large_as_the_changelog_and_the_producer_take(takes: i
     prepared = prepare_topics(of_topics, settings, stages)
     topics.configs[stages[0].changelog]["max.message.bytes"] = str(takes)
 
-    work = work_of(stages[0], KNOWN["balance"], surroundings(settings, of_topics, prepared, FakeRegistry()))
+    processor = processor_of(stages[0], KNOWN["balance"], surroundings(settings, of_topics, prepared, FakeRegistry()))
 
-    assert isinstance(work, Folding)
-    assert work.largest_bytes == largest
+    assert isinstance(processor, FoldProcessor)
+    assert processor.largest_bytes == largest

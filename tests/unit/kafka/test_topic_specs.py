@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from balance_service.engine.assembly import work_of
-from balance_service.engine.passing import Retrying
+from balance_service.engine.assembly import processor_of
+from balance_service.engine.stateless import RetryProcessor
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.topic_specs import (
     CHANGELOG,
@@ -313,10 +313,12 @@ def test_the_largest_retried_record_is_the_largest_that_the_producer_accepts() -
     settings = load_settings(application_id="app", retry_topics=("a",))
     registry: Any = FakeRegistry()
 
-    work = work_of(stages_of_retries((), settings)[0], None, surroundings(settings, topics, prepared, registry))
+    processor = processor_of(
+        stages_of_retries((), settings)[0], None, surroundings(settings, topics, prepared, registry)
+    )
 
-    assert isinstance(work, Retrying)
-    assert (work.target.largest_bytes, work.target.partitions) == (16 << 20, 2)
+    assert isinstance(processor, RetryProcessor)
+    assert (processor.target.largest_bytes, processor.target.partitions) == (16 << 20, 2)
 
 
 def test_a_retries_topic_that_would_change_timestamps_is_refused() -> None:

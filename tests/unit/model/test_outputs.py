@@ -11,7 +11,7 @@ import pytest
 from balance_service.avro.codec import frame_header
 from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Status
-from balance_service.engine.fold import Folding
+from balance_service.engine.fold import FoldProcessor
 from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum, add
@@ -154,7 +154,7 @@ def test_where_it_was_sent_before_nothing_is_sent_and_states_are_the_same() -> N
             position = stage.store.position
             assert position is not None
             begun_anew = replace(position, emitted_up_to=4)
-            write_position(begun_anew, stage._work.position_codec, stage.store, stage.writer)
+            write_position(begun_anew, stage._processor.position_codec, stage.store, stage.writer)
             again.given(*events[:4])
             assert again.emitted(topic) == []
             again.given(events[4])
@@ -238,8 +238,8 @@ def test_the_last_state_of_a_key_is_sent_once_a_commit_and_a_deletion_as_a_tombs
 
 def test_each_state_of_a_standard_fold_is_sent_as_it_is_kept_under_the_schema_of_its_topic() -> None:
     with Driver(Paid()) as driver:
-        folding = driver._last._work
-        assert isinstance(folding, Folding)
+        folding = driver._last._processor
+        assert isinstance(folding, FoldProcessor)
         assert folding.emission is not None
         folding.emission.codec.schema_id = 7
         driver.given(*(event(SCORED, {"id": "g", "paid": Decimal(paid)}) for paid in ("1.00", "2.00")))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.dead_letter import Due, Letter, Status
+from balance_service.engine.dead_letter import DueLetters, Letter, Status
 from balance_service.errors import FatalError
 from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError
@@ -54,7 +54,7 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
 
 def batch(tried_by: Redrive, offsets: Sequence[int]) -> TaskBatch:
     letters = [Letter.first(offset, "join-missing", None, 0, 1) for offset in offsets]
-    return tried_by.batch(0, LETTERS, Due(letters))
+    return tried_by.batch(0, LETTERS, DueLetters(letters))
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {LETTERS - 1}, {0, 1, 12}, set(range(LETTERS)), set()])

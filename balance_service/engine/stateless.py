@@ -10,7 +10,7 @@ from balance_service.avro import arrow_rows
 from balance_service.avro.types import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import Sender, encoded, passed_on
-from balance_service.engine.processor import Folded, OwnCodeFailedError, made_by_own
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, made_by_own
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
 from balance_service.model.event import event_of
@@ -39,7 +39,7 @@ _PASSED_ON = ("offset", "timestamp", "value", "headers", "record_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rekeying:
+class RepartitionProcessor:
     """Passes each record on as it is, under the key that its row has."""
 
     source: str
@@ -47,24 +47,24 @@ class Rekeying:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
-        """See `Work.outcome`."""
-        folded, sender = Folded(stands_at.stream_time_ms), Sender(self.target, self.source, partition)
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+        """See `StageProcessor.outcome`."""
+        outcome, sender = BatchOutcome(stands_at.stream_time_ms), Sender(self.target, self.source, partition)
         for some in batch.updates:
             columns = (some.columns[name].to_pylist() for name in _PASSED_ON)
             for key, offset, timestamp_ms, value, headers, own_key in zip(some.keys.to_pylist(), *columns, strict=True):
                 try:
                     output = sender.output(offset, timestamp_ms, key, value, passed_on(headers))
                 except PoisonRecordError as error:
-                    folded.dead_letters.append(DeadLetter(offset, timestamp_ms, own_key, value, error.cause))
+                    outcome.dead_letters.append(DeadLetter(offset, timestamp_ms, own_key, value, error.cause))
                 else:
                     if batch.is_to_be_sent(offset, stands_at.emitted_up_to):
-                        folded.outputs.append(output)
-        return folded
+                        outcome.outputs.append(output)
+        return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emitting:
+class EmitProcessor:
     """Sends what is made of each event, to some topics."""
 
     read_model: str
@@ -76,8 +76,8 @@ class Emitting:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
-        """See `Work.outcome`."""
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+        """See `StageProcessor.outcome`."""
         outputs = [(emit, Sender(target, self.source, partition), codec) for emit, target, codec in self.outputs]
 
         def made(key: bytes | None, row: Row) -> Sequence[Output]:
@@ -110,22 +110,22 @@ class Emitting:
 
 def of_each_event(
     batch: TaskBatch, stands_at: Position, made: Callable[[bytes | None, Row], Sequence[Output]]
-) -> Folded:
+) -> BatchOutcome:
     """What a batch of events comes to that leaves every state as it is.
 
     Args:
         made: what is sent of an event, by its key and row; one of which that raises PoisonRecordError is a dead letter.
     """
-    folded = Folded(stands_at.stream_time_ms)
+    outcome = BatchOutcome(stands_at.stream_time_ms)
     for key, row in rows_of(batch.updates):
         offset = row["offset"]
         try:
             outputs = made(key, row)
         except PoisonRecordError as error:
-            folded.dead_letters.append(DeadLetter(offset, row["timestamp"], key, row["value"], error.cause))
+            outcome.dead_letters.append(DeadLetter(offset, row["timestamp"], key, row["value"], error.cause))
         else:
-            folded.outputs += outputs if batch.is_to_be_sent(offset, stands_at.emitted_up_to) else ()
-    return folded
+            outcome.outputs += outputs if batch.is_to_be_sent(offset, stands_at.emitted_up_to) else ()
+    return outcome
 
 
 def rows_of(updates: Sequence[CombinedUpdates]) -> Iterator[tuple[bytes | None, Row]]:
@@ -140,7 +140,7 @@ _RESERVED = "key-reserved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class JoinProcessor:
     """Joins each event with rows as of its time.
 
     What is passed on is kept, and names in its headers the version of each row: `playerVersion: partition:offset`. It
@@ -160,8 +160,8 @@ class Joining:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
-        """See `Work.outcome`. Raises as `JoinedTables.as_of` does."""
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+        """See `StageProcessor.outcome`. Raises as `JoinedTables.as_of` does."""
         sender = Sender(self.target, self.source, partition)
         # Many events of a batch name one row.
         rows: dict[bytes, Row] = {}
@@ -218,7 +218,7 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retrying:
+class RetryProcessor:
     """Schedules each record as it comes. Tried again, when it is due, it is sent as it is, one attempt further."""
 
     source: str
@@ -226,16 +226,16 @@ class Retrying:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> Folded:
-        """See `Work.outcome`."""
+    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+        """See `StageProcessor.outcome`."""
         if batch.retried:
             sender = Sender(self.target, self.source, partition)
             return of_each_event(batch, stands_at, lambda key, row: (_sent(key, row, sender),))
-        folded, now_ms, every_ms = Folded(stands_at.stream_time_ms), self.letters.now_ms(), self.letters.every_ms
+        outcome, now_ms, every_ms = BatchOutcome(stands_at.stream_time_ms), self.letters.now_ms(), self.letters.every_ms
         for key, row in rows_of(batch.updates):
             attempt = attempts_before(row["headers"])
-            folded.letters.append(Letter.retry(row["offset"], key, attempt, row["timestamp"], now_ms, every_ms))
-        return folded
+            outcome.letters.append(Letter.retry(row["offset"], key, attempt, row["timestamp"], now_ms, every_ms))
+        return outcome
 
 
 def _sent(key: bytes | None, row: Row, sender: Sender) -> Output:
