@@ -1,4 +1,4 @@
-"""`FundsAdded` events in bulk: what the serializer of `balance_service.devtools.load` writes, many times faster."""
+"""`FundsAdded` events in bulk: what the serializer of `balance_service.devtools.produce` writes, many times faster."""
 
 from __future__ import annotations
 

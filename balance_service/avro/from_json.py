@@ -60,6 +60,36 @@ def record_of(schema: Schema, value: Any) -> dict[str, Any]:
     return _record(schema, value, "")
 
 
+def record_line(
+    line: bytes, schema: Schema, key_separator: str | None, *, takes_tombstones: bool = False
+) -> tuple[bytes | None, dict[str, Any] | None]:
+    """Key and record of a line `[key S] JSON`; the key ends at the first separator S.
+
+    Args:
+        key_separator: None if lines have no key.
+        takes_tombstones: `null` after a key is a tombstone, whose record is None.
+
+    Raises:
+        InvalidInputError: the line is not such a record; the message says why.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"no UTF-8 from byte {error.start + 1} on") from None
+    key = None
+    if key_separator is not None:
+        before, found, text = text.partition(key_separator)
+        if not found:
+            raise InvalidInputError(f"no key separator '{key_separator}'")
+        if not before:
+            raise InvalidInputError(f"no key before '{key_separator}'")
+        key = before.encode()
+    value = parsed_json(text)
+    if value is None and key is not None and takes_tombstones:
+        return key, None
+    return key, record_of(schema, value)
+
+
 def _value(kind: Any, value: Any, path: str) -> Any:
     kind, is_nullable = without_null(kind)
     if value is None and is_nullable:

@@ -1,7 +1,8 @@
-"""How commands ask a running instance: by HTTPS and with a token where the settings say so."""
+"""Requests of commands to a running instance, and the commands `get-balance` and `status`."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,6 +10,7 @@ import httpx
 
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.http.server.tls import TlsFiles, client_context
+from balance_service.settings import load_settings
 from balance_service.settings.proxies import heeding_proxies
 
 if TYPE_CHECKING:
@@ -17,24 +19,69 @@ if TYPE_CHECKING:
 
     from balance_service.settings import Settings
 
-_ANSWER_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 at_url = click.option(
     "--url",
-    help="Where to ask, such as https://balances.example.org; BALANCE_APPLICATION_SERVER, by HTTPS if "
-    "BALANCE_TLS_CA or BALANCE_TLS_CERTIFICATE is set, unless given.",
+    help="Address of the instance, such as https://balances.example.org. Default: BALANCE_APPLICATION_SERVER, by HTTPS "
+    "if BALANCE_TLS_CA or BALANCE_TLS_CERTIFICATE is set.",
 )
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-class AnsweredError(BalanceServiceError):
-    """An instance answers with an error; `status` is that of HTTP."""
+@click.command("get-balance")
+@click.argument("customer")
+@click.option("--min-position", help="Wait until this position (P:O, as add-funds prints it) is applied.")
+@click.option("--max-lag", type=click.IntRange(0), help="Accept an answer of a standby that lags by at most N records.")
+@at_url
+@as_json
+def get_balance(
+    customer: str, min_position: str | None, max_lag: int | None, url: str | None, *, as_json: bool
+) -> None:
+    """Print the balance of a customer."""
+    parameters = {"customerId": customer} | ({"minPosition": min_position} if min_position else {})
+    parameters |= {"maxLag": str(max_lag)} if max_lag is not None else {}
+    answer = request(load_settings(), url, "/api/customers.getBalance", parameters, names=["amount"])
+    if as_json:
+        click.echo(answer.text)
+    else:
+        server = answer.headers.get("Balance-Application-Server", "?")
+        click.echo(f"{json.loads(answer.text, parse_float=str)['amount']}  (from {server})")
+
+
+@click.command()
+@at_url
+@as_json
+def status(url: str | None, *, as_json: bool) -> None:
+    """Print the instances and tasks that an instance knows."""
+    names = ["applicationServer", "ready", "reasons", "applicationServers"]
+    answer = request(load_settings(), url, "/api/status", {}, names=names)
+    if as_json:
+        click.echo(answer.text)
+        return
+    body = answer.json()
+    click.echo(f"{body['applicationServer']} is {'ready' if body['ready'] else 'not ready'}")
+    for reason in body["reasons"]:
+        click.echo(f"  {reason}")
+    for server in body["applicationServers"]:
+        marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
+        click.echo(f"  {server['applicationServer']}{marks}")
+        for task in server["tasks"]:
+            click.echo(
+                f"    {task['task']}  {task['role']} {task['state']}  "
+                f"epoch {task['epoch']}  position {task['position']}"
+            )
+
+
+class HttpStatusError(BalanceServiceError):
+    """An instance responded with an HTTP error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-def ask(
+def request(
     settings: Settings,
     url: str | None,
     path: str,
@@ -43,18 +90,18 @@ def ask(
     names: Sequence[str],
     body: object = None,
 ) -> httpx.Response:
-    """What an instance answers to GET, or, with a body, to POST.
+    """Send GET, or POST with a body, to an instance.
 
-    BALANCE_TOKEN is sent along if it is set, and BALANCE_TLS_CERTIFICATE shown to those who ask for one.
+    Sends BALANCE_TOKEN if it is set, and presents BALANCE_TLS_CERTIFICATE to a server that requests a certificate.
 
     Args:
-        names: what an instance's answer has.
+        names: fields of the response, which tell an instance from another server.
 
     Raises:
         ConfigurationError: a file, an address or a proxy cannot be used; names the setting.
-        RetriableError: nobody answers.
-        AnsweredError: the answer is an error.
-        BalanceServiceError: the answer is not one of an instance: they all are JSON objects, with those names.
+        RetriableError: there is no response.
+        HttpStatusError: the response is an error.
+        BalanceServiceError: the response is not a JSON object with these fields.
     """
     base = _base(settings, url)
     setting = "--url" if url else "BALANCE_APPLICATION_SERVER"
@@ -62,33 +109,32 @@ def ask(
     if settings.token is not None:
         headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
     verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
-    # An instance's own address is behind no proxy; where a URL says where to ask, one may be on the way.
+    # Instances connect to each other's addresses without a proxy; a URL for clients may be behind one.
     uses_proxy = url is not None
     with heeding_proxies():
-        client = httpx.Client(verify=verify, headers=headers, timeout=_ANSWER_SECONDS, trust_env=uses_proxy)
+        client = httpx.Client(verify=verify, headers=headers, timeout=_TIMEOUT_SECONDS, trust_env=uses_proxy)
     try:
         with client:
-            request = client.build_request(
-                "GET" if body is None else "POST", base.join(path), params=parameters, json=body
+            response = client.send(
+                client.build_request("GET" if body is None else "POST", base.join(path), params=parameters, json=body)
             )
-            answer = client.send(request)
     except UnicodeError:
-        raise ConfigurationError(f"{base.host} in {setting} is no host's name; correct it") from None
+        raise ConfigurationError(f"{base.host} in {setting} is not a host name; correct it") from None
     except httpx.HTTPError as error:
         raise RetriableError(
             f"the instance at {base.netloc.decode()} does not answer ({error}); start it, or correct {setting}"
         ) from error
-    said = _said(answer)
-    if answer.is_error:
-        raise AnsweredError(answer.status_code, _reason(answer, said))
-    lacking = [] if said is None else [f"'{name}'" for name in names if name not in said]
-    if not answer.is_success or said is None or lacking:
-        without = f" without {'a JSON object' if said is None else lacking[0]}" if answer.is_success else ""
+    content = _json_object(response)
+    if response.is_error:
+        raise HttpStatusError(response.status_code, _reason(response, content))
+    missing = [] if content is None else [f"'{name}'" for name in names if name not in content]
+    if not response.is_success or content is None or missing:
+        without = f" without {'a JSON object' if content is None else missing[0]}" if response.is_success else ""
         raise BalanceServiceError(
-            f"what answers at {base.netloc.decode()} is no instance: "
-            f"it says {answer.status_code} {answer.reason_phrase}{without}; correct {setting}"
+            f"the server at {base.netloc.decode()} is not an instance: "
+            f"it answers {response.status_code} {response.reason_phrase}{without}; correct {setting}"
         )
-    return answer
+    return response
 
 
 def _base(settings: Settings, url: str | None) -> httpx.URL:
@@ -98,7 +144,7 @@ def _base(settings: Settings, url: str | None) -> httpx.URL:
     except httpx.InvalidURL:
         base = httpx.URL()
     if base.scheme not in ("http", "https") or not base.host:
-        raise ConfigurationError(f"--url {url} is no http or https URL; give one, such as https://localhost:5051")
+        raise ConfigurationError(f"--url {url} is not an http or https URL; give one, such as https://localhost:5051")
     return base
 
 
@@ -112,15 +158,16 @@ def _context(settings: Settings) -> ssl.SSLContext:
     return client_context(settings.tls_ca, own)
 
 
-def _said(answer: httpx.Response) -> dict[str, Any] | None:
-    """The JSON object that an answer is; None if it is none."""
+def _json_object(response: httpx.Response) -> dict[str, Any] | None:
     try:
-        said = answer.json()
+        content = response.json()
     except ValueError:
         return None
-    return said if isinstance(said, dict) else None
+    return content if isinstance(content, dict) else None
 
 
-def _reason(answer: httpx.Response, said: dict[str, Any] | None) -> str:
-    told = f"{answer.status_code}: {answer.text[:200]}" if said is None or "detail" not in said else str(said["detail"])
-    return f"{told} (BALANCE_TOKEN)" if answer.status_code in (401, 403) else told
+def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
+    if content is None or "detail" not in content:
+        return f"{response.status_code}: {response.text[:200]}"
+    hint = " (BALANCE_TOKEN)" if response.status_code in (401, 403) else ""
+    return f"{content['detail']}{hint}"

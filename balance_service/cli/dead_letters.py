@@ -1,4 +1,4 @@
-"""`balance-service dead-letters …`: what could not be applied, and what is to become of it."""
+"""The commands `balance-service dead-letters …`, which list, show, redrive and discard dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from balance_service.cli.client import AnsweredError, ask, at_url
+from balance_service.cli.client import HttpStatusError, at_url, request
 from balance_service.engine.decisions import MOST_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
@@ -18,41 +18,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _PATH = "/api/deadLetters"
-_PAGE = 500
-# A body may have 16 KiB, the reason in it.
+_PAGE_SIZE = 500
+# A request body may have 16 KiB, including the reason.
 _MOST_ID_BYTES = 12 << 10
 _QUOTED = len('"", ')
-_SHOWN_KEY = 32
-# What a request is answered if nothing can be done about any of its letters; the reason is that of the first.
+_MOST_KEY_CHARACTERS = 32
+# The status of a request if none of its dead letters can be redriven or discarded; the detail is about the first one.
 _NONE_DONE = (404, 409, 503)
+_STATUSES = {
+    "redrive": ("scheduled", "waiting", "parked"),
+    "discard": ("scheduled", "waiting", "parked", "behind"),
+}
+"""The statuses that a filter selects for a command. A dead letter behind another is retried after that one."""
 _COLUMNS = ("ID", "KEY", "CAUSE", "STATUS", "TRIED", "DUE")
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one dead letter a line, for programs.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one dead letter per line, for programs.")
 
 
 def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    for name, what in (("--status", "status"), ("--cause", "cause"), ("--model", "read model")):
-        command = click.option(name, help=f"Those of one {what}.")(command)
+    for option, subject in (("--status", "status"), ("--cause", "cause"), ("--model", "read model")):
+        command = click.option(option, help=f"Select dead letters by {subject}.")(command)
     return command
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Look at records that could not be applied, try them again, discard them.
+    """List, show, redrive and discard dead letters: records that could not be applied.
 
-    The instance at BALANCE_APPLICATION_SERVER is asked; with tokens, BALANCE_TOKEN needs the scope balance:operate.
+    If the instance requires tokens, BALANCE_TOKEN needs the scope balance:operate.
     """
 
 
 @dead_letters.command("list")
 @_filters
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Print at most N dead letters."
+)
 @at_url
 @as_json
-def list_them(
+def list_dead_letters(
     *, model: str | None, cause: str | None, status: str | None, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List them: open ones, and those that were closed in the last seven days."""
+    """List open dead letters, and those that were closed in the last seven days."""
     rows: list[dict[str, Any]] = []
     more = False
     for letter in _letters(url, model, cause, status):
@@ -66,7 +73,7 @@ def list_them(
         return
     _print_table([_row(letter) for letter in rows])
     if more:
-        click.echo(f"There are more than {limit}; ask for more with --limit, or for fewer with --model or --cause.")
+        click.echo(f"There are more than {limit}; print more with --limit, or select by --model, --cause or --status.")
 
 
 @dead_letters.command()
@@ -74,9 +81,9 @@ def list_them(
 @at_url
 @as_json
 def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
-    """Show one, with the record as its producer sent it."""
+    """Show a dead letter, with the record as its producer sent it."""
     path = f"{_PATH}/{quote(str(LetterId.parse(letter_id)), safe='')}"
-    letter = ask(load_settings(), url, path, {}, names=["id", "valueBase64"]).json()
+    letter = request(load_settings(), url, path, {}, names=["id", "valueBase64"]).json()
     if as_json:
         click.echo(json.dumps(letter))
         return
@@ -98,21 +105,21 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
 @dead_letters.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @_filters
-@click.option("--reason", required=True, help="Why; it is kept.")
+@click.option("--reason", required=True, help="The reason, which is stored.")
 @at_url
-def redrive(ids: tuple[str, ...], **given: Any) -> None:
-    """Have dead letters tried again at once: these, or all that the options name."""
-    _decide("redrive", ids, **given)
+def redrive(ids: tuple[str, ...], **options: Any) -> None:
+    """Retry dead letters now: by id, or all that the options select."""
+    _decide("redrive", ids, **options)
 
 
 @dead_letters.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @_filters
-@click.option("--reason", required=True, help="Why; it is kept.")
+@click.option("--reason", required=True, help="The reason, which is stored.")
 @at_url
-def discard(ids: tuple[str, ...], **given: Any) -> None:
-    """Have records never applied: these, or all that the options name. It cannot be undone."""
-    _decide("discard", ids, **given)
+def discard(ids: tuple[str, ...], **options: Any) -> None:
+    """Discard records permanently: by id, or all that the options select. This cannot be undone."""
+    _decide("discard", ids, **options)
 
 
 def _decide(
@@ -127,29 +134,29 @@ def _decide(
 ) -> None:
     is_filtered = any((model, cause, status))
     if bool(ids) == is_filtered:
-        raise InvalidInputError("name dead letters by their ids, or by --model, --cause or --status")
-    wanted = ids or [
-        letter["id"] for letter in _letters(url, model, cause, status) if letter["status"] in _DECIDED_BY[decision]
+        raise InvalidInputError("select dead letters either by ids or by --model, --cause or --status")
+    selected = ids or [
+        letter["id"] for letter in _letters(url, model, cause, status) if letter["status"] in _STATUSES[decision]
     ]
     done = "to be tried again" if decision == "redrive" else "discarded"
-    accepted = refused = refused_whole = 0
-    requests = [*_fitting(wanted)]
-    for some in requests:
+    accepted = refused = failed_requests = 0
+    batches = [*_batches(selected)]
+    for batch in batches:
         try:
-            body = ask(
+            body = request(
                 load_settings(),
                 url,
                 f"{_PATH}.{decision}",
                 {},
                 names=["accepted", "refused"],
-                body={"ids": some, "reason": reason},
+                body={"ids": batch, "reason": reason},
             ).json()
         except BalanceServiceError as error:
-            if isinstance(error, AnsweredError) and error.status in _NONE_DONE and len(requests) > 1:
-                # It is about these letters alone: others may still be decided about.
-                click.echo(f"none of {len(some)} done: {error}", err=True)
-                refused += len(some)
-                refused_whole += 1
+            if isinstance(error, HttpStatusError) and error.status in _NONE_DONE and len(batches) > 1:
+                # The error is about these dead letters only; the next requests can succeed.
+                click.echo(f"none of {len(batch)} done: {error}", err=True)
+                refused += len(batch)
+                failed_requests += 1
                 continue
             if accepted:
                 click.echo(f"{accepted} {done}, {refused} refused before this error:", err=True)
@@ -158,36 +165,29 @@ def _decide(
         for one in body["refused"]:
             click.echo(f"{one['id']}: not done: {one['reason']}", err=True)
     click.echo(f"{accepted} {done}, {refused} refused")
-    if refused_whole:
-        raise BalanceServiceError(f"{refused_whole} of {len(requests)} requests were refused whole; see above")
+    if failed_requests:
+        raise BalanceServiceError(f"{failed_requests} of {len(batches)} requests were refused entirely; see above")
 
 
-def _fitting(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Some ids at a time, as many as fit into a request."""
-    some: list[str] = []
+def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Ids in batches that fit into a request."""
+    batch: list[str] = []
     for letter_id in ids:
-        size = sum(map(len, some)) + len(letter_id) + _QUOTED * len(some)
-        if len(some) == MOST_IDS or size > _MOST_ID_BYTES:
-            yield some
-            some = []
-        some.append(letter_id)
-    if some:
-        yield some
-
-
-# Of those that a filter finds: what waits behind another is tried after that by itself.
-_DECIDED_BY = {
-    "redrive": ("scheduled", "waiting", "parked"),
-    "discard": ("scheduled", "waiting", "parked", "behind"),
-}
+        size = sum(map(len, batch)) + len(letter_id) + _QUOTED * len(batch)
+        if len(batch) == MOST_IDS or size > _MOST_ID_BYTES:
+            yield batch
+            batch = []
+        batch.append(letter_id)
+    if batch:
+        yield batch
 
 
 def _letters(url: str | None, model: str | None, cause: str | None, status: str | None) -> Iterator[dict[str, Any]]:
     settings = load_settings()
-    given = {"model": model, "cause": cause, "status": status, "limit": str(_PAGE)}
-    parameters = {name: value for name, value in given.items() if value is not None}
+    filters = {"model": model, "cause": cause, "status": status, "limit": str(_PAGE_SIZE)}
+    parameters = {name: value for name, value in filters.items() if value is not None}
     while True:
-        page = ask(settings, url, _PATH, parameters, names=["deadLetters", "next"]).json()
+        page = request(settings, url, _PATH, parameters, names=["deadLetters", "next"]).json()
         yield from page["deadLetters"]
         if page["next"] is None:
             return
@@ -196,7 +196,7 @@ def _letters(url: str | None, model: str | None, cause: str | None, status: str 
 
 def _row(letter: dict[str, Any]) -> tuple[str, ...]:
     key = _key(letter)
-    shown = key if len(key) <= _SHOWN_KEY else f"{key[: _SHOWN_KEY - 1]}…"
+    shown = key if len(key) <= _MOST_KEY_CHARACTERS else f"{key[: _MOST_KEY_CHARACTERS - 1]}…"
     return (letter["id"], shown, letter["cause"], letter["status"], str(letter["attempt"]), _dash(letter["dueAt"]))
 
 
@@ -215,11 +215,11 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def _dump(content: bytes) -> Iterator[str]:
     for start in range(0, len(content), 16):
-        some = content[start : start + 16]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in some)
-        yield f"{start:06x}  {some.hex(' '):<47}  {text}"
+        row = content[start : start + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        yield f"{start:06x}  {row.hex(' '):<47}  {text}"
 
 
 def _dash(value: object) -> str:
-    # A key is whatever a producer has sent; on a terminal it must not do anything.
-    return "-" if value is None else "".join(sign if sign.isprintable() else "\ufffd" for sign in str(value))
+    # A key may contain any characters, such as control sequences of a terminal.
+    return "-" if value is None else "".join(c if c.isprintable() else "\ufffd" for c in str(value))

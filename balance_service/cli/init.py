@@ -1,4 +1,4 @@
-"""The command `balance-service init`: a project of a user's own, from templates."""
+"""The command `balance-service init`, which writes a new project from templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from balance_service.errors import ConfigurationError
 
 TEMPLATES = Path(__file__).parents[1] / "devtools" / "project"
 _PACKAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Names of the project's own folders, and modules that the package would hide.
+# Other folders of the project, and modules that the package would shadow.
 _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_names, *keyword.kwlist})
 
 FILES = {
@@ -50,10 +50,10 @@ def init(folder: Path) -> None:
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write a project whose package has the name of the folder; return its files.
+    """Write a project, whose package has the name of the folder, and return its files.
 
     Raises:
-        ConfigurationError: the name is not a valid package name, or a file already exists; nothing is written then. Or
+        ConfigurationError: the name is not a valid package name or a file already exists, and nothing is written; or
             the folder is not writable.
     """
     folder = folder.resolve()

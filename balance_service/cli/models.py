@@ -1,4 +1,4 @@
-"""The read models that the settings name, and those that are shipped, bound to their schemas."""
+"""Read models for commands: those that BALANCE_MODELS or an argument names, and the shipped ones, bound to schemas."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ if TYPE_CHECKING:
 
 
 def hosted_models(settings: Settings) -> list[ReadModel]:
-    """Those that BALANCE_MODELS names.
+    """The models that BALANCE_MODELS names.
 
     Raises:
-        ConfigurationError: one cannot be loaded, or cannot be as it is declared.
-        RetriableError: the registry is asked for a schema, and does not answer.
+        ConfigurationError: a model cannot be loaded, or its declaration is invalid.
+        RetriableError: the registry, which has a schema that is needed, does not answer.
     """
     return bound(load_models(settings.models, SHIPPED), settings)
 
 
 def known_models(settings: Settings) -> list[ReadModel]:
-    """The same, and the shipped ones besides: instances answer for those by asking peers."""
+    """The hosted and the shipped models. Raises as `hosted_models`."""
     return with_shipped(hosted_models(settings))
 
 
 def with_shipped(hosted: Iterable[ReadModel]) -> list[ReadModel]:
-    """Some read models, and the shipped ones besides."""
+    """These and the shipped models: an instance answers queries to models that its peers host."""
     by_name = {model.name: model for model in hosted}
     return [*by_name.values(), *(model() for name, model in SHIPPED.items() if name not in by_name)]
 
 
 def chosen_models(settings: Settings, names: Sequence[str]) -> list[ReadModel]:
-    """Those of some names: the name of a model that BALANCE_MODELS names, or as in BALANCE_MODELS.
-
-    Raises as `hosted_models`.
-    """
+    """Models by their name, if BALANCE_MODELS has them, or as in BALANCE_MODELS. Raises as `hosted_models`."""
     hosted = {model.name: model for model in load_models(settings.models, SHIPPED)}
     chosen = [[hosted[name]] if name in hosted else load_models([name], SHIPPED, setting="MODEL") for name in names]
     return bound(dict.fromkeys(model for models in chosen for model in models), settings)

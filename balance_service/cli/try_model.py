@@ -1,4 +1,4 @@
-"""The command `balance-service try`: folds a file of events by a read model, without a broker and without a JVM."""
+"""The command `balance-service try`: folds a file of events by a read model, without broker and JVM."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from balance_service.testing.driver import Driver
     from balance_service.testing.rows import Given
 
-_FAILED = 1
 _POLL_SECONDS = 0.2
 _BATCH_EVENTS = 4_000
-_USUAL_SEPARATOR = "|"
-_WIDE = 10_000
+_DEFAULT_SEPARATOR = "|"
+_PIPE_WIDTH = 10_000
 
 
 @click.command("try")
@@ -45,27 +44,33 @@ _WIDE = 10_000
 @click.option(
     "--key-separator",
     metavar="S",
-    help=f"Ends a line's key. Default: '{_USUAL_SEPARATOR}', on lines that do not begin with '{{'.",
+    help=f"Separates key and JSON. Default: '{_DEFAULT_SEPARATOR}' on lines that do not begin with '{{'.",
 )
-@click.option("--record", metavar="NAME", help="The lines' record, where the model reads several.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many rows of each table.")
-@click.option("--watch", is_flag=True, help="Run again whenever the events, the model or its schemas are saved.")
+@click.option("--record", metavar="NAME", help="The record of the lines, if the model reads several.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Print at most N rows of each table.",
+)
+@click.option("--watch", is_flag=True, help="Run again when the events, the model or its schemas are saved.")
 def try_model(
     *, model: str, file: Path, key_separator: str | None, record: str | None, limit: int, watch: bool
 ) -> None:
-    """Fold a file of events by MODEL and print the states, what is emitted, and dead letters.
+    """Fold a file of events by MODEL and print states, emitted records and dead letters.
 
-    MODEL is named as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Fold, commit and
-    store are the service's own; neither a broker nor a JVM is needed. A line without a key takes it
-    from the event. Exit codes: 1 if the model's own code fails, 2 if a line is not a record.
+    MODEL is as in BALANCE_MODELS: `package.module:Class`, `package.module`, or a shipped name. Fold, commit and store
+    are those of the service; no broker or JVM is needed. The key of a line without one is taken from the event. Exit
+    codes: 1 if the model's own code fails, 2 if a line is not a record.
     """
     if key_separator == "":
-        raise click.UsageError("--key-separator must not be empty; leave it out where lines have no key")
+        raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
     if watch:
         _watch(model, file)
         return
-    if not _run(_model(model), file, key_separator, record, limit):
-        sys.exit(_FAILED)
+    _run(_model(model), file, key_separator, record, limit)
 
 
 def _model(name: str) -> ReadModel:
@@ -80,28 +85,26 @@ def _model(name: str) -> ReadModel:
     return models[0]()
 
 
-def _run(model: ReadModel, file: Path, separator: str | None, record: str | None, limit: int) -> bool:
-    """Fold and print; return whether the model's own code succeeded."""
+def _run(model: ReadModel, file: Path, separator: str | None, record: str | None, limit: int) -> None:
+    """Fold and print. Raises ClickException if the model's own code fails."""
     from rich.console import Console
 
-    # A pipe has no width; a program that reads it needs whole lines.
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, emoji=False, markup=False)
+    # Programs that read a pipe need whole lines.
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False, markup=False)
     lines = [*_lines(model, file, separator, record)]
-    tried = _Tried.of(model, [line.event for line in lines])
+    trial = _Trial.of(model, [line.event for line in lines])
     try:
-        _print_states(console, tried, limit)
-        _print_emitted(console, tried, limit)
-        _print_dead_letters(console, tried, lines, limit)
-        console.print(tried.summary)
-        if tried.failure is not None:
-            at = lines[tried.taken]
-            click.echo(
-                f"error: {file}, line {at.number}: {tried.failure}; this line and those after it are not applied",
-                err=True,
+        _print_states(console, trial, limit)
+        _print_emitted(console, trial, limit)
+        _print_dead_letters(console, trial, lines, limit)
+        console.print(trial.summary)
+        if trial.failure is not None:
+            number = lines[trial.taken].number
+            raise click.ClickException(
+                f"{file}, line {number}: {trial.failure}; this line and those after it are not applied"
             )
     finally:
-        tried.driver.close()
-    return tried.failure is None
+        trial.driver.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,7 @@ class _Line:
 
 
 def _lines(model: ReadModel, file: Path, separator: str | None, record: str | None) -> Iterator[_Line]:
-    """The events of a file.
-
-    Raises:
-        InvalidInputError: a line is not a record; the message names the file and the line.
-    """
+    """The events of a file. Raises InvalidInputError, with the line number, if a line is not a record."""
     from balance_service.testing.rows import driven_stages
 
     schemas = driven_stages(model)[0].schemas
@@ -136,29 +135,19 @@ def _lines(model: ReadModel, file: Path, separator: str | None, record: str | No
 
 
 def _event(model: ReadModel, schema: Schema, line: bytes, separator: str | None, now_ms: int) -> Given:
-    from balance_service.avro.from_json import parsed_json, record_of
+    from balance_service.avro.from_json import record_line
     from balance_service.testing.rows import Given, tombstone
 
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"no UTF-8 from byte {error.start + 1} on") from None
-    key = None
-    if separator is None and not text.lstrip().startswith("{") and _USUAL_SEPARATOR in text:
-        separator = _USUAL_SEPARATOR
-    if separator is not None:
-        key, found, text = text.partition(separator)
-        if not found or not key:
-            raise InvalidInputError(f"no key before '{separator}'" if found else f"no key separator '{separator}'")
-    value = parsed_json(text)
-    if value is None and key is not None and model.source.tombstones:
-        return tombstone(key, timestamp_ms=now_ms)
-    record_key = None if key is None else key.encode()
-    return Given(str(schema["name"]), record_of(schema, value), record_key, timestamp_ms=now_ms)
+    if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
+        separator = _DEFAULT_SEPARATOR
+    key, record = record_line(line, schema, separator, takes_tombstones=model.source.tombstones)
+    if record is None:
+        return tombstone((key or b"").decode(), timestamp_ms=now_ms)
+    return Given(str(schema["name"]), record, key, timestamp_ms=now_ms)
 
 
 @dataclass(slots=True)
-class _Tried:
+class _Trial:
     """The result of folding a file's events."""
 
     driver: Driver
@@ -170,25 +159,25 @@ class _Tried:
     failure: str | None = None
 
     @classmethod
-    def of(cls, model: ReadModel, events: Sequence[Given]) -> _Tried:
+    def of(cls, model: ReadModel, events: Sequence[Given]) -> _Trial:
         """Commit events in batches, up to the first event at which the model's own code fails."""
         from balance_service.errors import TaskHaltedError
         from balance_service.testing.driver import Driver
 
-        tried = cls(Driver(model), model)
+        trial = cls(Driver(model), model)
         try:
-            tried._take(events, _BATCH_EVENTS)
+            trial._take(events, _BATCH_EVENTS)
         except TaskHaltedError:
             # The whole batch was rolled back; commits of one event each find the one that fails.
-            tried.driver.close()
-            whole = tried.taken
-            tried = cls(Driver(model), model)
-            tried._take(events[:whole], _BATCH_EVENTS)
+            trial.driver.close()
+            whole = trial.taken
+            trial = cls(Driver(model), model)
+            trial._take(events[:whole], _BATCH_EVENTS)
             try:
-                tried._take(events[whole:], 1)
+                trial._take(events[whole:], 1)
             except TaskHaltedError as error:
-                tried.failure = _failure(error)
-        return tried
+                trial.failure = _failure(error)
+        return trial
 
     def _take(self, events: Sequence[Given], most: int) -> None:
         for start in range(0, len(events), most):
@@ -223,28 +212,28 @@ def _failure(error: Exception) -> str:
     return f"the read model's own code raises {raised}{f' at {at}' if at else ''}"
 
 
-def _print_states(console: Console, tried: _Tried, limit: int) -> None:
+def _print_states(console: Console, trial: _Trial, limit: int) -> None:
     from balance_service.model.json_view import exact_json
 
-    if not tried.model.has_states():
+    if not trial.model.has_states():
         return
-    driver, key_type = tried.driver, tried.model.key_type
+    driver, key_type = trial.driver, trial.model.key_type
     states = sorted(driver.states().items())
     rows: list[Mapping[str, Any]] = []
     for key, frame in states[:limit]:
-        view = tried.model.told(driver.state_codec.decode(frame))
+        view = trial.model.told(driver.state_codec.decode(frame))
         of_key = {key_type.column: key_type.text(key)}
         rows.append(of_key | (view if isinstance(view, dict) else {"value": view}))
-    console.print(f"{tried.model.name}: {_counted(len(states), 'key')}")
+    console.print(f"{trial.model.name}: {_counted(len(states), 'key')}")
     _print_table(console, [{name: _cell(value, exact_json) for name, value in row.items()} for row in rows])
     _print_more(console, len(states), limit)
 
 
-def _print_emitted(console: Console, tried: _Tried, limit: int) -> None:
+def _print_emitted(console: Console, trial: _Trial, limit: int) -> None:
     from balance_service.model.json_view import exact_json
 
-    for output in tried.model.outputs:
-        records = tried.driver.emitted(output.topic)
+    for output in trial.model.outputs:
+        records = trial.driver.emitted(output.topic)
         console.print(f"emitted to {output.topic}: {_counted(len(records), 'record')}")
         # A record without a value deletes its key.
         shown = [{"value": None} if record is None else record for record in records[:limit]]
@@ -252,10 +241,10 @@ def _print_emitted(console: Console, tried: _Tried, limit: int) -> None:
         _print_more(console, len(records), limit)
 
 
-def _print_dead_letters(console: Console, tried: _Tried, lines: Sequence[_Line], limit: int) -> None:
+def _print_dead_letters(console: Console, trial: _Trial, lines: Sequence[_Line], limit: int) -> None:
     from balance_service.model.json_view import exact_json
 
-    letters = tried.driver.dead_letters()
+    letters = trial.driver.dead_letters()
     if not letters:
         return
     # A re-keyed event is a new object with the same fields.

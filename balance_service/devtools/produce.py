@@ -1,11 +1,15 @@
-"""Lines of JSON as records on a topic."""
+"""Records from lines of JSON, and random `FundsAdded` events, appended to topics."""
 
 from __future__ import annotations
 
+import random
+import time
+from contextlib import closing
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.avro.from_json import parsed_json, record_of
+from balance_service.avro.from_json import record_line
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import subject_of
 from balance_service.errors import BalanceServiceError, ConfigurationError, InvalidInputError
@@ -13,51 +17,19 @@ from balance_service.kafka.clients import producer_config
 from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
 from balance_service.model.taken import taken_by
+from balance_service.read_models.funds_publisher import FundsAddedSerializer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from balance_service.avro.schemas import Schema
+    from balance_service.kafka.clients import ClientConfig
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
-
-class RecordLines:
-    """Reads lines `[key S] JSON` as records of one schema."""
-
-    def __init__(
-        self, codec: AvroCodec, schema: Schema, key_separator: str | None, *, takes_tombstones: bool = False
-    ) -> None:
-        """Args:
-        key_separator: what stands between key and JSON; None if lines have no key.
-        takes_tombstones: whether `null` after a key deletes what is known of it; else it is a bad line.
-        """
-        self._codec = codec
-        self._schema = schema
-        self._separator = key_separator
-        self._takes_tombstones = takes_tombstones
-
-    def record(self, line: bytes) -> tuple[bytes | None, bytes | None]:
-        """Key and frame, None for a tombstone. The key ends at the first separator.
-
-        Raises:
-            InvalidInputError: the line is no such record; the message says why.
-        """
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(f"no UTF-8 from byte {error.start + 1} on") from None
-        key = None
-        if self._separator is not None:
-            key, found, text = text.partition(self._separator)
-            if not found:
-                raise InvalidInputError(f"no key separator '{self._separator}'")
-            if not key:
-                raise InvalidInputError(f"no key before '{self._separator}'")
-        value = parsed_json(text)
-        if value is None and key is not None and self._takes_tombstones:
-            return key.encode(), None
-        return None if key is None else key.encode(), self._codec.encode(record_of(self._schema, value))
+_SLICE_SECONDS = 0.05
+_UNPACED_SLICE = 5_000
+_MAX_CENTS = 100_000
 
 
 def produce(
@@ -69,43 +41,40 @@ def produce(
     record: str | None = None,
     key_separator: str | None = None,
 ) -> int:
-    """Append a record for each line that is not blank, up to the first that is none.
+    """Append a record for each line that is not blank, as `record_line` reads it; stops at the first invalid line.
 
     Args:
-        models: whose declarations say what the topic takes.
-        record: the simple name of the lines' record; None where the topic takes only one.
-        key_separator: what stands between key and JSON; None if lines have no key.
+        models: their declarations define the records of the topic.
+        record: the simple name of the record; required if the topic has several.
 
     Returns:
-        How many were acknowledged.
+        The number of acknowledged records.
 
     Raises:
-        ConfigurationError: nothing is known of the topic, it does not exist, or it takes several records.
-        BalanceServiceError: a line is no such record, or not every record was acknowledged. What came before a bad line
-            is sent, and nothing after it.
+        ConfigurationError: no read model reads the topic, it does not exist, or it has several records.
+        BalanceServiceError: a line is not a record, or a record was not acknowledged. The records before an invalid
+            line are sent.
     """
     taken = taken_by(topic, models, settings)
     schema = _schema_of(topic, record, taken.records)
     if Topics(settings).find(topic) is None:
         raise ConfigurationError(
-            f"topic '{topic}' does not exist; `balance-service topics create` creates those that BALANCE_MODELS need"
+            f"topic '{topic}' does not exist; `balance-service topics create` creates the topics of BALANCE_MODELS"
         )
-    registry = SchemaRegistry.from_settings(settings)
-    try:
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
         codec = AvroCodec(registry, subject_of(topic, schema), schema)
-    finally:
-        registry.close()
-    reader = RecordLines(codec, schema, key_separator, takes_tombstones=taken.tombstones)
     producer = BulkProducer(producer_config(settings), topic)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            key, frame = reader.record(line)
+            key, value = record_line(line, schema, key_separator, takes_tombstones=taken.tombstones)
+            frame = None if value is None else codec.encode(value)
         except InvalidInputError as error:
             sent = producer.finish()
             raise BalanceServiceError(
-                f"line {number}: {error}; {sent} records before it were acknowledged, nothing after it was sent"
+                f"line {number}: {error}; {sent} {'record' if sent == 1 else 'records'} before it "
+                f"{'was' if sent == 1 else 'were'} acknowledged, nothing after it was sent"
             ) from None
         producer.send(key, frame)
     return producer.finish()
@@ -113,8 +82,60 @@ def produce(
 
 def _schema_of(topic: str, record: str | None, taken: Mapping[str, Schema]) -> Schema:
     if record is None and len(taken) > 1:
-        raise ConfigurationError(f"topic '{topic}' takes several records; choose one by --record: {', '.join(taken)}")
+        raise ConfigurationError(f"topic '{topic}' has several records; choose one by --record: {', '.join(taken)}")
     name = next(iter(taken)) if record is None else record
     if name not in taken:
-        raise ConfigurationError(f"topic '{topic}' takes no record {name}; it takes {', '.join(taken)}")
+        raise ConfigurationError(f"topic '{topic}' has no record {name}; it has {', '.join(taken)}")
     return taken[name]
+
+
+def produce_load(
+    config: ClientConfig,
+    registry: SchemaRegistry,
+    topic: str,
+    events: int,
+    customers: int,
+    rate: float | None,
+    progress: Callable[[int], None],
+) -> Decimal:
+    """Append random events for `customer-0` to `customer-<customers - 1>`.
+
+    Args:
+        rate: events per second; None for as fast as possible.
+        progress: called with the number of events that were queued since the last call.
+
+    Returns:
+        The sum of all amounts.
+
+    Raises:
+        BalanceServiceError: an event was not acknowledged.
+    """
+    producer = BulkProducer(config, topic)
+    serialize = FundsAddedSerializer(registry, topic)
+    total = Decimal(0)
+    random_source = random.Random(events)  # noqa: S311  (load, not secrets)
+    for size in _slices(events, rate):
+        for _ in range(size):
+            customer = f"customer-{random_source.randrange(customers)}"
+            amount = Decimal(random_source.randrange(1, _MAX_CENTS)).scaleb(-2)
+            producer.send(customer.encode(), serialize(customer, amount))
+            total += amount
+        progress(size)
+    producer.finish()
+    return total
+
+
+def _slices(events: int, rate: float | None) -> Iterator[int]:
+    """Sizes of the next slices of events, paced by the rate."""
+    began, done = time.monotonic(), 0
+    while done < events:
+        if rate is None:
+            size = _UNPACED_SLICE
+        else:
+            size = int((time.monotonic() - began + _SLICE_SECONDS) * rate) - done
+            if size <= 0:
+                time.sleep(_SLICE_SECONDS / 2)
+                continue
+        size = min(size, events - done)
+        yield size
+        done += size

@@ -66,7 +66,7 @@ def test_with_a_hard_limit_below_its_need_an_instance_ends_and_names_the_need(
 
     log = instance.log.read_text()
     assert code == 2, log
-    assert f"error: this instance needs {need_of(PARTITIONS)} open files for the {PARTITIONS} tasks" in log
+    assert f"Error: this instance needs {need_of(PARTITIONS)} open files for the {PARTITIONS} tasks" in log
     assert "`ulimit -Hn` allows 600: raise it" in log
 
 

@@ -165,9 +165,7 @@ def test_a_topic_that_is_not_there_or_that_nobody_reads_is_named(stack: LocalSta
     )
     assert_refused(run(environment, "tail", missing), 2, f"topic '{missing}' does not exist")
     assert_refused(run(environment, "produce", "other"), 2, "no read model reads topic 'other'", missing)
-    assert_refused(
-        run(environment, "produce", missing, "--record", "Player"), 2, "takes no record Player", "FundsAdded"
-    )
+    assert_refused(run(environment, "produce", missing, "--record", "Player"), 2, "has no record Player", "FundsAdded")
 
 
 def test_a_separator_must_be_something(stack: LocalStack) -> None:

@@ -85,7 +85,7 @@ def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped:
     done = stopped.run("rebuild")
 
     assert done.code == 0, done
-    outcome = f"{_EVENTS} events applied, 0 records of other types ignored, 0 duplicates passed over, 0 dead-lettered"
+    outcome = f"{_EVENTS} events applied, 0 records of other types ignored, 0 duplicates skipped, 0 dead-lettered"
     assert outcome in done.stdout
     assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
 

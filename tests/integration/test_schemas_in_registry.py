@@ -122,5 +122,5 @@ def test_schemas_are_pulled_to_files_and_never_over_another(
     assert (first.code, again.code, refused.code, unknown.code) == (0, 0, 2, 2), (first, again, refused, unknown)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["Order.avsc", "Return.avsc"]
     assert json.loads((tmp_path / "Order.avsc").read_text()) == order("Order")
-    assert f"{tmp_path / 'Order.avsc'} holds another schema" in refused.stderr
+    assert f"{tmp_path / 'Order.avsc'} contains another schema" in refused.stderr
     assert f"has no record under the subjects {topic}-x-NAMESPACE.NAME" in unknown.stderr

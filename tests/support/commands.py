@@ -28,7 +28,7 @@ class Done:
     @property
     def errors(self) -> list[str]:
         """Returns the error lines on stderr."""
-        return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return [line for line in self.stderr.splitlines() if line.startswith("Error: ")]
 
 
 class Command:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
-from balance_service.avro.from_json import parsed_json, record_of
+from balance_service.avro.from_json import parsed_json, record_line, record_of
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import InvalidInputError
 from balance_service.model.declared_source import READ_TYPES
@@ -218,3 +218,51 @@ def test_times_are_read_in_any_zone() -> None:
     assert read(PLAIN["timestamp-millis"], '"2026-02-28T13:30:00+01:00"') == half_past
     assert read(PLAIN["local-timestamp-micros"], '"2026-02-28T12:30:00"') == half_past.replace(tzinfo=None)
     assert read(PLAIN["date"], '"2026-02-28"') == date(2026, 2, 28)
+
+
+BALANCE = '{"customerId": "c", "amount": 0.10}'
+
+
+def test_a_line_without_separator_has_no_key() -> None:
+    line = record_line(f"{BALANCE}\n".encode(), load_schema("BalanceState"), None)
+
+    assert line == (None, {"customerId": "c", "amount": Decimal("0.10")})
+
+
+@pytest.mark.parametrize(
+    ("separator", "line", "key"),
+    [
+        ("|", f"c|{BALANCE}", "c"),
+        (": ", f"c: {BALANCE}", "c"),
+        ("\t", f"c \t{BALANCE}", "c "),
+        ("{", f"Zoë{{{BALANCE}", "Zoë"),
+        ("|", "c|" + BALANCE.replace('"c"', '"a|b"'), "c"),
+    ],
+)
+def test_the_key_of_a_line_ends_at_the_first_separator(separator: str, line: str, key: str) -> None:
+    assert record_line(line.encode(), load_schema("BalanceState"), separator)[0] == key.encode()
+
+
+@pytest.mark.parametrize(
+    ("separator", "line", "why"),
+    [
+        ("|", BALANCE.encode(), r"no key separator '\|'"),
+        ("|", b"|" + BALANCE.encode(), r"no key before '\|'"),
+        ("|", b"c|", "no JSON: Expecting value"),
+        ("|", b"c|null", "BalanceState must be a JSON object, not null"),
+        (None, b"c|" + BALANCE.encode(), "no JSON: Expecting value at character 1"),
+        (None, b'{"customerId": "c"}', "'amount' is missing"),
+        (None, b"\xff" + BALANCE.encode(), "no UTF-8 from byte 1 on"),
+    ],
+)
+def test_the_message_for_an_invalid_line_says_why(separator: str | None, line: bytes, why: str) -> None:
+    with pytest.raises(InvalidInputError, match=why):
+        record_line(line, load_schema("BalanceState"), separator)
+
+
+def test_null_after_a_key_is_a_tombstone_if_tombstones_are_taken() -> None:
+    schema = load_schema("Player")
+
+    assert record_line(b"1|null\n", schema, "|", takes_tombstones=True) == (b"1", None)
+    with pytest.raises(InvalidInputError, match="Player must be a JSON object, not null"):
+        record_line(b"null", schema, None, takes_tombstones=True)

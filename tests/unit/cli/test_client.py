@@ -1,4 +1,4 @@
-"""Commands that ask an instance: what is no answer of one is said to be none, in a sentence."""
+"""Requests of commands to an instance, and errors for responses that are not from an instance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 URL = "http://balances.example:5051"
 
 
-def told(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, *command: str) -> Any:
+def run(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, *command: str) -> Any:
     monkeypatch.setattr("httpx.Client.send", lambda _client, _request: answer)
     return CliRunner().invoke(cli, [*command, "--url", URL])
 
@@ -34,14 +34,14 @@ def told(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, *command: str)
     ],
     ids=["302", "301", "html", "bytes", "list", "nothing"],
 )
-def test_what_no_instance_answers_is_refused_in_a_sentence(
+def test_a_response_that_is_not_from_an_instance_is_an_error(
     monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, what: str, command: list[str]
 ) -> None:
-    failed = told(monkeypatch, answer, *command).exception
+    failed = run(monkeypatch, answer, *command).exception
 
     assert isinstance(failed, BalanceServiceError)
     assert str(failed).startswith(
-        f"what answers at balances.example:5051 is no instance: it says {what}; correct --url"
+        f"the server at balances.example:5051 is not an instance: it answers {what}; correct --url"
     )
 
 
@@ -56,14 +56,14 @@ def test_what_no_instance_answers_is_refused_in_a_sentence(
         (["dead-letters", "discard", "balance/0:1", "--reason", "x"], "accepted"),
     ],
 )
-def test_another_json_object_is_no_answer_of_an_instance(
+def test_a_json_object_without_the_expected_fields_is_an_error(
     monkeypatch: pytest.MonkeyPatch, command: list[str], lacking: str
 ) -> None:
-    failed = told(monkeypatch, httpx.Response(200, json={"status": "UP"}), *command).exception
+    failed = run(monkeypatch, httpx.Response(200, json={"status": "UP"}), *command).exception
 
     assert isinstance(failed, BalanceServiceError)
     assert str(failed) == (
-        f"what answers at balances.example:5051 is no instance: it says 200 OK without '{lacking}'; correct --url"
+        f"the server at balances.example:5051 is not an instance: it answers 200 OK without '{lacking}'; correct --url"
     )
 
 
@@ -77,23 +77,23 @@ def test_another_json_object_is_no_answer_of_an_instance(
         (httpx.Response(401, json={"detail": "who are you"}), "who are you (BALANCE_TOKEN)"),
     ],
 )
-def test_an_answer_that_is_an_error_is_told(
+def test_the_detail_of_an_error_response_is_the_message(
     monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, sentence: str
 ) -> None:
-    assert str(told(monkeypatch, answer, "status").exception) == sentence
+    assert str(run(monkeypatch, answer, "status").exception) == sentence
 
 
-def test_an_instances_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_balance_is_printed_with_the_instance_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = httpx.Response(200, text='{"amount":12.30}', headers={"Balance-Application-Server": "a:1"})
 
-    done = told(monkeypatch, answer, "get-balance", "c1")
+    done = run(monkeypatch, answer, "get-balance", "c1")
 
     assert (done.exit_code, done.output) == (0, "12.30  (from a:1)\n")
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_a_url_whose_host_no_resolver_can_be_asked_for_is_refused_in_a_sentence(host: str) -> None:
+def test_a_url_with_an_invalid_host_name_is_rejected(host: str) -> None:
     failed = CliRunner().invoke(cli, ["status", "--url", f"http://{host}:5051"]).exception
 
     assert isinstance(failed, ConfigurationError)
-    assert str(failed) == f"{host} in --url is no host's name; correct it"
+    assert str(failed) == f"{host} in --url is not a host name; correct it"

@@ -1,4 +1,4 @@
-"""`balance-service init`: a project that works, and never over a file."""
+"""`balance-service init`: the project works, and existing files stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_project_is_written_and_its_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_project_are_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     done = CliRunner().invoke(cli, ["init", "web_shop"])
@@ -50,7 +50,7 @@ def test_a_project_is_written_and_its_files_are_named(tmp_path: Path, monkeypatc
     assert "balance-service try web_shop.orders:Orders --events samples/orders.jsonl" in done.output
 
 
-def test_the_working_directory_may_be_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_can_be_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop").mkdir()
     monkeypatch.chdir(tmp_path / "shop")
 
@@ -59,7 +59,7 @@ def test_the_working_directory_may_be_the_project(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("there", ["README.md", "shop/orders.py", "shop", "tests", "dangling"])
-def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
+def test_existing_files_are_never_overwritten(tmp_path: Path, there: str) -> None:
     folder = tmp_path / "shop"
     path = folder / ("README.md" if there == "dangling" else there)
     path.parent.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Shop", "web-shop", "2shop", "class", "json", "tests", "balance_service", "läden"])
-def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_package_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}' is not a valid name for the project's package"):
         write_project(tmp_path / name)
 
@@ -101,7 +101,7 @@ def test_python_files_parse_and_the_entry_point_names_the_model(project: Path) -
     assert "class Orders(ReadModel):" in (project / "shop" / "orders.py").read_text()
 
 
-def test_samples_are_ten_records_of_the_schema_under_their_keys(project: Path) -> None:
+def test_samples_are_ten_records_of_the_schema_with_their_keys(project: Path) -> None:
     schema = json.loads((project / "shop" / "schemas" / "OrderPlaced.avsc").read_text())
     fastavro.parse_schema(schema)
     lines = (project / "samples" / "orders.jsonl").read_text().splitlines()
@@ -120,7 +120,7 @@ def test_the_readme_has_at_most_thirty_lines_and_the_commands(project: Path) -> 
     assert "balance-service produce orders --key-separator '|' < samples/orders.jsonl" in readme
 
 
-def test_the_override_replaces_the_image_of_services_that_the_projects_compose_file_has(project: Path) -> None:
+def test_the_override_replaces_the_image_of_services_in_the_compose_file(project: Path) -> None:
     override = yaml.safe_load((project / "compose.override.yml").read_text())["services"]
     ours = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text())["services"]
 

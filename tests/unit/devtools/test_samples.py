@@ -1,4 +1,4 @@
-"""The samples: every line is a record that its topic takes, and right in itself."""
+"""The sample files: each line is a valid and consistent record of its topic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.frames import FrameReader
+from balance_service.avro.from_json import record_line
 from balance_service.avro.schemas import load_schema
 from balance_service.devtools.local.samples import SAMPLES, SampleFile
-from balance_service.devtools.produce import RecordLines
 from balance_service.process.package import resource
 from balance_service.testing.fakes import FakeRegistry
 
@@ -26,13 +26,13 @@ RECORDS = {
 
 
 def records(file: SampleFile) -> list[tuple[bytes | None, Any]]:
-    """Key and value of every line."""
+    """Key and value of each line, after encoding and decoding."""
     registry, schema = FakeRegistry(), load_schema(RECORDS[file.topic])
-    tombstones = file.topic == "symbols"
-    lines = RecordLines(AvroCodec(registry, "s", schema), schema, file.key_separator, takes_tombstones=tombstones)
-    frames = FrameReader(registry)
-    read = map(lines.record, resource(file.path).read_bytes().splitlines())
-    return [(key, None if frame is None else frames.value(frame)) for key, frame in read]
+    codec, frames, read = AvroCodec(registry, "s", schema), FrameReader(registry), []
+    for line in resource(file.path).read_bytes().splitlines():
+        key, record = record_line(line, schema, file.key_separator, takes_tombstones=file.topic == "symbols")
+        read.append((key, None if record is None else frames.value(codec.encode(record))))
+    return read
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.topic)
@@ -40,11 +40,11 @@ def test_every_line_is_a_record_of_its_topic(file: SampleFile) -> None:
     assert records(file)
 
 
-def test_there_is_no_file_that_nothing_loads() -> None:
+def test_every_file_is_used() -> None:
     assert {path.stem for path in resource("samples").iterdir()} == {file.topic for file in FILES}
 
 
-def test_an_invoice_is_the_sum_of_its_lines_and_keyed_by_its_store() -> None:
+def test_an_invoice_is_the_sum_of_its_lines_and_has_its_store_as_key() -> None:
     for key, invoice in records(SampleFile("pos")):
         assert key == invoice["storeId"].encode()
         assert [line["amount"] for line in invoice["lines"]] == [
@@ -54,6 +54,6 @@ def test_an_invoice_is_the_sum_of_its_lines_and_keyed_by_its_store() -> None:
         assert (invoice["address"] is None) == (invoice["deliveryType"] == "TAKEAWAY")
 
 
-def test_an_id_as_text_is_the_key_of_what_is_joined() -> None:
+def test_the_key_of_a_joined_row_is_its_id_as_text() -> None:
     for topic in ("players", "products"):
         assert all(key == str(record["id"]).encode() for key, record in records(SampleFile(topic)))

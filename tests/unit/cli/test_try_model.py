@@ -1,4 +1,4 @@
-"""`balance-service try`: a file of events by a model's real fold, without broker and without JVM."""
+"""`balance-service try`: folds a file of events by the real fold, without broker and JVM."""
 
 from __future__ import annotations
 
@@ -70,13 +70,16 @@ def rows(text: str) -> list[list[str]]:
 
 
 def in_child(*given: object, cwd: Path, code: str = "") -> subprocess.CompletedProcess[str]:
-    """The command as a process of its own, and then some code there."""
-    run = f"import sys\nfrom balance_service.cli.main import cli\ncli(sys.argv[1:], standalone_mode=False)\n{code}"
+    """The command in a separate process, and then some code in that process."""
+    run = (
+        "import sys\nfrom balance_service.cli.main import cli\n"
+        f"try:\n    cli(sys.argv[1:])\nfinally:\n    {code or 'pass'}"
+    )
     command = [sys.executable, "-c", run, "try", *map(str, given)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
 
 
-def test_states_are_printed_as_a_query_answers_them(events: Path) -> None:
+def test_states_are_printed_as_in_answers_to_queries(events: Path) -> None:
     done = tried("activity", "--events", events)
 
     assert done.exit_code == 0
@@ -91,7 +94,7 @@ def test_states_are_printed_as_a_query_answers_them(events: Path) -> None:
     ]
 
 
-def test_neither_spark_nor_clients_are_imported(events: Path, tmp_path: Path) -> None:
+def test_spark_and_clients_are_not_imported(events: Path, tmp_path: Path) -> None:
     heavy = "('pyspark', 'py4j', 'httpx', 'pydantic', 'confluent_kafka.schema_registry', 'hypothesis')"
     done = in_child(
         "activity", "--events", events, cwd=tmp_path, code=f"print([m for m in {heavy} if m in sys.modules])"
@@ -138,7 +141,7 @@ def test_emitted_records_are_printed_by_topic(tmp_path: Path) -> None:
     assert printed.endswith("3 events: 2 applied, 1 ignored\n")
 
 
-def test_tombstones_delete_where_the_topic_takes_them(tmp_path: Path) -> None:
+def test_tombstones_delete_states_if_the_topic_takes_tombstones(tmp_path: Path) -> None:
     file = tmp_path / "symbols.txt"
     symbol = resource("samples/symbols.txt").read_text().splitlines()[0]
     file.write_text(f"{symbol}\n{symbol.partition('|')[0]}|null\n")
@@ -186,12 +189,12 @@ def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(
     ]
     at = OWN.splitlines().index('            raise KeyError("rates")') + 1
     assert done.stderr == (
-        f"error: events.jsonl, line 4: the read model's own code raises KeyError: 'rates' at "
+        f"Error: events.jsonl, line 4: the read model's own code raises KeyError: 'rates' at "
         f"{tmp_path / 'counting.py'}:{at}; this line and those after it are not applied\n"
     )
 
 
-def test_a_module_of_several_models_asks_for_one(events: Path, tmp_path: Path) -> None:
+def test_a_module_with_several_models_is_rejected_with_their_names(events: Path, tmp_path: Path) -> None:
     package = tmp_path / "shop"
     package.mkdir()
     again = OWN.replace("Counting", "Again").replace('"counting"', '"again"')
@@ -209,7 +212,7 @@ def test_a_module_of_several_models_asks_for_one(events: Path, tmp_path: Path) -
         (("--record", "Other"), "reads no record Other; it reads Scored, Ended"),
     ],
 )
-def test_a_record_is_chosen_where_the_model_reads_several(events: Path, given: tuple[str, ...], why: str) -> None:
+def test_a_record_must_be_chosen_if_the_model_reads_several(events: Path, given: tuple[str, ...], why: str) -> None:
     done = tried("tests.support.models:Summary", "--events", events, *given)
 
     assert isinstance(done.exception, InvalidInputError)
@@ -229,17 +232,19 @@ def watching(events: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def until_watching(child: subprocess.Popen[str]) -> str:
-    """What a run prints."""
+    """The output of a run."""
     assert child.stdout is not None
     printed = ""
     for line in child.stdout:
         if line.startswith("watching "):
             return printed
         printed += line
-    raise AssertionError(f"the command has ended: {printed}")
+    raise AssertionError(f"the command ended: {printed}")
 
 
-def test_a_saved_file_is_run_again_until_ctrl_c(watching: subprocess.Popen[str], events: Path, tmp_path: Path) -> None:
+def test_a_save_runs_the_command_again_until_ctrl_c(
+    watching: subprocess.Popen[str], events: Path, tmp_path: Path
+) -> None:
     assert ["ada", "102.50"] in rows(until_watching(watching))
 
     events.write_text(funds("eve", "1.00"))

@@ -1,0 +1,284 @@
+"""Commands on topics and schemas: they connect to Kafka and the schema registry, not to an instance."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from balance_service.cli.models import hosted_models, known_models, with_shipped
+from balance_service.errors import ConfigurationError
+from balance_service.observability.logs import quiet_logging
+from balance_service.settings import load_settings
+
+if TYPE_CHECKING:
+    from balance_service.avro.schemas import Schema
+    from balance_service.model.read_model import ReadModel
+    from balance_service.settings import Settings
+
+
+@click.command("add-funds")
+@click.argument("customer")
+@click.argument("amount")
+@click.option("--idempotency-key", help="Of several events of a customer with the same key, only one is applied.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_json: bool) -> None:
+    """Append one FundsAdded event to the topic."""
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.http.parameters import idempotency_key_of
+    from balance_service.kafka.clients import producer_config
+    from balance_service.model.keys import checked_key
+    from balance_service.read_models.add_funds import amount_of
+    from balance_service.read_models.funds_publisher import FundsAddedPublisher
+
+    settings = load_settings()
+    quiet_logging()
+    customer_id, funds = checked_key(customer, "customerId"), amount_of(amount)
+    once = None if idempotency_key is None else idempotency_key_of(idempotency_key)
+    publisher = FundsAddedPublisher(
+        producer_config(settings),
+        SchemaRegistry.from_settings(settings),
+        settings.topic,
+        settings.read_timeout_seconds,
+    )
+    with closing(publisher):
+        partition, offset = publisher.publish_and_wait(customer_id, funds, once)
+    position = f"{partition}:{offset + 1}"
+    click.echo(json.dumps({"position": position}) if as_json else f"added {funds}; visible from position {position} on")
+
+
+@click.command()
+@click.option("--events", required=True, type=click.IntRange(1), help="Number of events.")
+@click.option("--customers", required=True, type=click.IntRange(1), help="Number of customers.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Events per second. Default: as fast as possible."
+)
+def load(events: int, customers: int, rate: float | None) -> None:
+    """Append many random FundsAdded events."""
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.devtools.produce import produce_load
+    from balance_service.devtools.progress import progress_bar
+    from balance_service.kafka.clients import producer_config
+    from balance_service.kafka.topic_specs import prepare_topics
+    from balance_service.kafka.topics import Topics
+    from balance_service.model.placing import stages_of
+    from balance_service.read_models.shipped import SHIPPED
+
+    settings = load_settings()
+    quiet_logging()
+    prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
+    with progress_bar("producing", events) as (bar, task):
+        total = produce_load(
+            producer_config(settings),
+            SchemaRegistry.from_settings(settings),
+            settings.topic,
+            events,
+            customers,
+            rate,
+            lambda n: bar.advance(task, n),
+        )
+        seconds = bar.tasks[task].elapsed or 0.0
+    click.echo(f"{events} events acknowledged, amounts total {total}, {events / max(seconds, 1e-9):,.0f} events/s")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key-separator", metavar="S", help="Separates key and JSON, such as '|'. Default: lines have no key.")
+@click.option("--record", metavar="NAME", help="The record of the lines, if the topic has several.")
+def produce(topic: str, key_separator: str | None, record: str | None) -> None:
+    """Append a record to TOPIC for each line of standard input: `[key S] JSON`.
+
+    A read model declares the records of the topic. Decimals are numbers or strings, times ISO 8601, bytes base64.
+    `null` after a key is a tombstone, if the topic takes tombstones. Blank lines are skipped. The command stops at the
+    first line that is not such a record: the records before it are sent.
+    """
+    from balance_service.devtools.produce import produce as produce_lines
+
+    settings = load_settings()
+    quiet_logging()
+    if key_separator == "":
+        raise click.UsageError("--key-separator must not be empty; omit it if lines have no key")
+    sent = produce_lines(
+        settings, known_models(settings), topic, sys.stdin.buffer, record=record, key_separator=key_separator
+    )
+    click.echo(f"{sent} {'record' if sent == 1 else 'records'} acknowledged")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--from-beginning", is_flag=True, help="Also print the records that the topic already contains.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Exit after N records.")
+def tail(topic: str, *, from_beginning: bool, limit: int | None) -> None:
+    """Print TOPIC's records as they are committed, one JSON object per line, until Ctrl-C.
+
+    Each has partition, offset, timestamp, key, headers, the record's name and its value with all digits. Content that
+    is not text, or cannot be decoded, is base64 under a name that ends with `Base64`.
+    """
+    from balance_service.devtools.tail import tail as tail_records
+
+    settings, stopping = load_settings(), threading.Event()
+    quiet_logging()
+    # KeyboardInterrupt is lost if it is raised in a callback of a client.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with closing(tail_records(settings, topic, stopping, from_beginning=from_beginning)) as lines:
+        for line in islice(lines, limit):
+            click.echo(line)
+
+
+@click.group()
+def topics() -> None:
+    """Create and copy topics."""
+
+
+@topics.command("create")
+def topics_create() -> None:
+    """Create the topics that are missing, and check the others."""
+    from balance_service.kafka.topic_specs import prepare_topics
+    from balance_service.kafka.topics import Topics
+    from balance_service.model.placing import hosted_stages, stages_of_retries
+
+    settings = load_settings(create_topics=True)
+    quiet_logging()
+    models = hosted_models(settings)
+    stages = [*hosted_stages(models, settings), *stages_of_retries(with_shipped(models), settings)]
+    for topic in prepare_topics(Topics(settings), settings, stages).values():
+        click.echo(f"topic {topic.name} with {topic.partitions} partitions, and its internal topics, exist")
+
+
+@topics.command("copy")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    help="Partitions of TO. Default: as many as it has, or as FROM has if TO does not exist.",
+)
+def topics_copy(source: str, target: str, partitions: int | None) -> None:
+    """Copy all events of topic FROM to topic TO, then compare the two.
+
+    Use this after FROM's partition count was changed: in TO, all events of a key are on one partition, in order.
+    Afterwards set BALANCE_TOPIC to TO, and BALANCE_APPLICATION_ID to a new name. An interrupted copy continues when
+    the command is run again.
+    """
+    from balance_service.devtools.progress import progress_bar
+    from balance_service.devtools.topic_copy.comparison import compare
+    from balance_service.devtools.topic_copy.copy import copy_topic
+
+    settings = load_settings()
+    quiet_logging()
+    with progress_bar("copying", None) as (bar, task):
+        copied = copy_topic(
+            settings, source, target, partitions, lambda at, of: bar.update(task, completed=at, total=of)
+        )
+    click.echo(
+        f"copied {copied.records} records to {copied.target.partitions} partitions, "
+        f"{copied.records / max(copied.seconds, 1e-9):,.0f} records/s"
+    )
+    with progress_bar("comparing", None) as (bar, task):
+        both = compare(settings, copied, lambda at, of: bar.update(task, completed=at, total=of))
+    width = max(len(source), len(target))
+    click.echo(f"{source:{width}}  {both.source}\n{target:{width}}  {both.target}")
+    both.check(source, target)
+    click.echo(f"identical; '{target}' can replace '{source}'")
+
+
+@click.group()
+def schemas() -> None:
+    """Register and pull schemas."""
+
+
+@schemas.command("register")
+def schemas_register() -> None:
+    """Register the schemas of all topics that the service writes.
+
+    Instances do this at start, if they are authorized to; use this command if they are not. Schemas of topics that
+    other applications write are not registered, except those that are shipped.
+    """
+    from balance_service.avro.registry import SchemaRegistry
+
+    settings = load_settings()
+    quiet_logging()
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        for subject, schema in _written_schemas(settings, hosted_models(settings)).items():
+            click.echo(f"{subject}: schema id {registry.register(subject, schema)}")
+
+
+def _written_schemas(settings: Settings, hosted: list[ReadModel]) -> dict[str, Schema]:
+    """Subject → schema of each record that the service writes, or that is shipped for its producers."""
+    from balance_service.avro.schemas import is_shipped, load_schema, subject_of
+    from balance_service.model.placing import hosted_stages, stages_of_retries
+
+    written = [
+        (settings.application_servers_topic, load_schema("ApplicationServer")),
+        (settings.dead_letter_decisions_topic, load_schema("DeadLetterDecision")),
+    ]
+    models = {model.name: model for model in hosted}
+    for stage in (*hosted_stages(hosted, settings), *stages_of_retries(with_shipped(hosted), settings)):
+        model = models.get(stage.owner)
+        if not stage.reads_rekeyed:
+            written += [(stage.source, schema) for schema in stage.schemas.values() if is_shipped(schema)]
+        rows = [(join.table.topic, stage.rows[join.table.record]) for join in stage.joins]
+        written += [(topic, schema) for topic, schema in rows if is_shipped(schema)]
+        if stage.makes is not None:
+            written.append((stage.rekeyed, stage.makes))
+        written += [(stage.changelog, load_schema(name)) for name in ("Position", "Letter")]
+        if model is not None and not stage.passes_on:
+            if model.has_states():
+                written.append((stage.changelog, model.state_schema))
+                written.append((stage.changelog, load_schema("IdempotencyMarker")))
+            written += model.sent_schemas()
+    return {subject_of(topic, schema): schema for topic, schema in written}
+
+
+@schemas.command("pull")
+@click.argument("topic")
+@click.option(
+    "--to",
+    "folder",
+    default="schemas",
+    show_default=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder that the files are written to.",
+)
+def schemas_pull(topic: str, folder: Path) -> None:
+    """Write the latest schemas of TOPIC in the registry to files, one per record.
+
+    If a file contains another schema, nothing is written, and the exit code is 2.
+    """
+    from balance_service.avro.registry import SchemaRegistry
+
+    settings = load_settings()
+    quiet_logging()
+    with closing(SchemaRegistry.from_settings(settings)) as registry:
+        found = registry.records_of(topic)
+    if not found:
+        raise ConfigurationError(
+            f"the schema registry at {registry.url} has no record under the subjects "
+            f"{topic}-NAMESPACE.NAME or {topic}-value; correct TOPIC, or BALANCE_SCHEMA_REGISTRY_URL"
+        )
+    texts = {folder / f"{name}.avsc": json.dumps(schema, indent=2) + "\n" for name, schema in found.items()}
+    for file, text in texts.items():
+        if file.exists() and not _same_json(file, text):
+            raise ConfigurationError(
+                f"{file} contains another schema; move it away, or choose another folder with --to"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {file}")
+
+
+def _same_json(file: Path, text: str) -> bool:
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")) == json.loads(text))
+    except ValueError:
+        return False

@@ -1,0 +1,139 @@
+"""`balance-service dead-letters`: more ids than fit into one request, and the display of a dead letter."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from balance_service.cli.client import HttpStatusError
+from balance_service.cli.dead_letters import dead_letters
+from balance_service.errors import BalanceServiceError, RetriableError
+from balance_service.http import bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+_IDS = [f"balance/0:{offset:018}" for offset in range(2_000)]
+
+
+class Instance:
+    """Refuses every tenth id; fails at the request with this number, by a status or without a response."""
+
+    def __init__(self, fails_at: int = -1, failure: int | None = None, detail: str = "") -> None:
+        self.fails_at = fails_at
+        self.failure = failure
+        self.detail = detail
+        self.bodies: list[bytes] = []
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """The ids of each request."""
+        return [json.loads(body)["ids"] for body in self.bodies]
+
+    def send(self, _client: object, request: httpx.Request) -> httpx.Response:
+        assert (request.method, request.url.path) == ("POST", "/api/deadLetters.discard")
+        self.bodies.append(request.content)
+        if len(self.bodies) == self.fails_at + 1:
+            if self.failure is None:
+                raise httpx.ConnectError("refused")
+            return httpx.Response(self.failure, json={"detail": self.detail})
+        ids = self.ids[-1]
+        refused = [{"id": one, "reason": "no sense"} for one in ids if one.endswith("0")]
+        return httpx.Response(202, json={"accepted": [one for one in ids if one[-1] != "0"], "refused": refused})
+
+
+def discard(monkeypatch: pytest.MonkeyPatch, instance: Instance, ids: Sequence[str] = _IDS) -> Any:
+    monkeypatch.setattr("httpx.Client.send", lambda client, request: instance.send(client, request))
+    return CliRunner().invoke(dead_letters, ["discard", *ids, "--reason", "x"], catch_exceptions=True)
+
+
+def test_all_ids_are_sent_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = Instance()
+
+    done = discard(monkeypatch, instance)
+
+    assert (done.exit_code, done.stdout) == (0, "1800 discarded, 200 refused\n")
+    assert done.stderr.count(": not done: no sense") == 200
+    assert [one for batch in instance.ids for one in batch] == _IDS
+    assert len(instance.ids) > 2
+
+
+def test_no_request_exceeds_the_limits_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = Instance()
+    ids = [f"balance/0:{offset}" for offset in range(1_001)]
+
+    discard(monkeypatch, instance, ids)
+
+    taken = [bodies.decision(body)[0] for body in instance.bodies]
+    assert [str(one) for batch in taken for one in batch] == ids
+    assert len(taken) == 3
+
+
+def test_the_result_so_far_is_printed_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = Instance(fails_at=1)
+
+    done = discard(monkeypatch, instance)
+
+    assert isinstance(done.exception, RetriableError)
+    refused = sum(one.endswith("0") for one in instance.ids[0])
+    accepted = len(instance.ids[0]) - refused
+    assert done.stderr.splitlines()[-1] == f"{accepted} discarded, {refused} refused before this error:"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("status", [404, 409, 503])
+def test_the_next_requests_are_sent_after_one_that_is_refused_entirely(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    instance = Instance(1, status, "balance/0:9: no sense")
+
+    done = discard(monkeypatch, instance)
+
+    assert [one for batch in instance.ids for one in batch] == _IDS
+    refused = instance.ids[1]
+    assert f"none of {len(refused)} done: balance/0:9: no sense" in done.stderr.splitlines()
+    others = [one for one in _IDS if one not in refused]
+    accepted = sum(not one.endswith("0") for one in others)
+    assert done.stdout == f"{accepted} discarded, {len(_IDS) - accepted} refused\n"
+    assert isinstance(done.exception, BalanceServiceError)
+    assert str(done.exception) == f"1 of {len(instance.ids)} requests were refused entirely; see above"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 429])
+def test_an_error_that_concerns_all_requests_ends_the_command(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    instance = Instance(1, status, "no")
+
+    failed = discard(monkeypatch, instance).exception
+
+    assert isinstance(failed, HttpStatusError)
+    assert failed.status == status
+    assert len(instance.ids) == 2
+
+
+def test_the_error_of_a_single_request_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = discard(monkeypatch, Instance(0, 409, "balance/0:9: no sense"), _IDS[:3])
+
+    assert isinstance(done.exception, HttpStatusError)
+    assert (str(done.exception), done.output) == ("balance/0:9: no sense", "")
+
+
+def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
+    letter = {"id": "balance/1:42", "key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
+    monkeypatch.setattr("httpx.Client.send", lambda *_: httpx.Response(200, json=letter))
+
+    done = CliRunner().invoke(dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
+
+    assert done.stdout.splitlines() == [
+        "id       balance/1:42",
+        "key      base64:QP8Aww==",
+        'headers  {"name": "b", "value": "1"}',
+        '         {"name": "b", "valueBase64": "/w=="}',
+        '         {"name": "b", "value": "1"}',
+    ]
