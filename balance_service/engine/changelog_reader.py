@@ -1,6 +1,6 @@
-"""Reads one changelog partition into a store: the replay that restores it, the tail that keeps it up to date.
+"""Reads a changelog partition for a store: replays it to restore the store, and tails it to keep it up to date.
 
-Used by one thread at a time: the one that supervises the task.
+For the thread that supervises the task.
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ _SILENCE_SECONDS = 30.0
 
 
 class Part(NamedTuple):
-    """Records of a changelog partition, in their order."""
+    """Consecutive records of a changelog partition.
+
+    `changelog_offset` is the offset after them. `is_whole` is whether they end in a position record, so that a store
+    with these records is exactly as a commit left it.
+    """
 
     records: StoreBatch
     changelog_offset: int
-    """The one after them."""
     is_whole: bool
-    """Whether they end in a position record, so that what was read is what one commit left."""
 
 
 class ChangelogReader:
-    """Follows a changelog partition, as committed. Each part is to be applied before the next one is asked for.
+    """Reads the committed records of a changelog partition. The caller applies each part before it asks for the next.
 
-    Invariant: records are handed over in their order. To a store that answers they are handed over up to a position
-    record and with it, so that what has been handed over is what one commit left; only where more than 200,000 lie
-    before a position record, in parts. To one that answers nobody, in parts of some 20,000, wherever those end. Parts
-    are said to be such: until the next position record nobody must be answered from them.
+    Parts for a store that answers queries end in a position record, so that the store is always as a commit left it.
+    Only if more than 200,000 records precede a position record are they split. Parts for a store that does not answer
+    have about 20,000 records and may end anywhere. A part that does not end in a position record is marked, and the
+    store must not answer until it has the rest.
     """
 
     def __init__(self, config: ClientConfig, topic: str, partition: int, start: int) -> None:
         """Args:
-        config: of a consumer that reads what is committed.
-        start: the store's changelog offset, or the changelog's first where the store is new.
+        config: of a consumer with isolation level read_committed.
+        start: the store's changelog offset, or the changelog's first offset for a new store.
         """
         self._batch = StoreBatch()
         self._last: Message | None = None
@@ -63,24 +65,24 @@ class ChangelogReader:
     def replay(
         self, end: int, should_stop: Callable[[], bool], *, answers: bool = False, fenced: bool = True
     ) -> Iterator[Part]:
-        """Read until the reader stands at `end`, and what was handed over ends in a position record.
+        """Yields parts until the reader is at `end` and the last part ends in a position record.
 
         Args:
-            end: the changelog's end.
-            fenced: whether that was taken once no predecessor could write any more. Otherwise what is read by then may
-                end within a later transaction, of which the rest is read too.
-            should_stop: asked between reads.
-            answers: whether the store answers meanwhile, so that it must get what is whole.
+            end: the changelog's end offset.
+            fenced: whether `end` was read after all predecessors were fenced. If not, records before `end` may belong
+                to a later transaction, whose remaining records are read too.
+            should_stop: called between reads.
+            answers: whether queries are answered from the store during the replay, so that it needs whole commits.
 
         Raises:
-            StoreCorruptedError: the changelog no longer has what comes next.
+            StoreCorruptedError: the changelog no longer has the records that the store needs next.
             TaskHaltedError: the changelog ends in states without a position.
-            TaskMigratedError: asked to stop.
-            RetriableError: the broker is silent.
+            TaskMigratedError: `should_stop` returned True.
+            RetriableError: the broker does not respond.
         """
         yield from self._read_while(lambda: self._log.position(self._partition) < end, should_stop, answers=answers)
         if self._batch and self._last is not None and self._last.key() == POSITION_KEY:
-            yield from self._handed_over()
+            yield from self._yielded()
         if self._batch and not fenced:
             self._is_whole = False
             yield from self._read_while(lambda: not self._is_whole, should_stop, answers=True)
@@ -107,44 +109,42 @@ class ChangelogReader:
                 )
 
     def tail(self) -> Iterator[Part]:
-        """Read what is there, or wait briefly for more.
+        """Yields the records that are available, after a short wait if there are none.
 
         Raises:
-            StoreCorruptedError: the changelog no longer has what comes next.
+            StoreCorruptedError: the changelog no longer has the records that the store needs next.
             RetriableError: the changelog cannot be read.
         """
         return self._read(answers=True)
 
     @property
     def met_end(self) -> bool:
-        """Whether the last read came upon the end, and everything before it is handed over."""
+        """Whether the last read met the end of the partition, and every record before it was yielded."""
         return self._log.met_end and not self._batch
 
     @property
     def is_whole(self) -> bool:
-        """Whether what was handed over ends in a position record."""
+        """Whether the last part that was yielded ends in a position record."""
         return self._is_whole
 
     @property
     def whole_up_to(self) -> int:
-        """The offset below which everything is handed over, and ends in a position record; -1 if it does not."""
+        """The offset below which every record was yielded, if the last one is a position record; otherwise -1."""
         return self._log.position(self._partition) if self._is_whole and not self._batch else -1
 
     def close(self) -> None:
-        """Close the consumer."""
         self._log.close()
 
     def _read(self, *, answers: bool) -> Iterator[Part]:
-        """One read."""
         try:
             messages = self._log.read()
         except OffsetOutOfRangeError as error:
             raise StoreCorruptedError(f"the store cannot be brought up to date: the changelog {error}") from error
         self._has_heard = bool(messages) or self._log.met_end
-        # Only once more has come: if the changelog ends in states without a position, the last of them stay here.
+        # A full batch is yielded when more records arrive, so that `replay` finds states without a position still here.
         most = part_size(_PART) * (_PARTS_AT_MOST if answers else 1)
         if len(self._batch) >= most and messages:
-            yield from self._handed_over()
+            yield from self._yielded()
         put, delete = self._batch.put, self._batch.delete
         for message in messages:
             key, value = message.key() or b"", message.value()
@@ -154,10 +154,10 @@ class ChangelogReader:
                 put(key, value)
             self._last = message
             if answers and key == POSITION_KEY:
-                yield from self._handed_over()
+                yield from self._yielded()
                 put, delete = self._batch.put, self._batch.delete
 
-    def _handed_over(self) -> Iterator[Part]:
+    def _yielded(self) -> Iterator[Part]:
         last = self._last
         if last is not None:
             batch, self._batch = self._batch, StoreBatch()

@@ -1,4 +1,4 @@
-"""The one writer of a task's changelog partition, and of what goes with it; used under that task's lock."""
+"""Writes a task's commits: states, dead letters, outputs and position, in one transaction. Used under its lock."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _CONSEQUENCES = {KafkaError._STATE, KafkaError._FATAL}
 
 
 class ChangelogCutError(RetriableError):
-    """The changelog ends before the store does: it was made anew, or has lost its end."""
+    """The changelog ends before the store does: it was recreated or truncated."""
 
 
 class ChangelogWriter:
-    """The one writer of a task's changelog partition, by its transactional id.
+    """The only writer of a task's changelog partition; its transactional id fences all others.
 
-    Once any call has failed the writer is spent: close it, open another. (librdkafka must not go on with a
-    producer whose commit timed out.)
+    After a call has failed, close the writer and open a new one: librdkafka does not allow to continue with a producer
+    whose commit timed out.
     """
 
     def __init__(
@@ -62,9 +62,6 @@ class ChangelogWriter:
         dead_letters: str,
         envelope: Envelope,
     ) -> None:
-        """Args:
-        envelope: in what dead letters are written.
-        """
         self._envelope = envelope
         self._producer: Producer | None = new_client(Producer, config)
         self._transactional_id = str(config["transactional.id"])
@@ -74,14 +71,15 @@ class ChangelogWriter:
         self._written_to = {changelog, dead_letters}
 
     def fence(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """End what a predecessor left pending and fence it for ever.
+        """Aborts the open transaction of a predecessor and fences that predecessor.
 
         Args:
-            should_stop: asked before each attempt: who has lost the partition must not fence its successor.
+            should_stop: called before each attempt, because a task that lost its partition must not fence its
+                successor.
 
         Raises:
-            RetriableError: the transaction coordinator does not answer in time.
-            TaskMigratedError: a successor fenced us meanwhile, or asked to stop.
+            RetriableError: the transaction coordinator does not respond in time.
+            TaskMigratedError: a successor fenced this writer, or `should_stop` returned True.
         """
         self._connect(self._open_producer())
         for attempt in range(_FENCE_ATTEMPTS):
@@ -103,41 +101,42 @@ class ChangelogWriter:
         holds_up_to: int,
         outputs: Iterable[Output] = (),
     ) -> int:
-        """Write states, dead letters, outputs and last the position, in one transaction.
+        """Writes states, dead letters, outputs and last the position, in one transaction.
 
         Args:
-            holds_up_to: the changelog offset up to which the store holds its content.
+            holds_up_to: the changelog offset that the store has applied up to.
 
         Returns:
             The changelog offset after the position record.
 
         Raises:
-            TaskMigratedError: fenced; certainly not committed.
-            NotAuthorizedError: the brokers do not allow it; not committed.
-            ChangelogCutError: it ends below that; not committed.
-            RetriableError: not committed, or nobody knows, and the changelog will say.
+            TaskMigratedError: the writer was fenced; nothing was committed.
+            NotAuthorizedError: the brokers do not allow the write; nothing was committed.
+            ChangelogCutError: the changelog ends below `holds_up_to`; nothing was committed.
+            RetriableError: nothing was committed, or the outcome is unknown; the changelog shows which.
         """
         try:
             return self._transact(self._open_producer(), states, dead_letters, position, holds_up_to, outputs)
         except KafkaException as error:
-            # A large batch meets what became of its transaction while it still produces.
+            # While a large batch is still being produced, the producer reports a fatal state without its cause.
             if error.args[0].code() in _CONSEQUENCES:
                 self._raise_cause(self._open_producer())
             raise self._by_remedy(error, "committing a micro-batch") from error
 
     def close(self) -> None:
-        """Destroy the producer without waiting for what it still holds. Idempotent.
+        """Destroys the producer with the records that it still has. Idempotent.
 
-        Not by its own `close`, which would wait for the broker to abort the transaction: the next `fence` does that.
+        The producer's own `close` would wait for the broker to abort the transaction. The next `fence` does that.
         """
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
 
     def _connect(self, producer: Producer) -> None:
-        """Be connected before the coordinator is asked for: without that, librdkafka asks again after half a second.
+        """Connects before the coordinator is looked up; otherwise librdkafka repeats the lookup after half a second.
 
-        The first answer makes it leave the bootstrap connection for one to a broker; the second comes over that.
+        The first response makes librdkafka replace the bootstrap connection by one to a broker; the second arrives
+        over that one.
         """
         with suppress(KafkaException):
             for _ in range(2):
@@ -156,8 +155,8 @@ class ChangelogWriter:
         count = 0
         producer.begin_transaction()
         reach("begun")
-        # A report for each would cost as much as the records. They go before the position to the same partition, and
-        # librdkafka commits no transaction of which it could not deliver all.
+        # Delivery reports for states would cost as much as the states. They precede the position in the same partition,
+        # and librdkafka does not commit a transaction if one of its records was not delivered.
         for state_key, state in states:
             self._produce(producer, self._changelog, self._partition, state, state_key)
             count += 1
@@ -184,12 +183,12 @@ class ChangelogWriter:
         if delivery.failed or unsent:
             self._raise_cause(producer)
         delivery.check(unsent)
-        # Kafka writes to a topic that took another's name as if nothing had happened. A position that stood alone there
-        # would be believed, and all that the changelog had before be lost.
+        # Kafka accepts writes to a recreated topic. A position that is the only record there would look valid, and all
+        # earlier states would be lost.
         if (began := delivery.position_offset - count) < holds_up_to:
             raise ChangelogCutError(
                 f"the changelog {self._changelog}-{self._partition} ends at {began}, and the store holds it up to "
-                f"{holds_up_to}: it was made anew, or has lost its end"
+                f"{holds_up_to}: it was recreated or truncated"
             )
         reach("produced")
         producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)
@@ -200,7 +199,7 @@ class ChangelogWriter:
     def _produce(
         producer: Producer, topic: str, partition: int, value: bytes | None, key: bytes | None, **more: Any
     ) -> None:
-        """Queue a record; where the queue is full, once some of it is sent."""
+        """Queues a record; waits while the queue is full."""
         deadline = math.inf
         while True:
             try:
@@ -212,7 +211,7 @@ class ChangelogWriter:
                     raise RetriableError("the producer's queue stays full") from error
                 producer.poll(_ROOM_WITHIN_SECONDS)
             except KafkaException as error:
-                # What is known not to be allowed is refused at once, not in a report.
+                # An authorization error that librdkafka already knows is raised here, not in a delivery report.
                 forbidden = _forbidden(error.args[0], topic)
                 if forbidden is None:
                     raise
@@ -221,7 +220,7 @@ class ChangelogWriter:
                 return
 
     def _raise_cause(self, failed: Producer) -> None:
-        """Raise that we were fenced, or what is not allowed, if that is why nothing was delivered."""
+        """Raises the fencing or authorization error that is the reason for a failed delivery, if there is one."""
         error = transaction_error(failed)
         if error is not None:
             cause = by_remedy(KafkaException(error), "writing what a micro-batch changed", self._topic_grants())
@@ -239,13 +238,13 @@ class ChangelogWriter:
         return by_remedy(error, doing, grants)
 
     def _topic_grants(self) -> str:
-        """Write on whatever is written to: the brokers do not say which topic it is that they do not allow."""
+        """Names all topics of the transaction, because the brokers do not say which one they do not allow."""
         topics = [f"topic '{name}'" for name in sorted(self._written_to)]
         return f"Write on {' and on '.join(topics)}"
 
 
 class _Delivery:
-    """What the broker said of each record of one transaction."""
+    """The delivery reports of one transaction."""
 
     def __init__(self) -> None:
         self._error: KafkaError | None = None
@@ -264,7 +263,7 @@ class _Delivery:
 
     @property
     def failed(self) -> bool:
-        """Whether a record was not delivered for a reason that is no answer of the brokers'."""
+        """Whether a record was not delivered for another reason than a missing grant."""
         return self._error is not None and self._forbidden is None
 
     def check(self, unsent: int) -> None:
@@ -280,16 +279,16 @@ def _forbidden(error: KafkaError, topic: str) -> NotAuthorizedError | None:
     return not_authorized(error, f"writing to {topic}", f"Write on topic '{topic}'")
 
 
-# Of a batch with nothing else in it, besides key and value: headers, of which names of topics are the longest.
+# The size of a batch with one record, without its key and value: mostly headers, whose longest are topic names.
 _ENVELOPE_BYTES = 2 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the dead letters of one read model on one source partition have in common.
+    """Makes the records of dead letters of one stage and source partition.
 
-    What would not fit into `largest_bytes` is kept without its value, and without its key if need be: refused by the
-    brokers, it would stop its partition for ever.
+    Records larger than `largest_bytes` are stored without their value, and if necessary without their key: the brokers
+    would reject them, and the partition could never continue.
     """
 
     read_model: str
@@ -299,7 +298,7 @@ class Envelope:
     largest_bytes: int
 
     def of(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
-        """Key, value and headers of the record that keeps it."""
+        """Returns key, value and headers of a dead letter's record."""
         key, value = letter.key, letter.value
         headers: Headers = [
             ("dead-letter-cause", letter.cause.encode()),

@@ -1,14 +1,15 @@
-"""The commit protocol: how a micro-batch becomes durable and visible, exactly once in effect.
+"""The commit protocol, which makes a micro-batch durable and visible with exactly-once effect.
 
- 1. The task has pulled `[start, end)`, and the updates of each key were combined (`events.feed`).
- 2. The batch is taken only if its start is the store's position. Touched states are read and folded.
- 3. One Kafka transaction: the new states, markers of idempotency keys, and last the position to the changelog; the
-    dead letters and what the stage sends beside them.
- 4. The same records to RocksDB, last the position and with it the changelog offset after its record. Many go in parts.
- 5. The store's new view is what queries read from now on.
+ 1. The task pulls the offsets `[start, end)`, and the updates of each key are combined (`spark.feed`).
+ 2. The commit accepts the batch only if its start is the store's position. It reads and folds the states of its keys.
+ 3. One Kafka transaction writes the new states, the markers of idempotency keys and last the position to the changelog,
+    and the dead letters and outputs to their topics.
+ 4. The same records are written to RocksDB; large commits in several parts. The last one has the position and the
+    changelog offset after it.
+ 5. Queries read the store's new view.
 
-A crash before 3 ends leaves nothing; after it, the changelog has all of it and the store fetches it on
-opening.
+A crash before step 3 ends leaves no trace. After step 3, the changelog has the whole commit, and the store gets it from
+there when it is opened.
 """
 
 from __future__ import annotations
@@ -36,37 +37,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What one commit did, in records."""
+    """The effect of a commit, counted in records.
+
+    `causes` counts the dead letters by cause, `deleted` the states that the fold removed, `sent` the records for other
+    topics, `healed` the dead letters whose records are applied now, and `scheduled` the dead letters of another
+    application that will be sent when they are due.
+    """
 
     applied: int
     ignored: int
     duplicates: int
     dead_lettered: int
     causes: Mapping[str, int] = field(default_factory=dict)
-    """Of the dead letters."""
     deleted: int = 0
-    """States that the fold removed."""
     sent: int = 0
-    """Records for other topics."""
     healed: int = 0
-    """Dead letters of which the record is applied now."""
     scheduled: int = 0
-    """Records of another producer's dead letters, to be sent on when they are due."""
 
 
 def commit(
     batch: TaskBatch, partition: int, processor: StageProcessor, store: StateStore, writer: ChangelogWriter
 ) -> Committed:
-    """Steps 2 to 5.
-
-    Of a batch of dead letters, nothing, if one of them was closed since they were looked up.
+    """Executes steps 2 to 5. A batch of dead letters has no effect if one of them was closed since they were read.
 
     Raises:
         TaskMigratedError: the batch does not start at the store's position, or the task was fenced.
-        RetriableError: the outcome of step 3 is unknown, step 4 failed, now or before, or the store holds more than the
-            changelog does: open the task again.
-        StoreFullError: the disk has no room; if only step 4 finds that, the changelog is ahead of the store.
-        StoreCorruptedError: the store gave back what was never written.
+        RetriableError: the outcome of step 3 is unknown, step 4 failed now or earlier, or the store contains more than
+            the changelog. The task must be opened again.
+        StoreFullError: the disk has no room. If step 4 raises it, the changelog is ahead of the store.
+        StoreCorruptedError: the store returned data that was never written.
     """
     stands_at = store.position
     if stands_at is None or batch.start != stands_at.offset:
@@ -114,7 +113,7 @@ def decide(
     store: StateStore,
     writer: ChangelogWriter,
 ) -> None:
-    """Write what was decided about dead letters, with the records that say so. Raises as `commit` does."""
+    """Commits an operator's decision about dead letters, with its audit records. Raises as `commit`."""
     stands_at = store.position
     if stands_at is None:
         raise TaskMigratedError("the store has no position")
@@ -124,7 +123,7 @@ def decide(
     try:
         _write(moved, processor.position_codec, store, writer, lambda: iter(changes.records), (), audit)
     except StoreFullError as error:
-        # Only the task's own loop waits for room with a store that lacks what the changelog has.
+        # Only the task's own loop can wait for room while the changelog is ahead of the store.
         raise RetriableError(f"the decision is written, and the store lacks it: {error}") from error
 
 
@@ -135,7 +134,7 @@ def write_position(
     writer: ChangelogWriter,
     letters: LetterChanges | None = None,
 ) -> None:
-    """Record a position as a task does when it is opened, with the letters that it begins with. Raises as `commit`."""
+    """Commits the position, and the dead letters, that a task starts with. Raises as `commit`."""
     if letters is None or not letters.records:
         _write(position, codec, store, writer, tuple)
     else:
@@ -145,7 +144,7 @@ def write_position(
 
 def _require_whole(store: StateStore) -> None:
     if store.reaches > store.changelog_offset:
-        # Some of it is folded in there, and would be once more.
+        # Folding the batch again would apply that part twice.
         raise RetriableError("the store holds part of a commit, which the changelog has in full")
     store.require_room()
 
@@ -159,17 +158,17 @@ def _write(
     dead_letters: Iterable[DeadLetter] = (),
     outputs: Iterable[Output] = (),
 ) -> None:
-    """Steps 3 to 5; `records` gives the same each time."""
+    """Executes steps 3 to 5. `records` returns the same records on each call."""
     frame = codec.encode(position.record())
     try:
         changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)
         store.write(itertools.chain(records(), [(POSITION_KEY, frame)]), changelog_offset)
     except ChangelogCutError:
         writer.close()
-        # What was sent and not committed takes offsets, too: the changelog may end beyond the store from now on.
+        # Uncommitted records take offsets too, so the changelog may now end beyond the store.
         store.distrust()
         raise
     except BaseException:
-        # The changelog may have what the store lacks. A decision about a dead letter, say, would put the position back.
+        # The changelog may be ahead of the store now. A further commit, such as a decision, would reset the position.
         writer.close()
         raise

@@ -1,6 +1,6 @@
-"""RocksDB, with errors by their remedy: what every store here is made of.
+"""RocksDB for the stores of tasks and tables, with errors grouped by remedy.
 
-The thread that owns a database writes; any thread may take a snapshot and read from it.
+The thread that owns a database writes. Any thread may take a snapshot and read it.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ _MEMTABLES = "rocksdb.cur-size-all-mem-tables"
 _TABLE_READERS = "rocksdb.estimate-table-readers-mem"
 _KEYS = "rocksdb.estimate-num-keys"
 _NOT_FOUND = "key not found"
-# A file that RocksDB's own manifest names and that is gone never comes back by trying again.
+# If a file that RocksDB's manifest names is missing, a retry does not help.
 _DAMAGE = ("Corruption", "No such file or directory")
 _FULL = ("No space left", "Disk quota exceeded")
 _ROOM_BYTES = 32 << 20
 
 
 class Snapshot:
-    """A database as of one moment; immutable. No other thread may write to it at the moment when it is taken.
+    """An immutable view of a database. The owner takes it, because no thread may write at that moment.
 
-    Every method raises StoreCorruptedError if the bytes read do not match their checksum.
+    Every method raises StoreCorruptedError if the bytes that it reads do not match their checksum.
     """
 
     def __init__(self, database: Database) -> None:
         self._snapshot = database._db.snapshot()
-        # An iterator that rocksdict makes of a snapshot reads what is written later; one is of the moment it is made.
+        # An iterator of rocksdict's snapshot sees later writes; an iterator of the database sees the present content.
         self._iterator = database._db.iter()
         self._iterating = threading.Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None if there is none."""
         try:
             value: bytes = self._snapshot[key]
         except Exception as error:
@@ -71,7 +70,7 @@ class Snapshot:
         return value
 
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """At most `limit` of the records from `start` on and below `stop`, in the order of their keys."""
+        """Returns at most `limit` records with keys from `start` to below `stop`, in key order."""
         try:
             with self._iterating:
                 return [(key, self._iterator.value()) for key in _keys_from(self._iterator, start, stop, limit)]
@@ -79,7 +78,7 @@ class Snapshot:
             raise _translated(error) from error
 
     def last_at_or_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The record of the greatest key that is not above this one; None if there is none."""
+        """Returns the record with the greatest key up to and including this one, or None."""
         try:
             with self._iterating:
                 self._iterator.seek_for_prev(key)
@@ -91,12 +90,12 @@ class Snapshot:
 
 
 class Database:
-    """RocksDB in one folder, which this process has for itself.
+    """RocksDB in a folder that this process uses exclusively.
 
     Every method that reads or writes raises:
-        RetriableError: the disk refuses it.
+        RetriableError: the read or write failed.
         StoreFullError: the disk is full.
-        StoreCorruptedError: what is stored is damaged.
+        StoreCorruptedError: the stored data is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +109,7 @@ class Database:
 
     @property
     def sizes(self) -> StoreSizes:
-        """How large it is now; nothing once closed."""
+        """The present sizes; all 0 after `close`."""
         names = (_FILES, _MEMTABLES, _TABLE_READERS, _KEYS)
         try:
             return StoreSizes(*(int(self._db.property_int_value(name) or 0) for name in names))
@@ -120,7 +119,6 @@ class Database:
             raise _translated(error) from error
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None if there is none."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
@@ -128,7 +126,7 @@ class Database:
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of some keys, in their order; None where there is none."""
+        """Returns the values of keys, in their order; None for a key that does not exist."""
         try:
             values: list[bytes | None] = self._db.get(list(keys)) or []
         except Exception as error:
@@ -136,8 +134,8 @@ class Database:
         return values
 
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        """At most `limit` of the keys from `start` on and below `stop`, in their order."""
-        # Without the bound, RocksDB looks beyond it for a key that there is, past all that were deleted.
+        """Returns at most `limit` keys from `start` to below `stop`, in order."""
+        # Without the bound, RocksDB continues behind it, past all deleted keys, to the next existing one.
         within = ReadOptions()
         within.set_iterate_upper_bound(stop)
         try:
@@ -146,14 +144,13 @@ class Database:
             raise _translated(error) from error
 
     def write(self, batch: StoreBatch) -> None:
-        """Write a batch, all of it or nothing."""
         try:
             self._db.write(batch.writes)
         except Exception as error:
             raise _translated(error) from error
 
     def require_room(self) -> None:
-        """Raises StoreFullError if the disk has less room than the next writes may need."""
+        """Raises StoreFullError if the disk has less free space than the next writes may need."""
         try:
             room = room_bytes(self.path)
         except OSError as error:
@@ -164,31 +161,31 @@ class Database:
             )
 
     def close(self) -> None:
-        """Close it. The directory is free once the snapshots taken of it are gone. Idempotent."""
+        """Closes the database. The folder is unlocked when its snapshots are gone too. Idempotent."""
         self._is_open = False
         try:
             self._db.close()
         except DbClosedError:
             pass
         except Exception as error:
-            # What it could not write is in Kafka, and so in the next store.
+            # Data that it could not write is in Kafka, so the next store gets it from there.
             log.warning("the store could not be closed in good order", store=str(self.path), error=str(error))
 
     @staticmethod
     def wipe(path: Path) -> None:
-        """Remove a closed database; Kafka has all of it."""
+        """Removes a closed database, whose content is in Kafka."""
         shutil.rmtree(path, ignore_errors=True)
 
 
 def room_bytes(path: Path) -> int:
-    """What is left on the disk that holds a path, for this user."""
+    """Returns the free space, for this user, of the disk that holds a path."""
     return shutil.disk_usage(path).free
 
 
 def has_room(path: Path) -> bool:
-    """Whether a disk that was full has room again: twice what is needed, so that it does not fill at once.
+    """Returns whether a disk that was full has room again: twice the required space, so that it lasts for a while.
 
-    A disk that cannot be asked is said to have room: whoever opens the store will say what is wrong.
+    Returns True if the disk cannot be read: opening the store then reports the error.
     """
     try:
         return room_bytes(path) >= 2 * _ROOM_BYTES
@@ -207,7 +204,7 @@ def _keys_from(iterator: RdictIter, start: bytes, stop: bytes, limit: int) -> It
 
 
 def _translated(error: Exception) -> BalanceServiceError:
-    # rocksdict raises bare exceptions; RocksDB's status code leads the message.
+    # rocksdict raises plain exceptions whose message begins with RocksDB's status code.
     message = str(error)
     if any(sign in message for sign in _FULL):
         return StoreFullError(f"the disk of the local store is full: {message}")
@@ -219,20 +216,19 @@ def _translated(error: Exception) -> BalanceServiceError:
 _CACHE_BYTES = 64 << 20
 _WRITE_BUFFERS_BYTES = 64 << 20
 _BLOOM_BITS_PER_KEY = 10
-# One cache and one budget for all stores of the process, so that memory does not grow with partitions.
+# All stores of the process share one cache and one memory budget, so that memory does not grow with partitions.
 _CACHE = Cache(_CACHE_BYTES)
 _WRITE_BUFFERS = WriteBufferManager(_WRITE_BUFFERS_BYTES, allow_stall=False)
 _open_files = 512
 
 
 def limit_open_files(most: int) -> None:
-    """How many files each store that is opened from now on may keep open."""
-    global _open_files  # of the process, as the cache is
+    """Limits the files that each store keeps open, for stores that are opened from now on."""
+    global _open_files  # belongs to the process, like the cache
     _open_files = most
 
 
 def rocksdb_options() -> Options:
-    """Of a store."""
     table = BlockBasedOptions()
     table.set_block_cache(_CACHE)
     table.set_bloom_filter(_BLOOM_BITS_PER_KEY, block_based=False)
@@ -247,30 +243,26 @@ def rocksdb_options() -> Options:
 
 
 def block_cache_bytes() -> int:
-    """What the block cache of all stores of this process holds now."""
     return int(_CACHE.get_usage())
 
 
 class StoreBatch:
-    """Records for one atomic write, in their order: of several under one key the last counts.
+    """Records for one atomic write, in order: the last one of a key wins.
 
-    As compact as what is written: a record has left Python's memory once it is in here.
+    The records are in RocksDB's format and memory, not in Python objects.
     """
 
     def __init__(self) -> None:
         self.writes = WriteBatch(raw_mode=True)
-        """RocksDB's own; the store adds to it and writes it, once."""
         # Bound once: a replay calls them for millions of records.
         self.put: Callable[[bytes, bytes], None] = self.writes.put
-        """Set a key's value."""
         self.delete: Callable[[bytes], None] = self.writes.delete
-        """Remove a key."""
 
     def __len__(self) -> int:
         return len(self.writes)
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Add some records; one without a value removes its key."""
+        """Adds records; a record without a value deletes its key."""
         for key, value in records:
             if value is None:
                 self.delete(key)

@@ -1,4 +1,4 @@
-"""Opening a task: its store, and whether the source still is the log that the store was folded from."""
+"""Opens a task: its store, its position, and the checks that its source is still the log that was folded."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ log = structlog.get_logger(__name__)
 
 
 def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = None) -> None:
-    """Check that the source is still the topic it was, with as many partitions.
+    """Checks that the source is the same topic as when the instance started, with the same number of partitions.
 
     Args:
-        ours: the source as it was when the instance started.
-        now: as it is; None if it is gone.
-        changelog: where given, must have as many partitions.
+        ours: the source when the instance started.
+        now: the source now; None if it was deleted.
+        changelog: if given, must have the same number of partitions too.
 
     Raises:
-        TaskHaltedError: it is not; the message says the way out.
+        TaskHaltedError: the source was replaced or repartitioned; the message says what to do.
     """
     if now is None or now.topic_id != ours.topic_id:
-        raise TaskHaltedError(_made_anew(ours.name))
+        raise TaskHaltedError(_recreated(ours.name))
     for before, after in ((ours, now), (changelog, now)):
         if before is not None and before.partitions != after.partitions:
             raise TaskHaltedError(
-                f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}: its keys now hash "
-                "elsewhere than their history lies; copy the events to a new topic with `balance-service topics copy "
-                f"{ours.name} NEW`, and start anew with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
+                f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}, so its keys are "
+                "in other partitions than their history; copy the events to a new topic with `balance-service topics "
+                f"copy {ours.name} NEW`, and start again with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
             )
 
 
 def check_still_there(source: str, partition: int, position: int, start: int, end: int) -> None:
-    """Check that a position lies within what the source holds, `start` to `end`.
+    """Checks that a position is between the source's first offset and its end.
 
     Raises:
-        TaskHaltedError: it does not, so that going on would skip events or apply others.
+        TaskHaltedError: the position is outside, so continuing would skip events or apply wrong ones.
     """
     if position < start:
         raise TaskHaltedError(
@@ -70,13 +70,13 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
 
 
 def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateStore:
-    """The task's store: a copy of this changelog, or new.
+    """Opens the task's store, which is a copy of this changelog or new.
 
     Raises:
-        TaskHaltedError: it is a copy of this changelog, but of another source; or of a lost one, and its source has
-            lost events too.
-        RetriableError: it cannot be opened now.
-        StoreCorruptedError: it is damaged.
+        TaskHaltedError: the store was made from another source; or the changelog was lost, and the source no longer has
+            all events, so the store cannot be rebuilt.
+        RetriableError: the store cannot be opened now.
+        StoreCorruptedError: the store is damaged.
     """
     path = hosted.state_directory.store_path(task_id)
     identity = StoreIdentity(
@@ -95,9 +95,9 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     if stored is not None:
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
-            raise TaskHaltedError(_made_anew(hosted.source.name))
+            raise TaskHaltedError(_recreated(hosted.source.name))
         _check_can_be_folded_again(hosted, task_id.partition, changelog)
-        log.warning("the changelog was made anew: the store is restored from it", task=str(task_id))
+        log.warning("the changelog was recreated; restoring the store from it", task=str(task_id))
         Database.wipe(path)
         store = StateStore(path, hosted.processor.position_codec)
     store.identity = identity
@@ -105,9 +105,9 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
 
 
 def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: Topic) -> None:
-    """Check that all that a store holds, which is a copy of another changelog, comes back once it is given up.
+    """Checks that no state is lost if the store, which is a copy of a former changelog, is removed.
 
-    Where something stands in the changelog already, such as what a rebuild begins with, that is what counts.
+    If the present changelog has records, for example those that a rebuild starts with, they replace the store.
     """
     start = hosted.topics.offsets(hosted.source.name, [partition], earliest=True)[partition]
     if start == 0 or hosted.stage.retries:
@@ -118,14 +118,14 @@ def _check_can_be_folded_again(hosted: HostedStage, partition: int, changelog: T
     if hosted.stage.reads_rekeyed:
         raise TaskHaltedError(was_purged(hosted.source.name, partition, start))
     raise TaskHaltedError(
-        f"the changelog '{changelog.name}' was deleted or made anew, and the first {start} offsets of "
-        f"{hosted.source.name}-{partition} are gone, so that what is in the local store cannot be folded again; it is "
-        "left as it is; `balance-service rebuild` folds what the topic still has"
+        f"the changelog '{changelog.name}' was deleted or recreated, and the first {start} offsets of "
+        f"{hosted.source.name}-{partition} are gone, so the local store cannot be folded again; the store is kept; "
+        "`balance-service rebuild` folds the events that the topic still has"
     )
 
 
 def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topics, source: Topic) -> ChangelogWriter:
-    """The writer of a task's changelog partition, which has fenced nobody yet. Raises as `Topics` does."""
+    """Returns the writer of a task's changelog partition, before it fences. Raises as `Topics`."""
     config = transactional_config(settings, stage.transactional_id(task_id.partition))
     largest = int(str(config["message.max.bytes"]))
     if not stage.retries:
@@ -137,13 +137,13 @@ def open_writer(task_id: TaskId, settings: Settings, stage: Stage, topics: Topic
 def starting_position(
     stored: Position | None, hosted: HostedStage, partition: int, changelog_topic_id: str, least_epoch: int
 ) -> Position:
-    """Where a task begins to fold, with an epoch higher than any before.
+    """Returns the position that a task starts to fold at, with an epoch above all earlier ones.
 
     Args:
-        least_epoch: one higher than what this instance was in before, which a changelog made anew does not say.
+        least_epoch: one above this instance's last epoch, which a recreated changelog does not have.
 
     Raises:
-        TaskHaltedError: the source is another, or no longer holds what comes next.
+        TaskHaltedError: the source was replaced, or no longer has the next events.
         RetriableError: the position was read from another changelog.
     """
     source = hosted.source
@@ -163,15 +163,15 @@ def starting_position(
             source.topic_id,
             changelog_topic_id=changelog_topic_id,
             source=f"{source.name}:{partition}",
-            # Retries are not sent in the order of their source: see `starting_letters`.
+            # Retries are sent when they are due, not in offset order: see `starting_letters`.
             emitted_up_to=0
             if hosted.stage.retries
             else sent_up_to(hosted.settings, hosted.topics, hosted.stage, source, partition),
         )
     if stored.source_topic_id != source.topic_id:
-        raise TaskHaltedError(_made_anew(source.name))
+        raise TaskHaltedError(_recreated(source.name))
     if hosted.stage.retries and stored.offset < start:
-        log.warning("records were dropped before they came here", source=stored.source, first=stored.offset, end=start)
+        log.warning("records expired before they were read", source=stored.source, first=stored.offset, end=start)
         stored = replace(stored, offset=start)
     check_still_there(source.name, partition, stored.offset, start, end)
     check_same_changelog(changelog_topic_id, stored.changelog_topic_id)
@@ -179,12 +179,12 @@ def starting_position(
 
 
 def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> LetterChanges:
-    """What becomes of dead letters as a task is opened.
+    """Returns the changes of dead letters that a task starts with.
 
-    One that has no position yet learns which were decided about before; of retries, which of them were sent, too.
+    A task without a position reads the decisions of earlier runs; a task of retries also the records already sent.
 
     Raises:
-        RetriableError: the broker does not answer.
+        RetriableError: the broker does not respond.
     """
     letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
     if store.position is not None:
@@ -200,30 +200,30 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
 
 
 def check_same_changelog(ours: str, topic_id: str | None) -> None:
-    """Check that the changelog is the one that the store is a copy of.
+    """Checks that the changelog is the topic that the store is a copy of.
 
     Args:
-        ours: the id of that one.
-        topic_id: of the one there is, None if there is none; or what a position names, empty where it names none.
+        ours: the topic id of the store's changelog.
+        topic_id: the id of the present topic, None if there is none; or the id in a position, which may be empty.
 
     Raises:
-        RetriableError: another topic has taken its name, and some of that may have been passed over; `open_store` says
-            what becomes of the store.
+        RetriableError: another topic has the changelog's name now. The task must be opened again; `open_store` handles
+            that case.
     """
     if topic_id not in ("", ours):
-        raise RetriableError("the changelog was made anew")
+        raise RetriableError("the changelog was recreated")
 
 
 def was_purged(source: str, partition: int, start: int) -> str:
-    """Why a stage cannot begin anew with a topic between two stages, of which a partition begins at `start`."""
+    """Returns the message for a stage that would have to read purged records again."""
     return (
-        f"the first {start} offsets of {source}-{partition} were deleted once they were applied "
-        f"(BALANCE_PURGE_REKEYED), so that they cannot be applied again; {START_ANEW}"
+        f"the first {start} offsets of {source}-{partition} were deleted after they were applied "
+        f"(BALANCE_PURGE_REKEYED), so they cannot be applied again; {START_ANEW}"
     )
 
 
-def _made_anew(source: str) -> str:
+def _recreated(source: str) -> str:
     return (
-        f"topic '{source}' was deleted or made anew, so what was made of it is no longer its fold; "
-        "run `balance-service rebuild`, or, for a stage without states, start anew with another BALANCE_APPLICATION_ID"
+        f"topic '{source}' was deleted or recreated, so the states are no longer its fold; run `balance-service "
+        "rebuild`, or, for a stage without states, start again with another BALANCE_APPLICATION_ID"
     )

@@ -1,4 +1,4 @@
-"""The state directory of one instance: held by one process, written by one application id."""
+"""The state directory of an instance: locked by one process, and written under one application id."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-"""Of the directory, and of each store in it."""
+"""The format of the directory and of each store in it."""
 _LOCK = ".lock"
 _MARKER = "state-directory.json"
 _NEW_MARKER = _MARKER + ".new"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-# What ext4 has in the root of every new volume.
+# ext4 creates it in the root of every volume.
 _LOST_AND_FOUND = "lost+found"
 
 
 class StateDirectory:
-    """Locks the directory as long as the process lives (the kernel drops the lock when it dies)."""
+    """Locks the directory until it is closed or the process ends."""
 
     def __init__(self, path: Path, application_id: str) -> None:
-        """Take the directory.
+        """Locks the directory and removes the temporary files of an earlier process.
 
         Raises:
-            ConfigurationError: it cannot be written, is in use, or belongs to something else.
+            ConfigurationError: the directory cannot be written, is in use, or has other content.
         """
         self.path = path.absolute()
         self._refuse_strangers()
@@ -42,7 +42,6 @@ class StateDirectory:
         try:
             self._check_marker(application_id)
             self.scratch = take_scratch(self.path)
-            """What an earlier process left there is removed."""
         except ConfigurationError:
             self._lock.close()
             raise
@@ -51,20 +50,18 @@ class StateDirectory:
             raise self._unusable("written", error) from error
 
     def store_path(self, task_id: TaskId) -> Path:
-        """Where a task keeps its store."""
         return self.path / str(task_id)
 
     def table_path(self, topic: str, partition: int) -> Path:
-        """Where the store of a table's partition is kept."""
         return self.path / "tables" / f"{topic}_{partition}"
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Unlocks the directory."""
         self.scratch.close()
         self._lock.close()
 
     def _refuse_strangers(self) -> None:
-        """Before the lock, so that nothing is left in a directory that is not ours."""
+        """Runs before the lock is taken, so that no lock file is left in somebody else's directory."""
         try:
             if not self.path.is_dir():
                 return
@@ -97,7 +94,7 @@ class StateDirectory:
         marker = self.path / _MARKER
         try:
             if not marker.exists():
-                # Renamed whole, so that a crash leaves no half marker.
+                # A rename is atomic, so a crash cannot leave half a marker.
                 written_beside = self.path / _NEW_MARKER
                 written_beside.write_text(json.dumps({"format": FORMAT, "application_id": application_id}))
                 written_beside.replace(marker)

@@ -1,6 +1,6 @@
-"""The state store: states, position and changelog offset of one task in one RocksDB, seen together.
+"""The state store of a task: its states, its position and its changelog offset, in one RocksDB database.
 
-The task's thread writes; any thread may take a `StoreView` and read from it.
+The task's thread writes. Any thread may take a `StoreView` and read it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CHANGELOG_OFFSET_KEY = RESERVED_PREFIX + b"changelog-offset"
 _REACHES_KEY = RESERVED_PREFIX + b"reaches"
 
 _BEYOND_ANY_END = 2**63 - 1
-# A batch is in memory as a whole, and once more in the memtable.
+# RocksDB has a batch in memory twice: as a batch, and in the memtable.
 _PART = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What a store is a copy of. Topic ids tell a topic from another that took its name later."""
+    """The topics that a store was made from. Topic ids distinguish a topic from a later one with the same name."""
 
     format: int
     application_id: str
@@ -47,7 +47,7 @@ class StoreIdentity:
 
 
 class StoreView(Snapshot):
-    """States, framed, and position as of one moment; immutable, so an answer is never torn from its position."""
+    """An immutable view of the framed states and of the position that they belong to."""
 
     def __init__(self, database: Database, position: Position | None) -> None:
         self.position = position
@@ -55,9 +55,9 @@ class StoreView(Snapshot):
 
 
 class StateStore:
-    """RocksDB under one task.
+    """The database of one task.
 
-    Invariant: it holds the changelog's content below `changelog_offset`, and nothing from `reaches` on.
+    Invariant: it contains the changelog's records below `changelog_offset`, and none from `reaches` on.
     """
 
     def __init__(self, path: Path, position_codec: AvroCodec) -> None:
@@ -69,16 +69,16 @@ class StateStore:
         try:
             self._view = self._take_view()
         except Exception:
-            # Else the directory stays locked as long as anybody holds the error.
+            # Otherwise the folder stays locked as long as the error is referenced.
             self._db.close()
             raise
 
     @property
     def identity(self) -> StoreIdentity | None:
-        """What this store is a copy of; None while it is new.
+        """The topics that this store was made from; None for a new store.
 
         Raises:
-            ConfigurationError: it was written by a newer version.
+            ConfigurationError: a newer version wrote the store.
         """
         stored = self._db.get(_IDENTITY_KEY)
         if stored is None:
@@ -99,64 +99,67 @@ class StateStore:
 
     @property
     def changelog_offset(self) -> int:
-        """Next changelog offset to apply; 0 while the store is new."""
+        """The next changelog offset to apply; 0 for a new store."""
         stored = self._db.get(_CHANGELOG_OFFSET_KEY)
         return 0 if stored is None else int.from_bytes(stored, "big")
 
     @property
     def reaches(self) -> int:
-        """The changelog offset below which all that it holds lies: beyond `changelog_offset` if a write was cut off."""
+        """The changelog offset that its records lie below. Above `changelog_offset` after an interrupted write."""
         stored = self._db.get(_REACHES_KEY)
         return max(self.changelog_offset, 0 if stored is None else int.from_bytes(stored, "big"))
 
     @property
     def position(self) -> Position | None:
-        """Next source offset to apply, and the epoch; None before the first."""
+        """The position that the store's states belong to; None before the first commit."""
         view = self._view
         return None if view is None else view.position
 
     @property
     def view(self) -> StoreView | None:
-        """States and position as of the last write; None once closed."""
+        """The view after the last write; None after `close`."""
         return self._view
 
     @property
     def sizes(self) -> StoreSizes:
-        """How large it is now; nothing once closed."""
         return self._db.sizes
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The states under some keys, in their order; None where there is none."""
+        """Returns the framed states of keys, in their order; None for a key without a state."""
         return self._db.get_many(keys)
 
     def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        """At most `limit` of the keys from `start` on and below `stop`, in their order."""
+        """Returns at most `limit` keys from `start` to below `stop`, in order."""
         return self._db.keys(start, stop, limit)
 
     def first_keys(self, index: bytes, stop: bytes, limit: int) -> list[bytes]:
-        """As `keys`, from the first that begins with `index`: for those that are deleted once they were found.
+        """Returns the first keys of an index whose entries are deleted after they were found.
 
-        RocksDB looks at each that was deleted, so it begins where the last one was found. They are found again until
-        they are deleted, whatever becomes of the commit that is to do it.
+        RocksDB has to skip every deleted key, so the search starts at the first key of the last search. Keys are found
+        again until a commit deletes them.
+
+        Args:
+            index: the prefix of its keys.
         """
         found = self.keys(self._first.get(index, index), stop, limit)
         self._first[index] = found[0] if found else stop
         return found
 
     def look_for(self, index: bytes, records: Iterable[Record]) -> None:
-        """Have `first_keys` find what a commit adds to an index, whether or not it succeeds."""
+        """Lets `first_keys` find keys that a commit adds to an index, whether or not the commit succeeds."""
         added = (key for key, value in records if value is not None and key.startswith(index))
         self._first[index] = min([self._first.get(index, index), *added])
 
     def require_room(self) -> None:
-        """Raises StoreFullError if the disk has less room than the next writes may need."""
+        """Raises StoreFullError if the disk has less free space than the next writes may need."""
         self._db.require_room()
 
     def write(self, records: Iterable[Record], changelog_offset: int) -> None:
-        """Apply changelog records and their end, for queries at once. Raises as `apply`.
+        """Applies the records of a commit, which queries see all at once. Raises as `apply`.
 
-        Many go to the disk in parts, the end with the last: a crash in between leaves a store that has more than it
-        says, of which the changelog has all. Whatever opens it reads that first.
+        A large commit is written in several parts, and `changelog_offset` with the last one. After a crash in between,
+        the store contains some records from above its offset. All of them are in the changelog, which a task reads when
+        it opens the store.
         """
         batch, rest, most = StoreBatch(), iter(records), part_size(_PART)
         while part := list(itertools.islice(rest, most)):
@@ -169,10 +172,10 @@ class StateStore:
         self.apply(batch, changelog_offset)
 
     def apply(self, batch: StoreBatch, changelog_offset: int) -> None:
-        """Apply changelog records (a position record among them, or not) and their end, at once.
+        """Applies changelog records and the offset after them in one write.
 
         Raises:
-            RetriableError: the disk refuses the write.
+            RetriableError: the write failed.
             StoreFullError: the disk is full.
             StoreCorruptedError: the store is damaged.
         """
@@ -180,13 +183,13 @@ class StateStore:
         self._write(batch)
 
     def distrust(self) -> None:
-        """Note that it holds what its changelog has lost: whatever opens it next gives it up for the changelog."""
+        """Marks the store as containing records that the changelog lost, so that the next task restores it."""
         batch = StoreBatch()
         batch.put(_REACHES_KEY, _BEYOND_ANY_END.to_bytes(8, "big"))
         self._db.write(batch)
 
     def close(self) -> None:
-        """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
+        """Closes the database. The folder is unlocked when its views are gone too. Idempotent."""
         self._view = None
         self._db.close()
 

@@ -109,9 +109,9 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
     changelog = topics.find(stage.changelog)
     if changelog is not None and changelog.partitions != source.partitions:
         raise ConfigurationError(
-            f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}: its keys now "
-            "hash elsewhere than their history lies; copy the events to a new topic with `balance-service topics copy "
-            f"{source.name} NEW`, and start anew with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
+            f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}, so its keys are "
+            "in other partitions than their history; copy the events to a new topic with `balance-service topics copy "
+            f"{source.name} NEW`, and start again with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
         )
 
 

@@ -112,7 +112,7 @@ def test_an_instance_with_a_state_directory_from_before_the_rebuild_restores_its
     stopped.instance.wait_ready()
 
     assert stopped.answered() == stopped.recounted()
-    assert "the changelog was made anew" in stopped.instance.log.read_text()
+    assert "the changelog was recreated; restoring the store" in stopped.instance.log.read_text()
 
 
 def test_a_rebuild_is_refused_once_the_topic_has_more_partitions(stack: LocalStack, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
             batch = StoreBatch()
             batch.put(POSITION_KEY, hosted(engine).processor.position_codec.encode(stranger.record()))
 
-            with pytest.raises(RetriableError, match="made anew"):
+            with pytest.raises(RetriableError, match="recreated"):
                 standby._apply([Part(batch, 100, is_whole=True)])
 
 
@@ -148,7 +148,7 @@ def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
         with opened_standby(engine, tmp_path / "standby") as standby:
             make_anew(engine, settings)
 
-            with pytest.raises(RetriableError, match="made anew"):
+            with pytest.raises(RetriableError, match="recreated"):
                 standby.promote()
 
 

@@ -96,7 +96,7 @@ def test_a_rebuild_of_what_was_purged_is_refused_before_anything_is_dropped(
         wait_until_purged(engine, rekeyed(engine, models))
         before = states(engine, models.rewards.name)
 
-    with pytest.raises(ConfigurationError, match=r"were deleted once they were applied.*another"):
+    with pytest.raises(ConfigurationError, match=r"were deleted after they were applied.*another"):
         rebuild(settings, models.rewards(), lambda _at, _of: None)
 
     with running_engine(settings) as engine:
@@ -121,5 +121,5 @@ def test_a_changelog_that_is_lost_after_a_purge_halts_its_stage_and_sends_nothin
 
     with running_engine(settings) as engine:
         assert "nobody knows what was passed on" in reason_of_halt(engine, passing)
-        assert "were deleted once they were applied" in reason_of_halt(engine, name)
+        assert "were deleted after they were applied" in reason_of_halt(engine, name)
         assert read_topic(stack, topic) == []

@@ -365,7 +365,7 @@ def test_a_position_of_this_changelog_or_of_none_counts(named: str) -> None:
 
 @pytest.mark.parametrize("named", ["another", None])
 def test_a_position_of_another_changelog_does_not_count(named: str | None) -> None:
-    with pytest.raises(RetriableError, match="made anew"):
+    with pytest.raises(RetriableError, match="recreated"):
         check_same_changelog("mine", named)
 
 

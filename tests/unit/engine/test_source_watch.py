@@ -67,11 +67,11 @@ def test_a_broker_that_does_not_respond_is_a_problem_until_it_does(watched: Watc
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (None, "was deleted or made anew"),
-        (Topic("balance", "another", 2), "made anew"),
+        (None, "was deleted or recreated"),
+        (Topic("balance", "another", 2), "recreated"),
         (Topic("balance", "id", 3), "3"),
     ],
-    ids=["gone", "made anew", "more partitions"],
+    ids=["gone", "recreated", "more partitions"],
 )
 def test_a_replaced_source_is_a_problem_even_without_tasks(
     watched: Watched, broker: Broker, now: Topic | None, said: str
