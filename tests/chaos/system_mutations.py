@@ -26,7 +26,7 @@ SYSTEM_MUTATIONS = (
     ),
     Mutation(
         "a rebuild sends everything again",
-        "balance_service/hosting/kept_before.py",
+        "balance_service/hosting/rebuild.py",
         "emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0",
         "emitted_up_to=0",
         QUIET,
