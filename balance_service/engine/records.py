@@ -1,4 +1,4 @@
-"""Plain values that cross between the stream, the tasks and those who ask."""
+"""The values that Spark's side, the tasks and the queries exchange."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from balance_service.engine.dead_letter import Letter
 
 RESERVED_PREFIX = b"\xff"
-"""First byte of keys that are no state's: it occurs in no UTF-8."""
+"""The first byte of keys that are not keys of states. It does not occur in UTF-8."""
 
 POSITION_KEY = RESERVED_PREFIX + b"position"
 
 _POSITION_FORMAT = 1
 
 MISPLACED = "key-not-of-this-partition"
-"""The cause of a record whose key, by murmur2, belongs to another partition."""
+"""The dead-letter cause of a record whose key belongs to another partition by murmur2."""
 
 Record = tuple[bytes, bytes | None]
-"""A record of a changelog: key and value, framed; no value deletes the key."""
+"""A changelog record: key and framed value; None deletes the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """The work of one stage on one partition of its source, e.g. `balance_0`."""
+    """A stage and a partition of its source, written as `balance_0`."""
 
     stage: str
     partition: int
@@ -43,7 +43,7 @@ class TaskId:
 
 
 class Role(Enum):
-    """What a task does with its partition: fold the source into it, or copy what the one that does so commits."""
+    """An active task folds the source and commits; a standby copies the active task's commits."""
 
     ACTIVE = "ACTIVE"
     STANDBY = "STANDBY"
@@ -51,14 +51,20 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything below `offset` of the source partition `source` is in the store; `epoch` fences the task.
+    """The position that a store's states belong to: every event below `offset` of `source` is applied.
 
-    `source_topic_id` tells the source from another topic that took its name later, `changelog_topic_id` the changelog;
-    that is empty in what was written before it was recorded. `stream_time_ms` is the greatest timestamp of an event
-    with an idempotency key below `offset`, -1 if there is none: what makes such keys expire. `source` is the topic and
-    its partition, such as `balance:0`; `keys` is how many keys have a state. What events below `emitted_up_to` come to
-    was sent before the stage began anew, and is not sent again, those aside whose dead letters are open. `letters` is
-    how many dead letters there are, by cause and status.
+    Attributes:
+        source: topic and partition, such as `balance:0`.
+        offset: the next source offset to apply.
+        epoch: rises with every task that owns the partition; its holder wins over holders of lower epochs.
+        source_topic_id: distinguishes the source from a later topic with the same name.
+        changelog_topic_id: the same for the changelog; empty in old records that lack it.
+        stream_time_ms: the greatest timestamp of an applied event with an idempotency key, by which such keys expire;
+            -1 if there is none.
+        keys: the number of keys with a state.
+        emitted_up_to: outputs of events below this offset were sent before the stage started from scratch, and are not
+            sent again, except those of open dead letters.
+        letters: the number of dead letters by cause and status.
     """
 
     offset: int
@@ -72,7 +78,7 @@ class Position:
     letters: Mapping[str, int] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The Avro record `Position`."""
+        """Returns the position as the Avro record `Position`."""
         return {
             "format": _POSITION_FORMAT,
             "offsets": {self.source: self.offset},
@@ -87,10 +93,10 @@ class Position:
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Position:
-        """Of the Avro record `Position`.
+        """Returns the position in an Avro record `Position`.
 
         Raises:
-            ConfigurationError: it was written by a newer version.
+            ConfigurationError: a newer version wrote the record.
         """
         if record["format"] != _POSITION_FORMAT:
             raise ConfigurationError(
@@ -113,7 +119,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that could not be applied, kept with its cause; key and value are the source's bytes."""
+    """A source record that could not be applied, with the cause. Key and value are the source's bytes."""
 
     offset: int
     timestamp_ms: int
@@ -123,12 +129,14 @@ class DeadLetter:
 
 
 class KeyedUpdate(NamedTuple):
-    """What one event, or several combined, changes under one key.
+    """The update of one key by one event, or by several combined events.
 
-    `record` is the event's own; None where several are combined, or it was not kept. `idempotency_key` is what its
-    producer named it by, so that of several with the same name one counts; such an event always has its record.
-    `offset` is the record's, -1 where several are combined; so is `timestamp_ms`, and -1 too where a read model
-    with standard folds emits nothing.
+    Attributes:
+        record: the event's record; None if several events are combined, or if the record was not kept.
+        idempotency_key: names the event to its producer, so that repeated events count once. Such an event has its
+            record.
+        offset: of the event; -1 if several are combined.
+        timestamp_ms: of the event; -1 if several are combined, or if a model with standard folds emits nothing.
     """
 
     key: bytes
@@ -140,9 +148,9 @@ class KeyedUpdate(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A record to be sent to a topic in the transaction of a commit; it came of the source's record at `offset`.
+    """A record that a commit sends to another topic; `offset` is that of the source record that it was made from.
 
-    A `partition` of -1 stands for that of the key, which the producer tells.
+    A `partition` of -1 lets the producer choose the partition by the key.
     """
 
     offset: int
@@ -155,16 +163,17 @@ class Output(NamedTuple):
 
 
 class CombinedUpdates(NamedTuple):
-    """One update of each of some keys, in columns: row for row, the keys (binary) and what changes under them.
+    """Updates in columns: row by row, a binary key and the columns that change.
 
-    Of a stage without states, the events themselves, in offset order: a key may be there more than once, or be null.
+    A stage with states has one row per key. A stage without states has one row per event in offset order, so keys may
+    repeat or be null.
     """
 
     keys: pa.Array
     columns: pa.RecordBatch
 
     def take(self, rows: Sequence[int]) -> list[KeyedUpdate]:
-        """Some of them, one by one."""
+        """Returns the updates of some rows."""
         indices = pa.array(rows, pa.int64())
         keys, updates = (
             self.keys.take(indices).to_pylist(),
@@ -175,15 +184,17 @@ class CombinedUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
-    """What a task commits together: the source offsets `[start, end)`.
+    """The source offsets `[start, end)`, which a task commits together.
 
-    `updates` are combined, one of each key in all slices together; `events` are those of other keys, singly, in offset
-    order. `singles` reads the events of some keys again, as `events` with their records; it is asked only where an
-    update without its record cannot be applied.
-
-    Where `retried` names any, the batch is of the records of these dead letters, tried again, and `start` and `end` are
-    the position. `forgotten` are closed letters of which nothing is kept any more. `unsent` are the records that were
-    never applied before, though they lie below the position.
+    Attributes:
+        updates: combined updates; a key occurs at most once in all of them.
+        events: the events of the other keys, one by one, in offset order.
+        singles: reads the events of some keys again, with their records. The commit calls it if an update without
+            its record cannot be applied.
+        retried: the offsets of dead letters whose records the batch applies again. `start` and `end` are then the
+            position.
+        forgotten: closed dead letters that expire with this commit.
+        unsent: offsets of records below the position that were never applied.
     """
 
     start: int
@@ -199,13 +210,13 @@ class TaskBatch:
     unsent: frozenset[int] = frozenset()
 
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
-        """Whether what comes of a record goes out; not if it has before, with all below `sent_before`."""
+        """Returns whether a record's outputs are sent. Those of all records below `sent_before` were sent already."""
         return offset >= sent_before or offset in self.unsent
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSizes:
-    """How large a store is. `keys` is RocksDB's own estimate; the block cache is shared, and counted nowhere here."""
+    """The sizes of a store. `keys` is RocksDB's estimate. The block cache is shared, so it is not included."""
 
     file_bytes: int = 0
     memtable_bytes: int = 0
@@ -214,13 +225,17 @@ class StoreSizes:
 
     @property
     def store_bytes(self) -> int:
-        """Bytes of the live table files and of what is not written to one yet."""
+        """Bytes of live table files and of memtables."""
         return self.file_bytes + self.memtable_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """What a task says of itself, for the directory and for people."""
+    """The state of a task, for the directory of instances and for operators.
+
+    `answers` is whether the task answers queries in its role, without regard to the owner's lease. `letters` is the
+    number of dead letters by cause and status.
+    """
 
     task_id: TaskId
     role: Role
@@ -233,6 +248,4 @@ class TaskSnapshot:
     seconds_left: float | None
     sizes: StoreSizes
     answers: bool
-    """Whether queries are answered from it, as its role allows; an owner's lease aside."""
     letters: Mapping[str, int] = field(default_factory=dict)
-    """How many dead letters there are, by cause and status."""

@@ -1,7 +1,7 @@
-"""One read model on one source partition: its store, its role, its state machine.
+"""A stage on one source partition: its store, its role and its state machine.
 
-A supervising thread opens, tails, promotes, feeds and closes the task; any thread may halt or close it, or take a view.
-The lock is held while the task is opened, tails, processes or is freed; views and snapshots need none.
+A supervising thread opens, tails, promotes, feeds and closes the task. Any thread may halt or close it, or take a view.
+The lock is held while the task opens, tails, processes or is freed. Views and snapshots need no lock.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ log = structlog.get_logger(__name__)
 
 
 class Task:
-    """Work on one partition, from opening to closing; never opened twice.
+    """The processing of one partition, from opening to closing; opened at most once.
 
-    A standby applies what the owner commits, and may be promoted once; then it is the owner.
+    A standby applies the owner's commits. It may be promoted once, and is the owner then.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Task:
         least_epoch: int = 1,
     ) -> None:
         """Args:
-        reason: why the one before had to be closed; shown until this one runs.
-        least_epoch: to take as an owner.
+        reason: why the previous task of the partition was closed; shown until this one runs.
+        least_epoch: the lowest epoch to take as the owner.
         """
         self._least_epoch = least_epoch
         self.task_id = task_id
@@ -76,32 +76,30 @@ class Task:
 
     @property
     def state(self) -> TaskState:
-        """Where the task is in its life."""
         return self._state
 
     @property
     def role(self) -> Role:
-        """Whether it owns its partition. Ask before `view`: a view taken later is at least as new as the role."""
+        """The present role. Read it before `view`, which is then at least as recent."""
         return self._role
 
     @property
     def next_epoch(self) -> int:
-        """One higher than the task has had, or was told to take."""
+        """The least epoch for the next task of the partition."""
         return max(self._least_epoch, self._epoch + 1)
 
     @property
     def position(self) -> int:
-        """Next source offset to apply; -1 while there is no store to ask."""
+        """The next source offset to apply; -1 without an open store."""
         stands_at = self._stands_at
         return -1 if stands_at is None else stands_at.offset
 
     @property
     def view(self) -> StoreView | None:
-        """States and position as of the last commit applied; None unless the task answers."""
+        """The view after the last applied commit; None unless the task answers."""
         return None if self._closing.is_set() else self._shown
 
     def snapshot(self) -> TaskSnapshot:
-        """What the task says of itself."""
         store, state, restoration = self._replica.store, self._state, self._replica.restoration
         stands_at = self._stands_at
         return TaskSnapshot(
@@ -120,40 +118,40 @@ class Task:
         )
 
     def open(self) -> None:
-        """Bring the store up to the changelog's end; as the owner, become the one writer and take a new epoch.
+        """Brings the store up to the changelog's end. An owner fences its predecessor and takes a new epoch.
 
         Raises:
-            RetriableError: something outside does not answer; close this task and open another.
-            TaskMigratedError: closed, or fenced, meanwhile.
-            TaskHaltedError: source or changelog are not what they were.
+            RetriableError: broker or registry do not respond; close this task and open a new one.
+            TaskMigratedError: the task was closed or fenced.
+            TaskHaltedError: source or changelog were replaced.
             StoreFullError: the disk has no room.
         """
         with self._held():
             self._open()
 
     def tail(self) -> None:
-        """As a standby, apply what the owner has committed since, or wait briefly for it. Raises as `open`."""
+        """Applies the owner's new commits to a standby; waits briefly if there are none. Raises as `open`."""
         with self._held():
             self._apply(self._replica.tail())
             self._answer_if_complete()
 
     def promote(self) -> None:
-        """As a standby, become the owner, from where it is. Raises as `open`."""
+        """Makes a standby the owner, from its present position. Raises as `open`."""
         with self._held():
             if self._state is TaskState.HALTED:
-                # Whoever asked has not seen it yet.
+                # The supervisor decided before it saw the halt.
                 return
             self._replica.check_same_logs()
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
-        """Commit a micro-batch.
+        """Commits a micro-batch.
 
         Raises:
-            TaskMigratedError: the part is not ours to take, or the task was fenced or closed.
-            RetriableError: nobody knows the outcome; close this task and open another.
+            TaskMigratedError: the batch does not start at the position, or the task was fenced or closed.
+            RetriableError: the outcome is unknown; close this task and open a new one.
             StoreFullError: the disk has no room.
-            StoreCorruptedError: wipe the store, open another.
+            StoreCorruptedError: wipe the store and open a new task.
         """
         with self._held():
             store, writer = self._running()
@@ -162,25 +160,25 @@ class Task:
             return done
 
     def due(self) -> DueLetters:
-        """The dead letters whose time has come. Raises TaskMigratedError: closed."""
+        """Returns the dead letters that are due. Raises TaskMigratedError if the task is closed."""
         with self._held():
             store, _ = self._running()
             return self._hosted.processor.letters.due(store)
 
     def left_out(self) -> list[int]:
-        """Offsets from the position on that are not applied as they come. Raises TaskMigratedError: closed."""
+        """Returns offsets from the position on that must be skipped. Raises TaskMigratedError if the task is closed."""
         with self._held():
             store, _ = self._running()
             return self._hosted.processor.letters.left_out_from(store, self.position)
 
     def decide(self, offsets: Iterable[int], verdict: Verdict) -> dict[int, str]:
-        """Carry out an operator's decision about dead letters.
+        """Carries out an operator's decision about dead letters.
 
         Returns:
-            Why it was not, by offset, for those about which it makes no sense.
+            For each offset that the decision does not apply to, the reason.
 
         Raises:
-            BalanceServiceError: as `process`; what was decided may have been written.
+            BalanceServiceError: as `process`; the decision may have been committed.
         """
         letters, decisions = self._hosted.processor.letters, self._hosted.decisions
         with self._held():
@@ -196,14 +194,14 @@ class Task:
             return refused
 
     def check_log(self, topic: Topic | None, start: int, position: int, end: int) -> None:
-        """Halt if the source is no longer the log this task was folding.
+        """Halts the task if the source is no longer the log that it folds.
 
         Args:
-            topic: the source as it is now; None if it is gone.
-            start: the first offset that is still there; -1 if the task needs none of them.
-            position: of this task, read after `start` and before `end` were asked for: else a commit meanwhile would
-                seem to be beyond the end.
-            end: its high watermark.
+            topic: the source now; None if it was deleted.
+            start: the first offset of the source; -1 if the task needs no events from it.
+            position: of this task. The caller reads it after `start` and before `end`, since a commit in between could
+                otherwise appear to be beyond the end.
+            end: the high watermark of the source.
         """
         try:
             check_same_log(self._hosted.source, topic)
@@ -212,7 +210,7 @@ class Task:
             self.halt(str(problem))
 
     def wait(self, reason: str) -> None:
-        """Apply nothing until `resume`, or until another is opened; queries go on. RESTORING stays, but says why."""
+        """Stops folding until `resume` and continues to answer. A task that is RESTORING only shows the reason."""
         with self._lock:
             if self._state in (TaskState.WAITING, TaskState.RESTORING):
                 self._reason = reason
@@ -223,25 +221,25 @@ class Task:
             self._log.warning("task waiting", reason=reason)
 
     def resume(self) -> None:
-        """Fold again."""
+        """Continues to fold after `wait`."""
         self._move(TaskState.WAITING, TaskState.RUNNING, "")
 
     def halt(self, reason: str) -> None:
-        """Stop folding and answering, for a person to look. Idempotent: the first reason stays."""
+        """Stops folding and answering until an operator acts. Idempotent; the first reason is kept."""
         with self._lock:
             is_news = self._state is not TaskState.HALTED and self._move(self._state, TaskState.HALTED, reason)
         if is_news:
             self._log.error("task halted", reason=reason)
 
     def give_up(self) -> None:
-        """Answer nobody from now on, and end what is being restored; to be closed then. Returns at once."""
+        """Stops serving and cancels restoration; call `close` next. Returns at once."""
         self._closing.set()
 
     def close(self, timeout_seconds: float) -> None:
-        """Answer nobody from now on, let a running commit end within a bound, free store and writer.
+        """Stops serving, waits for a running commit, and frees store and writer. Idempotent.
 
-        Idempotent. Whoever still holds the task when the bound is over frees it when done; a successor's
-        fencing sees to it that nothing is committed then.
+        If the commit outlasts the timeout, its thread frees the task afterwards. A successor's fencing prevents that
+        commit from taking effect.
         """
         self.give_up()
         if self._lock.acquire(timeout=timeout_seconds):
@@ -284,7 +282,7 @@ class Task:
 
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
-        # (a) What is in the store is a copy of the changelog.
+        # (a) The store is a copy of the changelog.
         self._replica.open(is_owned=self._role is Role.ACTIVE)
         if self._role is Role.ACTIVE:
             self._own()
@@ -301,14 +299,14 @@ class Task:
     def _own(self) -> None:
         hosted, task_id = self._hosted, self.task_id
         store = self._store()
-        # (b) From here on no predecessor can commit.
+        # (b) No predecessor can commit from here on.
         self._writer = open_writer(task_id, hosted.settings, hosted.stage, hosted.topics, hosted.source)
         self._writer.fence(self._closing.is_set)
         reach("fenced")
-        # (c) So the changelog's end, taken now, is the end.
+        # (c) Therefore the changelog's present end is final.
         self._catch_up(is_fenced=True)
         reach("restored")
-        # (d) One higher than any holder before.
+        # (d) The epoch rises above that of every previous owner.
         changelog_topic_id = self._replica.changelog_topic_id
         position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
         letters = starting_letters(store, hosted, task_id.partition)
@@ -319,7 +317,7 @@ class Task:
         self._replica.stop_reading()
         self._epoch = position.epoch
         self._to(TaskState.RUNNING)
-        # Not before what is shown has the new epoch.
+        # The role changes after the view has the new epoch.
         self._role = Role.ACTIVE
         self._reason = ""
         self._log.info(
@@ -345,7 +343,7 @@ class Task:
         return self._replica.store
 
     def _running(self, *, or_waiting: bool = False) -> tuple[StateStore, ChangelogWriter]:
-        """What an owner writes to. Raises TaskMigratedError: the task is none now."""
+        """Returns the store and the writer of an owner. Raises TaskMigratedError if the task is not one now."""
         is_running = self._state is TaskState.RUNNING or (or_waiting and self._state is TaskState.WAITING)
         if not is_running or self._writer is None:
             raise TaskMigratedError(f"the task is {self._state.value}, not RUNNING")
@@ -355,13 +353,13 @@ class Task:
         if state not in TRANSITIONS[self._state]:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
         self._state = state
-        # One reference, so that nobody who asks meanwhile sees what may not be shown.
+        # One assignment, so that no reader sees a view that belongs to another state.
         store = self._replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
 
 
 class TaskState(Enum):
-    """Where a task is in its life.
+    """The life of a task.
 
     ```
      CREATED ──► RESTORING ◄──► TAILING ──┐
@@ -373,10 +371,9 @@ class TaskState(Enum):
         ▼            ▼           ▼      ▼
      CLOSED ◄────────────────────────────     (from every state)
     ```
-    RESTORING replays the changelog and answers nobody. RUNNING folds and answers. TAILING, a standby's state, applies
-    what the owner commits and answers those who accept that. WAITING answers as before, but applies nothing until
-    something outside is back. HALTED does neither, until a person has looked. CLOSED is final: a partition that comes
-    back gets a new task.
+    RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
+    the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
+    ends. HALTED does neither until an operator acts. CLOSED is final: a partition that returns gets a new task.
     """
 
     CREATED = "CREATED"

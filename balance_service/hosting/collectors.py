@@ -1,4 +1,4 @@
-"""What of an instance is a state: read on each scrape, from what its threads keep ready, without waiting for any."""
+"""The metrics that show a state. Each scrape reads the latest values of other threads and waits for none."""
 
 from __future__ import annotations
 
@@ -31,24 +31,21 @@ _TASK = ("read_model", "partition", "role")
 
 
 class Readable(Protocol):
-    """Whoever says whether it should get queries."""
+    """An instance, as far as its own metrics need it."""
 
-    def unready(self) -> Sequence[str]:
-        """Why it should get none now; empty if it should."""
+    def unready(self) -> Sequence[str]: ...
 
-    def stale_files(self) -> Mapping[str, bool]:
-        """Which files that HTTP's security rests on are not usable now, by what they hold."""
+    def stale_files(self) -> Mapping[str, bool]: ...
 
 
 class InstanceCollector(Collector):
-    """What there is to say of an instance from its first moment on."""
+    """The metrics of an instance that exist before its engine starts."""
 
     def __init__(self, instance: Readable, settings: Settings) -> None:
         self._instance = instance
         self._settings = settings
 
     def collect(self) -> Iterable[Metric]:
-        """Read it."""
         settings = self._settings
         info = InfoMetricFamily("balance_instance", "Which instance this is, and of what.")
         info.add_metric(
@@ -76,21 +73,20 @@ class InstanceCollector(Collector):
 
 
 class EngineCollector(Collector):
-    """What there is to say of the engine: its tasks, its part in the cluster, its memory."""
+    """The metrics of tasks, tables, the cluster and Spark's JVM."""
 
     def __init__(self, engine: Engine, servers: ServerTable) -> None:
         self._engine = engine
         self._servers = servers
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Be read on each scrape, and have the two processes read too: Python's and the JVM."""
+        """Registers these metrics and those of the two processes, Python and the JVM."""
         registry.register(self)
         ProcessCollector(registry=registry)
         pid = self._engine.spark_sampler.jvm_pid
         ProcessCollector(namespace="balance_jvm", pid=lambda: pid, registry=registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Read it."""
         yield from self._tasks()
         yield from self._tables()
         yield from self._cluster()
@@ -172,7 +168,7 @@ class EngineCollector(Collector):
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
         lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
-        # There is nothing by which the lease of one that owns nothing would be renewed.
+        # An instance without partitions commits nothing, and so does not renew a lease.
         if engine.membership.partitions:
             lease.add_metric((), float(engine.membership.lease.holds))
         yield lease
