@@ -18,9 +18,8 @@ import structlog
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.cluster.directory import Directory
-from balance_service.cluster.record_signatures import RecordSignatures
-from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import Directory, PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.signatures import RecordSignatures
 from balance_service.cluster.standbys import StandbyChooser
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError

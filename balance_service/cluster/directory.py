@@ -1,47 +1,60 @@
-"""The directory of instances: a compacted topic in which each says, every second, what it owns.
+"""The directory of instances: a compacted topic where each instance publishes its tasks once a second.
 
-One thread follows the topic and publishes for this instance. What is known is in the `ServerTable`.
+`Directory` publishes for this instance and follows the topic; `ServerTable` holds what all instances published.
 """
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
-from balance_service.cluster.record_signatures import FAREWELL, HEADER, UntrustedRecordError
-from balance_service.errors import BalanceServiceError
-from balance_service.kafka.clients import new_client, not_authorized
+from balance_service.cluster.signatures import FAREWELL, HEADER, UntrustedRecordError
+from balance_service.errors import BalanceServiceError, NotAuthorizedError
+from balance_service.kafka.clients import not_authorized
+from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.cluster.record_signatures import RecordSignatures
-    from balance_service.cluster.server_table import PublishedModel, PublishedTask, ServerTable
+    from balance_service.cluster.signatures import RecordSignatures
     from balance_service.kafka.clients import ClientConfig
 
 log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY_SECONDS = 1.0
-_POLL_SECONDS = 0.2
+SUSPECT_AFTER_SECONDS = 3.0
+ACTIVE, STANDBY = "ACTIVE", "STANDBY"
+
 _FLUSH_SECONDS = 2.0
-# Each second there is a newer record. A backlog would come to peers, after an outage, as what is not of now.
-_UNPUBLISHED_MS = 3_000
-# Whoever writes what is refused may write a lot.
+# A record that is older than this is dropped: a newer one follows every second, and after an outage peers would reject
+# a backlog as outdated.
+_MESSAGE_TIMEOUT_MS = 3_000
+# The writer of refused records may write many.
 _WARN_EVERY_SECONDS = 60.0
-_TOLD_CHARACTERS = 300
+_LOGGED_CHARACTERS = 300
+_FORGET_AFTER_SECONDS = 3600.0
+# For a server that was only read from the past. A running one publishes every second, or later on a busy machine.
+_FORGET_UNHEARD_AFTER_SECONDS = 60.0
+# A record that was in flight when its instance was killed may arrive after the first one of the successor. Several such
+# records that arrive together prove no more than one does.
+_LEAST_RETURNS = 3
+_RETURNS_SPAN_SECONDS = 2.0
+# Without a shared secret, records may be forged.
+_MOST_RUNS = 8
 
 
 class Directory:
-    """Publishes this instance and follows all. Owns its consumer and producer."""
+    """Publishes this instance and follows all instances, on a thread of its own."""
 
     def __init__(
         self,
@@ -60,66 +73,61 @@ class Directory:
         on_refused: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Args:
-        incarnation: which run of the instance this is.
-        signatures: by which records are told from what others write to the topic.
-        models, tasks: what is published.
-        table: takes in what all publish.
-        on_round: called after each publication, on this directory's thread; must return at once.
-        on_refused: told of each record that is ignored, and why.
+        incarnation: identifies this run of the instance.
+        signatures: sign this instance's records and verify those of all.
+        models, tasks: are published.
+        table: is updated with the records of all instances.
+        on_round: called after each publication on the directory's thread; must return at once.
+        on_refused: called with the reason of each record that is ignored.
         """
         self._on_round = on_round
         self._models = models
         self._topic = topic
         self._codec = codec
         self._tasks = tasks
-        self._place = TopicPartition(topic, 0)
-        self._consumer = new_client(Consumer, consumer_config)
-        self._producer = RecoveringProducer({**producer_config, "message.timeout.ms": _UNPUBLISHED_MS})
+        self._reader = LogReader(consumer_config, topic, {0: OFFSET_BEGINNING})
+        self._producer = RecoveringProducer({**producer_config, "message.timeout.ms": _MESSAGE_TIMEOUT_MS})
         self._stopping = threading.Event()
         self._publish_now = threading.Event()
         self._incarnation = incarnation
         self._signatures = signatures
         self._on_refused = on_refused
         self._warned_at: dict[str, float] = {}
-        self._told_of_sharing = False
+        self._was_shared = False
         self.address = address
         self._forbidden: dict[str, str] = {}
-        self._grants = {
-            "Read": f"Read on topic '{topic}' and on group '{consumer_config['group.id']}'",
-            "Write": f"Write on topic '{topic}'",
-        }
         self.table = table
-        # From which offset on records are said now: the topic's end, as far as it was known first.
-        self._since: int | None = None
+        # The end of the topic when this instance began to listen. Records from this offset on are live.
+        self._live_from: int | None = None
         self.is_read = False
-        """Whether all that was there when it began to listen has been heard."""
+        """Whether all records below that end were read."""
         self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow and to publish; returns at once."""
+        """Starts the thread."""
         self._thread.start()
 
     def publish_soon(self) -> None:
-        """Something about our tasks has changed. Any thread."""
+        """Publishes without waiting for the next second. Any thread may call it."""
         self._publish_now.set()
 
     @property
     def problem(self) -> str:
-        """What the brokers do not allow; empty while all is well."""
+        """The ACL that is missing; empty if none is."""
         return next(filter(None, self._forbidden.values()), "")
 
     @property
     def shared_address_problem(self) -> str:
-        """That another instance publishes under our address, and what to do; empty while none does."""
+        """What to do about another instance with this address; empty if there is none."""
         if not self.table.is_shared(self.address):
             return ""
         return (
             f"another instance runs with BALANCE_APPLICATION_SERVER {self.address}, as this one does, so that "
-            "peers ask one for what the other owns; give each an address of its own and restart it"
+            "peers may ask the wrong one; give each instance an address of its own and restart it"
         )
 
     def status(self) -> list[dict[str, Any]]:
-        """All instances, as far as they are known here, for people."""
+        """All known instances, as JSON."""
         now = elapsed()
         return [
             {
@@ -144,13 +152,13 @@ class Directory:
         ]
 
     def stop(self, timeout_seconds: float) -> None:
-        """Say farewell, so that nobody routes here any more."""
+        """Publishes a farewell, so that peers no longer route to this instance."""
         self._stopping.set()
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         try:
-            self._read_from_the_beginning()
+            self._start_over()
             next_publish = 0.0
             while not self._stopping.is_set():
                 now = elapsed()
@@ -160,61 +168,69 @@ class Directory:
                     next_publish = now + PUBLISH_EVERY_SECONDS
                     if self.is_read:
                         self._on_round()
-                message = self._consumer.poll(_POLL_SECONDS)
-                if message is not None:
-                    self._follow(message)
+                self._read()
         except Exception:
             log.exception("the directory failed")
             raise
         finally:
             self._publish(None)
             self._producer.flush(_FLUSH_SECONDS)
-            self._consumer.close()
+            self._reader.close()
+
+    def _start_over(self) -> None:
+        self._live_from, self.is_read = None, False
+        self._reader.assign({0: OFFSET_BEGINNING})
+
+    def _read(self) -> None:
+        try:
+            messages = self._reader.read()
+        except OffsetOutOfRangeError as error:
+            log.warning("following the directory failed", error=str(error))
+            # The topic was recreated, or lost its end.
+            self._start_over()
+            return
+        except BalanceServiceError as error:
+            log.warning("following the directory failed", error=str(error))
+            self._note("Read", str(error) if isinstance(error, NotAuthorizedError) else "")
+            return
+        if messages:
+            self._note("Read", "")
+        if self._live_from is None and messages:
+            # If other instances publish all the time, the reader never meets the end.
+            self._live_from = self._reader.known_end(0)
+        for message in messages:
+            self._follow(message)
+        if self._reader.met_end:
+            if self._live_from is None:
+                self._live_from = self._reader.position(0)
+            self.is_read = True
 
     def _follow(self, message: Message) -> None:
-        """Take in one message."""
-        error = message.error()
-        if error is not None:
-            if error.code() == KafkaError._PARTITION_EOF:
-                if self._since is None:
-                    self._since = offset_of(message)
-                self.is_read = True
-                return
-            log.warning("following the directory failed", error=error.str())
-            self._note("Read", error)
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                # The topic was made anew, or lost its end. The consumer would not go on by itself.
-                self._read_from_the_beginning()
-            return
-        self._note("Read", None)
-        if self._since is None:
-            # Where others publish all the time, the consumer never meets the end. With its first record it is told
-            # where that is.
-            _, self._since = self._consumer.get_watermark_offsets(self._place, cached=True)
         key, value, offset = message.key(), message.value(), offset_of(message)
-        address, is_live = (key or b"").decode(errors="replace"), offset >= self._since
+        live_from = self._live_from or 0
+        address, is_live = (key or b"").decode(errors="replace"), offset >= live_from
         try:
             signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))
             record = None if value is None else self._codec.decode(value)
             self._signatures.check_order(address, record["incarnation"] if record else FAREWELL, signed_ms)
         except UntrustedRecordError as refusal:
-            # What is from before says nothing anyway.
+            # An older record proves nothing anyway.
             if is_live:
                 self._refuse(address, refusal)
         except BalanceServiceError as failure:
-            log.warning("a record of the directory was passed over", address=address, error=str(failure))
+            log.warning("a record of the directory was skipped", address=address, error=str(failure))
         else:
             self.table.hear(address, record, live=is_live)
-            self._tell_of_sharing()
-        self.is_read = self.is_read or offset + 1 >= self._since
+            self._report_sharing()
+        self.is_read = self.is_read or offset + 1 >= live_from
 
-    def _tell_of_sharing(self) -> None:
+    def _report_sharing(self) -> None:
         shared = self.shared_address_problem
-        if shared and not self._told_of_sharing:
+        if shared and not self._was_shared:
             log.error("another instance has the address of this one", problem=shared)
-        elif self._told_of_sharing and not shared:
+        elif self._was_shared and not shared:
             log.info("no other instance has the address of this one any more", application_server=self.address)
-        self._told_of_sharing = bool(shared)
+        self._was_shared = bool(shared)
 
     def _refuse(self, address: str, refusal: UntrustedRecordError) -> None:
         self._on_refused(refusal.reason)
@@ -222,12 +238,8 @@ class Directory:
         if now - self._warned_at.get(refusal.reason, float("-inf")) >= _WARN_EVERY_SECONDS:
             self._warned_at[refusal.reason] = now
             log.warning(
-                "a record of the directory was ignored", address=address[:_TOLD_CHARACTERS], reason=str(refusal)
+                "a record of the directory was ignored", address=address[:_LOGGED_CHARACTERS], reason=str(refusal)
             )
-
-    def _read_from_the_beginning(self) -> None:
-        self._since, self.is_read = None, False
-        self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
 
     def _publish(self, value: bytes | None) -> None:
         try:
@@ -242,11 +254,12 @@ class Directory:
     def _published(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             log.warning("publishing to the directory failed", error=error.str())
-        self._note("Write", error)
+        topic = f"topic '{self._topic}'"
+        forbidden = error and not_authorized(error, f"writing to {topic}", f"Write on {topic}")
+        self._note("Write", str(forbidden or ""))
 
-    def _note(self, operation: str, error: KafkaError | None) -> None:
-        forbidden = error and not_authorized(error, "using the directory of instances", self._grants[operation])
-        self._forbidden = {**self._forbidden, operation: str(forbidden or "")}
+    def _note(self, operation: str, problem: str) -> None:
+        self._forbidden = {**self._forbidden, operation: problem}
 
     def _record(self) -> dict[str, Any]:
         return {
@@ -265,3 +278,175 @@ class Directory:
                 for task in self._tasks()
             ],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTask:
+    """A task as its instance published it."""
+
+    stage: str
+    partition: int
+    role: str
+    state: str
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A read model that an instance hosts, and the partition count of its source."""
+
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationServer:
+    """An instance as it last published itself. Times are of the local clock; `heard_at` is -inf for never."""
+
+    address: str
+    incarnation: str
+    models: tuple[PublishedModel, ...]
+    tasks: tuple[PublishedTask, ...]
+    heard_at: float
+    read_at: float
+    is_shared: bool = False
+    """Whether two running instances publish under this address."""
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether it published since this instance began to listen."""
+        return self.heard_at > float("-inf")
+
+    def hosts(self, read_model: str) -> bool:
+        return any(model.name == read_model for model in self.models)
+
+    def is_suspect(self, now: float) -> bool:
+        """Whether it has been silent for too long to be routed to."""
+        return now - self.heard_at > SUSPECT_AFTER_SECONDS
+
+
+class _Runs:
+    """The runs of instances that published under one address in the last seconds.
+
+    After a restart the old run publishes no more. A run that repeatedly publishes after another run did proves that
+    both are alive. Times are of the local clock.
+    """
+
+    def __init__(self) -> None:
+        self._heard_at: dict[str, float] = {}
+        """By incarnation, in the order of their last records."""
+        self._returned_at: list[float] = []
+        """The times at which a run published after another one had."""
+
+    def hear(self, incarnation: str, now: float) -> bool:
+        """Adds a record; returns whether two instances share the address."""
+        runs = {i: at for i, at in self._heard_at.items() if now - at <= SUSPECT_AFTER_SECONDS}
+        is_latest = next(reversed(runs), incarnation) == incarnation
+        returns = incarnation in runs and not is_latest
+        runs.pop(incarnation, None)
+        self._heard_at = dict([*runs.items(), (incarnation, now)][-_MOST_RUNS:])
+        if not runs:
+            self._returned_at = []
+        elif returns:
+            # The first ones and the latest decide.
+            self._returned_at = [*self._returned_at[: _LEAST_RETURNS - 1], now]
+        at = self._returned_at
+        return len(at) == _LEAST_RETURNS and at[-1] - at[0] >= _RETURNS_SPAN_SECONDS
+
+
+class ServerTable:
+    """The latest record of each instance, by address. The directory's thread writes; any thread reads.
+
+    The mapping is immutable and replaced as a whole.
+    """
+
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
+        self._clock = clock
+        self._servers: Mapping[str, ApplicationServer] = {}
+        self._runs: dict[str, _Runs] = {}
+
+    def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
+        """Adds a record of the topic.
+
+        Args:
+            address: where peers reach the instance; the record's key.
+            record: None is the instance's farewell.
+            live: whether it was written after this instance began to listen. An older record proves nothing about now.
+        """
+        now = self._clock()
+        servers = {
+            a: s
+            for a, s in self._servers.items()
+            if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
+        }
+        if record is None:
+            servers.pop(address, None)
+            self._runs.pop(address, None)
+        else:
+            tasks = tuple(
+                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
+                for t in record["tasks"]
+            )
+            models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
+            heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
+            is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
+            servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
+        self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
+        self._servers = servers
+
+    def is_shared(self, address: str) -> bool:
+        """Whether two running instances publish under an address, so that peers may ask the wrong one."""
+        server = self._servers.get(address)
+        return server is not None and server.is_shared
+
+    def servers(self) -> Sequence[ApplicationServer]:
+        """All known instances in the order of their addresses, including suspects."""
+        return [server for _, server in sorted(self._servers.items())]
+
+    def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
+        """The instances that claim to own a partition, each with its task, by descending epoch.
+
+        The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
+        record may have a higher epoch than the owner: only the owner itself knows by its lease that it is one. A
+        suspect claims nothing.
+        """
+        now = self._clock()
+        claims = [
+            (server, task)
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == ACTIVE and task.epoch > 0 and not server.is_suspect(now)
+        ]
+        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
+
+    def owners(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances of `claims` whose tasks are in one of these states."""
+        return [server for server, task in self.claims(stage, partition) if task.state in states]
+
+    def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
+        """The owner of a partition or, if no instance claims it yet, the instance that is opening it."""
+        now = self._clock()
+        claims = self.claims(stage, partition)
+        # A task that is restoring has no epoch yet.
+        opening = [
+            server
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == ACTIVE and not server.is_suspect(now)
+        ]
+        return claims[0][0] if claims else min(opening, key=lambda server: server.address, default=None)
+
+    def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances with a standby in one of these states, by descending position."""
+        now = self._clock()
+        able = [
+            (task.position, server.address, server)
+            for server, task in self._tasks_of(stage, partition)
+            if task.role == STANDBY and task.state in states and not server.is_suspect(now)
+        ]
+        return [server for _, _, server in sorted(able, reverse=True)]
+
+    def _tasks_of(self, stage: str, partition: int) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        for server in self._servers.values():
+            for task in server.tasks:
+                if (task.stage, task.partition) == (stage, partition):
+                    yield server, task

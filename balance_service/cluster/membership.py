@@ -1,7 +1,7 @@
-"""Membership in the consumer group: which partitions of which topics are ours, and until when that may be trusted.
+"""Membership in the consumer group: the partitions that this instance owns, and the lease on them.
 
-One thread polls, runs the rebalance callbacks and renews the lease; any thread may ask. The consumer owns
-partitions only: it is paused on all of them, and Spark does the reading.
+One thread polls, runs the rebalance callbacks and renews the lease; any thread may read. The consumer only owns
+partitions: it is paused on all of them, and Spark reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 Partitions = frozenset[tuple[str, int]]
-"""Topics, each with the number of a partition."""
+"""Pairs of topic and partition."""
 
 _POLL_SECONDS = 0.1
 _MARGIN_SECONDS = 1.0
@@ -32,33 +32,33 @@ _RENEWALS_PER_SESSION = 4
 _STOP_SECONDS = 5.0
 
 _REMEDIES = {
-    KafkaError.INVALID_SESSION_TIMEOUT: "set BALANCE_SESSION_TIMEOUT_MS to what lies between the brokers' "
+    KafkaError.INVALID_SESSION_TIMEOUT: "set BALANCE_SESSION_TIMEOUT_MS to a value between the brokers' "
     "group.min.session.timeout.ms and group.max.session.timeout.ms",
-    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "stop what else takes part in this group",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "stop the other members of this group",
     KafkaError.GROUP_MAX_SIZE_REACHED: "run fewer instances, or raise the brokers' group.max.size",
 }
-"""What to do where the group lets a member in only after somebody has acted. What is not here passes by itself."""
+"""By error, what an operator must do before the group admits this member. Other errors pass by themselves."""
 
 
 class AssignmentListener(Protocol):
-    """Told of changes of assignment, on the membership thread."""
+    """Called with changes of the assignment, on the membership thread."""
 
     def assigned(self, partitions: Partitions) -> None:
-        """These became ours. Must return at once."""
+        """This instance owns these partitions now. Must return at once."""
 
     def revoked(self, partitions: Partitions) -> None:
-        """These must be let go before this returns, within a bound."""
+        """Must release these partitions before it returns, within a bounded time."""
 
     def lost(self, partitions: Partitions) -> None:
-        """These are another's by now."""
+        """Another instance may own these partitions already."""
 
 
 class Lease:
     """How long an instance may answer as owner without hearing from the group.
 
-    It runs from just before the last request that the coordinator checked against our membership, for the
-    session timeout less a margin: before it ends, nobody can have succeeded us. Source: Gray & Cheriton,
-    "Leases" (1989).
+    A lease begins just before the last request that the coordinator verified against this membership. It lasts for
+    the session timeout less a margin: until then, no other instance can own the partitions.
+    Source: Gray & Cheriton, "Leases" (1989).
     """
 
     def __init__(self, session_timeout_ms: int, clock: Callable[[], float] = elapsed) -> None:
@@ -67,21 +67,20 @@ class Lease:
         self._expires = float("-inf")
 
     def renew(self, sent_at: float) -> None:
-        """The coordinator has confirmed a request sent at this moment of the clock."""
+        """Extends the lease: the coordinator confirmed a request that was sent at this time of the clock."""
         self._expires = max(self._expires, sent_at + self._length)
 
     def revoke(self) -> None:
-        """Nothing may be answered as owner until the next renewal."""
+        """Ends the lease until the next renewal."""
         self._expires = float("-inf")
 
     @property
     def holds(self) -> bool:
-        """Whether nobody can have succeeded us yet."""
         return self._clock() < self._expires
 
 
 def consumer_config(base: ClientConfig, group: str, session_timeout_ms: int) -> ClientConfig:
-    """A group member that is never asked to read."""
+    """A group member that reads nothing."""
     return {
         **base,
         "partition.assignment.strategy": "cooperative-sticky",
@@ -91,22 +90,22 @@ def consumer_config(base: ClientConfig, group: str, session_timeout_ms: int) -> 
         "max.poll.interval.ms": max(300_000, 2 * session_timeout_ms),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # A position comes from the changelog; a reset to either end of the topic would skip or repeat money.
+        # Positions are restored from the changelog. A reset to either end of the topic would skip or repeat events.
         "auto.offset.reset": "error",
         "queued.min.messages": 1,
     }
 
 
 def refusal(error: KafkaError, group: str, topics: Sequence[str]) -> ConfigurationError | None:
-    """What the group reports as what keeps a member out until somebody acts; None if it passes by itself."""
+    """The error of a member that the group does not admit until an operator acts; None if it passes by itself."""
     remedy = _REMEDIES.get(error.code())
     if remedy is not None:
-        return ConfigurationError(f"group '{group}' does not let this member in ({error.str()}); {remedy}")
-    return not_authorized(error, "taking part in the group", f"Read on group '{group}' and on {_named(topics)}")
+        return ConfigurationError(f"group '{group}' does not admit this member ({error.str()}); {remedy}")
+    return not_authorized(error, "joining the group", f"Read on group '{group}' and on {_named(topics)}")
 
 
 class Membership:
-    """One member of the group. Owns the consumer."""
+    """A member of the consumer group."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Membership:
         positions: Callable[[], Mapping[tuple[str, int], int]],
     ) -> None:
         """Args:
-        positions: of each partition of which a task answers; committed for tools, and to renew the lease.
+        positions: of the partitions whose tasks answer. They are committed for tools, and to renew the lease.
         """
         self._topics = sorted(set(topics))
         self._listener = listener
@@ -130,28 +129,28 @@ class Membership:
         self._renewed_for: Partitions = frozenset()
         self._stopping = threading.Event()
         self.joined = threading.Event()
-        """Set at the first assignment, be it an empty one."""
+        """Set at the first assignment, even an empty one."""
         self.partitions: Partitions = frozenset()
-        """What is ours, as of the last rebalance."""
+        """The owned partitions as of the last rebalance."""
         self.problem = ""
-        """What keeps this member out of the group, and what to do; empty while all is well."""
+        """Why the group does not admit this member, and what to do; empty if it does."""
         self._group = str(config["group.id"])
         self._consumer = new_client(Consumer, {**config, "on_commit": self._committed})
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     def start(self) -> None:
-        """Join the group; returns at once."""
+        """Joins the group; returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the group; partitions are revoked first, so that a successor can go on at once."""
+        """Revokes the partitions, so that a successor can open them at once, and leaves the group."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_SECONDS)
         self.lease.revoke()
 
     def _run(self) -> None:
-        # The consumer is closed by the thread that polls it: closing during a poll hangs for ever.
+        # The consumer is closed by the thread that polls it: closing during a poll hangs forever.
         try:
             self._consumer.subscribe(
                 self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -175,11 +174,11 @@ class Membership:
             self._note(reported)
 
     def _renew(self) -> None:
-        """Commit positions, not waiting: the answer arrives in a later poll."""
+        """Commits positions asynchronously: a later poll serves the answer."""
         positions = self._positions()
         mine = {p: o for p, o in positions.items() if p in self.partitions}
         now = elapsed()
-        # One that has just begun to answer should not wait for the next turn.
+        # A partition whose task has just begun to answer does not wait for the next renewal.
         is_due = now >= self._next_renewal or not self._renewed_for >= mine.keys()
         if not mine or not is_due or self._sent_at is not None:
             return
@@ -195,7 +194,7 @@ class Membership:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         sent_at, self._sent_at = self._sent_at, None
         failure = error or next((p.error for p in partitions if p.error), None)
-        # The coordinator checks the membership for all partitions at once, and the right to each topic for itself.
+        # The coordinator verifies the membership once for all partitions, and the ACL for each topic.
         is_member = error is None and any(p.error is None for p in partitions)
         if is_member and sent_at is not None:
             self.lease.renew(sent_at)
@@ -214,7 +213,7 @@ class Membership:
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         new = _pairs(assigned)
         if assigned:
-            # Explicit offsets: without them a new group would look for committed ones and report an error.
+            # Without explicit offsets, a new group would look up committed ones and report an error.
             parts = [TopicPartition(topic, p, OFFSET_END) for topic, p in sorted(new)]
             consumer.incremental_assign(parts)
             consumer.pause(parts)

@@ -1,4 +1,4 @@
-"""Which instances stand by for a partition: all agree without talking, by rendezvous hashing.
+"""Assigns standbys to instances by rendezvous hashing: all instances compute the same without coordination.
 
 Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
 """
@@ -8,29 +8,29 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS
 from balance_service.process.runtime import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from balance_service.cluster.server_table import ServerTable
+    from balance_service.cluster.directory import ServerTable
 
-# An instance that is silent for a moment should not cost another one a restore.
+# So that a short silence of an instance does not cost another one a restore.
 _KEEP_SECONDS = 15.0
 
 
 def chosen(task: str, addresses: Iterable[str], owner: str | None, replicas: int) -> list[str]:
-    """The addresses that stand by for a task: those that rank highest with it, its owner aside.
+    """The addresses that rank highest for a task, without its owner.
 
-    When an instance comes or goes, only its own tasks change hands.
+    When an instance joins or leaves, only its own tasks move.
     """
     others = (address for address in addresses if address != owner)
     return sorted(others, key=lambda address: (_rank(task, address), address), reverse=True)[:replicas]
 
 
 class StandbyChooser:
-    """The partitions of a read model that this instance stands by for. Called by one thread, about once a second."""
+    """Chooses the partitions of a read model whose standbys this instance runs. One thread calls it once a second."""
 
     def __init__(
         self,
@@ -49,27 +49,27 @@ class StandbyChooser:
         self._replicas = replicas
         self._clock = clock
         self._wanted_at: dict[int, float] = {}
-        self._asked_at = self._deaf_at = float("-inf")
+        self._called_at = self._last_deaf_at = float("-inf")
 
     def partitions(self) -> frozenset[int]:
-        """The partitions this instance is chosen for, or was a moment ago."""
+        """The partitions that this instance is chosen for, or was in the last 15 seconds."""
         now = self._clock()
         live = {s.address for s in self._table.servers() if s.hosts(self._read_model) and not s.is_suspect(now)}
         if self._has_listened(live, now):
             self._choose(live, now)
         else:
-            # It has just started, or was paused, or the brokers are away: whom it does not hear may well be up.
+            # It has just started, was paused, or cannot reach the brokers: instances that it does not hear may be up.
             self._wanted_at = dict.fromkeys(self._wanted_at, now)
         return frozenset(self._wanted_at)
 
     def _has_listened(self, live: Collection[str], now: float) -> bool:
-        """Whether it has heard itself, without a gap, for as long as it takes to hear all others that are up."""
-        # After a pause it may hear first what it said before that.
-        was_paused = now - self._asked_at > SUSPECT_AFTER_SECONDS
+        """Whether it has heard itself without a gap for long enough to have heard all instances that are up."""
+        # After a pause, it may first read its own records from before the pause.
+        was_paused = now - self._called_at > SUSPECT_AFTER_SECONDS
         if was_paused or self._address not in live:
-            self._deaf_at = now
-        self._asked_at = now
-        return now - self._deaf_at > SUSPECT_AFTER_SECONDS
+            self._last_deaf_at = now
+        self._called_at = now
+        return now - self._last_deaf_at > SUSPECT_AFTER_SECONDS
 
     def _choose(self, live: Collection[str], now: float) -> None:
         for partition in range(self._partitions if self._replicas else 0):

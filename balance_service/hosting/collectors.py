@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.registry import CollectorRegistry
 
-    from balance_service.cluster.server_table import ServerTable
+    from balance_service.cluster.directory import ServerTable
     from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine

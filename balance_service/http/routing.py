@@ -17,8 +17,8 @@ from balance_service.kafka.partitioner import partition_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from balance_service.cluster.directory import ServerTable
     from balance_service.cluster.membership import Lease
-    from balance_service.cluster.server_table import ServerTable
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
     from balance_service.kafka.topics import Watermarks

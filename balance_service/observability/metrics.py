@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from balance_service.cluster.record_signatures import REASONS
+from balance_service.cluster.signatures import REASONS
 from balance_service.engine.commit import Committed
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "an owner under an older epoch is asked",
-        "cluster/server_table.py",
+        "cluster/directory.py",
         "        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)\n",
         "        return claims\n",
         "unit/cluster/test_directory",
@@ -235,11 +235,11 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "a record of the directory counts again when it is written again",
-        "cluster/record_signatures.py",
+        "cluster/signatures.py",
         "        if signed_ms <= max(self._latest_ms.get(run, 0) for run in runs):\n",
         "        if signed_ms < max(self._latest_ms.get(run, 0) for run in runs):\n",
-        "unit/cluster/test_record_signatures",
-        "test_a_record_that_is_written_again_is_refused",
+        "unit/cluster/test_signatures",
+        "test_a_replayed_record_is_refused",
     ),
     _pinpoint(
         "a peer's answer needs no proof",
@@ -259,11 +259,11 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "the highest claim counts, however long its server is silent",
-        "cluster/server_table.py",
+        "cluster/directory.py",
         "            if task.role == ACTIVE and task.epoch > 0 and not server.is_suspect(now)\n",
         "            if task.role == ACTIVE and task.epoch > 0\n",
         "unit/cluster/test_directory",
-        "test_a_claim_that_is_not_renewed_keeps_nobody_out_once_its_server_is_suspect",
+        "test_a_claim_is_ignored_once_its_server_is_suspect",
     ),
     _pinpoint(
         "Spark's driver answers any process of the machine",

@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.record_signatures import RecordSignatures
-from balance_service.cluster.shared_secret import SharedSecret
+from balance_service.cluster.signatures import RecordSignatures, SharedSecret
 from balance_service.http.peers.connections import AnswerReader
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, Peer, PeerTrust
 from tests.e2e.poller import Poller

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.directory import Directory
-from balance_service.cluster.record_signatures import RecordSignatures
-from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import (
+    SUSPECT_AFTER_SECONDS,
+    Directory,
+    PublishedModel,
+    PublishedTask,
+    ServerTable,
+)
+from balance_service.cluster.signatures import RecordSignatures
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import prepare, settings_for

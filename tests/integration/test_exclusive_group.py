@@ -103,7 +103,7 @@ def test_a_consumer_of_another_kind_is_told_of(settings: Settings) -> None:
     source = prepare(topics, settings)
     with (
         joined({**common_config(settings), "group.id": settings.application_id}, settings.topic),
-        pytest.raises(ConfigurationError, match="stop what else takes part"),
+        pytest.raises(ConfigurationError, match="stop the other members"),
         ExclusiveGroup(settings, topics, source),
     ):
         pass

@@ -13,10 +13,9 @@ import pytest
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.directory import Directory
+from balance_service.cluster.directory import Directory, ServerTable
 from balance_service.cluster.membership import Membership, consumer_config
-from balance_service.cluster.record_signatures import RecordSignatures
-from balance_service.cluster.server_table import ServerTable
+from balance_service.cluster.signatures import RecordSignatures
 from balance_service.devtools.topic_copy.comparison import compare
 from balance_service.devtools.topic_copy.copy import copy_topic
 from balance_service.engine.changelog_reader import ChangelogReader

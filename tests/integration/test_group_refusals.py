@@ -53,7 +53,7 @@ def test_a_session_timeout_that_the_brokers_do_not_take_is_named_with_their_boun
     with member_of(settings, TOO_SHORT_MS) as member:
         eventually(lambda: bool(member.problem), "it says what is wrong")
 
-    assert f"group '{settings.application_id}' does not let this member in" in member.problem
+    assert f"group '{settings.application_id}' does not admit this member" in member.problem
     assert "Invalid session timeout" in member.problem
     for setting in ("BALANCE_SESSION_TIMEOUT_MS", "group.min.session.timeout.ms", "group.max.session.timeout.ms"):
         assert setting in member.problem
@@ -70,4 +70,4 @@ def test_a_consumer_of_another_kind_in_the_group_is_told_of_until_it_is_gone(set
 
     assert not had_joined
     assert "Inconsistent group protocol" in told
-    assert "stop what else takes part in this group" in told
+    assert "stop the other members of this group" in told

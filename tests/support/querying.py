@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.membership import Lease
-from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.engine.store import StateStore, StoreView
 from balance_service.http.answer import Answer as Received

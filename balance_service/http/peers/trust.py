@@ -16,7 +16,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
+from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS, SharedSecret
 from balance_service.http.answer import Problem
 from balance_service.settings.address import address_of
 

@@ -1,23 +1,29 @@
-"""The table of application servers: who may be routed to, and who owns what."""
+"""The table of application servers: owners, standbys and suspects; publishing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import KafkaError
+from structlog.testing import capture_logs
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.cluster.directory import Directory
-from balance_service.cluster.record_signatures import RecordSignatures
-from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS, PublishedModel, PublishedTask, ServerTable
+from balance_service.cluster.directory import (
+    SUSPECT_AFTER_SECONDS,
+    Directory,
+    PublishedModel,
+    PublishedTask,
+    ServerTable,
+)
+from balance_service.cluster.signatures import RecordSignatures
 from tests.support.fakes import Clock, FakeRegistry
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.cluster.server_table import ApplicationServer
+    from balance_service.cluster.directory import ApplicationServer
 
 ANSWERING = frozenset({"RUNNING", "WAITING"})
 
@@ -82,13 +88,13 @@ def listener() -> Listener:
     return Listener()
 
 
-def test_nobody_owns_a_partition_nobody_spoke_of(listener: Listener) -> None:
+def test_a_partition_without_records_has_no_owner(listener: Listener) -> None:
     listener.hear("a:1", task(partition=0))
 
     assert listener.owner(1) is None
 
 
-def test_what_a_server_said_is_kept_whole(listener: Listener) -> None:
+def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     listener.hear("a:1", task(3, epoch=2))
 
     server = listener.only()
@@ -98,7 +104,7 @@ def test_what_a_server_said_is_kept_whole(listener: Listener) -> None:
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
 
 
-def test_a_server_hosts_what_it_says_whether_it_has_tasks_of_that_or_not(listener: Listener) -> None:
+def test_a_server_hosts_its_published_models_with_or_without_tasks(listener: Listener) -> None:
     listener.hear("a:1", task(0, readModel="leaderboard"))
 
     assert listener.only().hosts("balance")
@@ -118,7 +124,7 @@ def test_a_standby_is_not_the_owner(listener: Listener) -> None:
     assert listener.owner(0) is None
 
 
-def test_of_several_standbys_the_one_that_is_furthest_comes_first(listener: Listener) -> None:
+def test_standbys_are_ordered_by_descending_position(listener: Listener) -> None:
     for address, position in (("a:1", 8), ("b:1", 10), ("c:1", 9)):
         listener.hear(address, task(0, role="STANDBY", position=position))
     listener.hear("d:1", task(0, position=11))
@@ -126,7 +132,7 @@ def test_of_several_standbys_the_one_that_is_furthest_comes_first(listener: List
     assert listener.standbys() == ["b:1", "c:1", "a:1"]
 
 
-def test_a_standby_that_is_suspect_is_not_asked(listener: Listener) -> None:
+def test_a_suspect_standby_is_not_listed(listener: Listener) -> None:
     listener.hear("silent:1", task(0, role="STANDBY"))
     listener.clock.now += SUSPECT_AFTER_SECONDS + 0.001
     listener.hear("a:1", task(0, role="STANDBY"))
@@ -134,7 +140,7 @@ def test_a_standby_that_is_suspect_is_not_asked(listener: Listener) -> None:
     assert listener.standbys() == ["a:1"]
 
 
-def test_the_task_of_another_read_model_owns_nothing_here(listener: Listener) -> None:
+def test_a_task_of_another_read_model_is_no_owner(listener: Listener) -> None:
     listener.hear("a:1", task(0, readModel="leaderboard"))
 
     assert listener.owner(0) is None
@@ -149,7 +155,7 @@ def test_the_highest_epoch_is_the_owner(listener: Listener) -> None:
     assert listener.owner(0) == "b:1"
 
 
-def test_older_epochs_come_after_the_highest(listener: Listener) -> None:
+def test_owners_are_ordered_by_descending_epoch(listener: Listener) -> None:
     listener.hear("a:1", task(0, epoch=3))
     listener.hear("b:1", task(0, epoch=4))
     listener.hear("c:1", task(0, epoch=2))
@@ -157,7 +163,7 @@ def test_older_epochs_come_after_the_highest(listener: Listener) -> None:
     assert listener.owners(0) == ["b:1", "a:1", "c:1"]
 
 
-def test_a_claim_that_is_not_renewed_keeps_nobody_out_once_its_server_is_suspect(listener: Listener) -> None:
+def test_a_claim_is_ignored_once_its_server_is_suspect(listener: Listener) -> None:
     listener.hear("real:1", task(0, epoch=3))
     listener.hear("forged:1", task(0, epoch=10**15))
     assert listener.owner(0) == "forged:1"
@@ -178,14 +184,14 @@ def test_a_successor_owns_the_partition_of_a_silent_server(listener: Listener) -
 
 
 @pytest.mark.parametrize("state", ["CREATED", "RESTORING", "HALTED", "CLOSED"])
-def test_a_task_that_does_not_answer_is_not_routed_to(listener: Listener, state: str) -> None:
+def test_a_task_in_a_state_without_answers_is_no_owner(listener: Listener, state: str) -> None:
     listener.hear("a:1", task(0, state=state))
 
     assert listener.owner(0) is None
 
 
 @pytest.mark.parametrize("state", sorted(ANSWERING))
-def test_a_task_that_answers_is_routed_to(listener: Listener, state: str) -> None:
+def test_a_task_in_an_answering_state_is_the_owner(listener: Listener, state: str) -> None:
     listener.hear("a:1", task(0, state=state))
 
     assert listener.owner(0) == "a:1"
@@ -198,7 +204,7 @@ def test_a_task_without_an_epoch_claims_nothing(listener: Listener) -> None:
     assert listener.owner(0) == "old:1"
 
 
-def test_whoever_opens_a_partition_has_it_unless_another_claims_it(listener: Listener) -> None:
+def test_a_partition_is_assigned_to_its_opener_unless_another_instance_claims_it(listener: Listener) -> None:
     listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
     listener.hear("standby:1", task(0, role="STANDBY", epoch=0, state="TAILING"))
     while_opening = listener.assigned()
@@ -207,7 +213,7 @@ def test_whoever_opens_a_partition_has_it_unless_another_claims_it(listener: Lis
     assert (while_opening, listener.assigned()) == ("opening:1", "z-owner:1")
 
 
-def test_a_silent_server_opens_nothing(listener: Listener) -> None:
+def test_a_silent_server_has_no_partition_assigned(listener: Listener) -> None:
     listener.hear("opening:1", task(0, epoch=0, state="RESTORING"))
     listener.clock.now += SUSPECT_AFTER_SECONDS + 0.1
 
@@ -224,7 +230,7 @@ def test_a_server_is_suspect_only_after_three_seconds_of_silence(listener: Liste
     assert listener.only().is_suspect(listener.clock.now)
 
 
-def test_a_suspect_that_speaks_again_is_routed_to_again(listener: Listener) -> None:
+def test_a_suspect_that_publishes_again_is_routed_to_again(listener: Listener) -> None:
     listener.hear("a:1", task(0))
     listener.clock.now += 60
     listener.hear("a:1", task(0))
@@ -233,21 +239,21 @@ def test_a_suspect_that_speaks_again_is_routed_to_again(listener: Listener) -> N
     assert not listener.only().is_suspect(listener.clock.now)
 
 
-def test_a_record_from_before_the_listener_started_proves_nothing(listener: Listener) -> None:
+def test_a_record_from_before_the_start_proves_nothing(listener: Listener) -> None:
     listener.hear("a:1", task(0), live=False)
 
     assert listener.only().is_suspect(listener.clock.now)
     assert listener.owner(0) is None
 
 
-def test_a_server_known_from_before_is_routed_to_once_it_is_heard(listener: Listener) -> None:
+def test_a_server_from_before_the_start_is_routed_to_once_it_publishes(listener: Listener) -> None:
     listener.hear("a:1", task(0), live=False)
     listener.hear("a:1", task(0))
 
     assert listener.owner(0) == "a:1"
 
 
-def test_a_dead_server_known_from_before_does_not_keep_a_live_owner_out(listener: Listener) -> None:
+def test_a_dead_server_from_before_the_start_does_not_hide_a_live_owner(listener: Listener) -> None:
     # After a rebuild epochs begin again at 1, while a killed instance's record stays in the topic for ever.
     listener.hear("dead:1", task(0, epoch=9), live=False)
     listener.hear("a:1", task(0, epoch=1))
@@ -255,7 +261,7 @@ def test_a_dead_server_known_from_before_does_not_keep_a_live_owner_out(listener
     assert listener.owner(0) == "a:1"
 
 
-def test_a_server_known_from_before_is_known_until_it_had_time_to_speak(listener: Listener) -> None:
+def test_a_silent_server_from_before_the_start_is_forgotten_after_a_minute(listener: Listener) -> None:
     listener.hear("silent:1", task(0), live=False)
     listener.hear("a:1", task(1))
 
@@ -279,7 +285,7 @@ def test_a_farewell_removes_its_server(listener: Listener) -> None:
     assert listener.owner(0) is None
 
 
-def test_the_farewell_of_a_stranger_changes_nothing(listener: Listener) -> None:
+def test_the_farewell_of_an_unknown_server_changes_nothing(listener: Listener) -> None:
     listener.hear("a:1", task(0))
 
     listener.table.hear("x:1", None, live=True)
@@ -287,7 +293,7 @@ def test_the_farewell_of_a_stranger_changes_nothing(listener: Listener) -> None:
     assert listener.owner(0) == "a:1"
 
 
-def test_a_new_incarnation_replaces_what_its_predecessor_said(listener: Listener) -> None:
+def test_a_new_incarnation_replaces_the_tasks_of_its_predecessor(listener: Listener) -> None:
     listener.hear("a:1", task(0), task(1))
 
     listener.table.hear("a:1", record("a:1", incarnation="i2"), live=True)
@@ -296,28 +302,28 @@ def test_a_new_incarnation_replaces_what_its_predecessor_said(listener: Listener
     assert listener.owner(0) is None
 
 
-def test_two_instances_that_publish_in_turns_share_their_address(listener: Listener) -> None:
+def test_two_instances_that_publish_alternately_share_their_address(listener: Listener) -> None:
     listener.hear_runs("x", "y", "x", "y", "x", "y", "x", "y")
 
     assert listener.table.is_shared("a:1")
     assert not listener.table.is_shared("b:1")
 
 
-def test_a_shared_address_is_told_within_four_seconds(listener: Listener) -> None:
+def test_a_shared_address_is_detected_within_four_seconds(listener: Listener) -> None:
     assert listener.hear_runs("x", "y", "x", "y", "x", "y", "x", "y").index(True) < 8
 
 
-def test_a_restart_shares_no_address_with_its_predecessor(listener: Listener) -> None:
+def test_a_restarted_instance_does_not_share_an_address_with_its_predecessor(listener: Listener) -> None:
     listener.hear("a:1", live=False)
 
     assert not any(listener.hear_runs(*10 * ["killed"], *10 * ["next"], *10 * ["last"]))
 
 
-def test_restarts_in_a_row_share_no_address(listener: Listener) -> None:
+def test_repeated_restarts_do_not_share_an_address(listener: Listener) -> None:
     assert not any(listener.hear_runs(*(f"run {n}" for n in range(50))))
 
 
-def test_what_a_killed_instance_had_under_way_shares_no_address_with_its_successor(listener: Listener) -> None:
+def test_in_flight_records_of_a_killed_instance_do_not_share_an_address_with_its_successor(listener: Listener) -> None:
     listener.hear_runs(*5 * ["killed"])
 
     at_once = listener.hear_runs("next", "killed", "next", "killed", "next", "killed", seconds=0.01)
@@ -325,7 +331,7 @@ def test_what_a_killed_instance_had_under_way_shares_no_address_with_its_success
     assert not any([*at_once, *listener.hear_runs(*10 * ["next"], seconds=1)])
 
 
-def test_records_from_before_the_listener_started_share_no_address(listener: Listener) -> None:
+def test_records_from_before_the_start_do_not_share_an_address(listener: Listener) -> None:
     for run in 5 * ("x", "y"):
         listener.clock.now += 0.5
         listener.table.hear("a:1", record("a:1", incarnation=run), live=False)
@@ -333,7 +339,7 @@ def test_records_from_before_the_listener_started_share_no_address(listener: Lis
     assert not listener.table.is_shared("a:1")
 
 
-def test_an_address_is_one_instances_again_three_seconds_after_the_other_has_gone(listener: Listener) -> None:
+def test_an_address_is_no_longer_shared_three_seconds_after_the_other_instance_stopped(listener: Listener) -> None:
     assert listener.hear_runs(*6 * ("x", "y"))[-1]
 
     healed = listener.hear_runs(*4 * ["y"], seconds=1)
@@ -342,7 +348,7 @@ def test_an_address_is_one_instances_again_three_seconds_after_the_other_has_gon
     assert not any(listener.hear_runs(*4 * ["y"], seconds=1))
 
 
-def test_an_address_stays_shared_while_nothing_is_heard(listener: Listener) -> None:
+def test_an_address_stays_shared_while_no_record_is_heard(listener: Listener) -> None:
     listener.hear_runs(*6 * ("x", "y"))
     listener.clock.now += 60
     listener.hear("b:1")
@@ -350,7 +356,7 @@ def test_an_address_stays_shared_while_nothing_is_heard(listener: Listener) -> N
     assert listener.table.is_shared("a:1")
 
 
-def test_an_address_is_one_instances_again_once_the_other_says_farewell(listener: Listener) -> None:
+def test_an_address_is_no_longer_shared_after_the_farewell_of_the_other_instance(listener: Listener) -> None:
     listener.hear_runs(*6 * ("x", "y"))
 
     listener.table.hear("a:1", None, live=True)
@@ -359,7 +365,7 @@ def test_an_address_is_one_instances_again_once_the_other_says_farewell(listener
     assert not any(listener.hear_runs(*4 * ["y"]))
 
 
-def test_runs_that_are_forged_by_the_thousand_are_not_all_kept(listener: Listener) -> None:
+def test_the_number_of_remembered_runs_is_bounded(listener: Listener) -> None:
     listener.hear_runs(*(f"run {n}" for n in range(1_000)), seconds=0.001)
 
     assert len(listener.table._runs["a:1"]._heard_at) < 10
@@ -380,7 +386,7 @@ def test_servers_are_listed_by_address(listener: Listener) -> None:
     assert [server.address for server in listener.table.servers()] == ["a:1", "b:1", "c:1"]
 
 
-def test_a_reader_keeps_what_it_took_while_the_listener_hears_more(listener: Listener) -> None:
+def test_a_returned_list_of_servers_does_not_change(listener: Listener) -> None:
     listener.hear("a:1", task(0))
     taken = listener.table.servers()
 
@@ -389,11 +395,11 @@ def test_a_reader_keeps_what_it_took_while_the_listener_hears_more(listener: Lis
     assert [server.address for server in taken] == ["a:1"]
 
 
-def test_what_could_not_be_published_at_once_is_not_told_to_peers_once_it_is_old() -> None:
-    nobody: dict[str, object] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+def test_an_outdated_record_that_could_not_be_published_is_dropped() -> None:
+    unreachable: dict[str, object] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     directory = Directory(
-        consumer_config={**nobody, "group.id": "any"},
-        producer_config={**nobody, "message.timeout.ms": 300_000},
+        consumer_config={**unreachable, "group.id": "any"},
+        producer_config={**unreachable, "message.timeout.ms": 300_000},
         topic="servers",
         address="a:1",
         incarnation="i1",
@@ -403,10 +409,13 @@ def test_what_could_not_be_published_at_once_is_not_told_to_peers_once_it_is_old
         tasks=list,
         table=ServerTable(),
     )
-    failed: list[KafkaError | None] = []
 
-    directory._producer.produce("servers", b"", "a:1", partition=0, on_delivery=lambda error, _: failed.append(error))
-    directory._producer.flush(10.0)
-    directory._consumer.close()
+    def refused() -> list[str]:
+        return [line["error"] for line in logs if line["event"] == "publishing to the directory failed"]
 
-    assert [error and error.code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
+    with capture_logs() as logs:
+        directory.start()
+        eventually(lambda: bool(refused()), "a record is dropped")
+        directory.stop(5.0)
+
+    assert "timed out" in refused()[0]

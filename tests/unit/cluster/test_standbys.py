@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.server_table import ServerTable
+from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.standbys import StandbyChooser, chosen
 from tests.support.fakes import Clock
 
@@ -16,7 +16,7 @@ ADDRESSES = st.sets(st.integers(1, 60).map(lambda n: f"host-{n}:5051"), min_size
 
 
 @given(ADDRESSES, st.integers(0, 4), st.randoms())
-def test_the_choice_does_not_depend_on_the_order_in_which_instances_are_known(
+def test_the_choice_is_independent_of_the_order_of_the_instances(
     addresses: set[str], replicas: int, random: Any
 ) -> None:
     shuffled = sorted(addresses)
@@ -31,7 +31,7 @@ def test_the_choice_does_not_depend_on_the_order_in_which_instances_are_known(
 
 
 @given(ADDRESSES, st.integers(1, 4))
-def test_when_an_instance_goes_only_its_own_standbys_move(addresses: set[str], replicas: int) -> None:
+def test_only_the_standbys_of_an_instance_that_leaves_move(addresses: set[str], replicas: int) -> None:
     before = chosen("balance_0", addresses, None, replicas)
     gone = min(addresses)
 
@@ -100,11 +100,11 @@ class Cluster:
         return [name for name, chooser in self.choosers.items() if chooser.partitions() == frozenset({0})]
 
 
-def test_each_instance_finds_out_for_itself_and_one_stands_by() -> None:
+def test_all_instances_choose_the_same_single_standby() -> None:
     assert len(Cluster().standing_by()) == 1
 
 
-def test_when_the_owner_falls_silent_its_standby_stays() -> None:
+def test_a_standby_stays_when_the_owner_falls_silent() -> None:
     cluster = Cluster()
     before = cluster.standing_by()
     for _ in range(30):
@@ -115,7 +115,7 @@ def test_when_the_owner_falls_silent_its_standby_stays() -> None:
 
 
 @pytest.mark.parametrize("owner", ["a", "b", "c"])
-def test_while_the_owner_restores_its_standby_stays(owner: str) -> None:
+def test_a_standby_stays_while_the_owner_restores(owner: str) -> None:
     cluster = Cluster(owner)
     before = cluster.standing_by()
     for _ in range(30):
@@ -126,7 +126,7 @@ def test_while_the_owner_restores_its_standby_stays(owner: str) -> None:
         assert cluster.standing_by() == before
 
 
-def test_when_the_standby_falls_silent_another_one_stands_by() -> None:
+def test_another_instance_stands_by_when_the_standby_falls_silent() -> None:
     cluster = Cluster()
     (silent,) = cluster.standing_by()
     (other,) = {"b", "c"} - {silent}
@@ -138,7 +138,7 @@ def test_when_the_standby_falls_silent_another_one_stands_by() -> None:
     assert other in cluster.standing_by()
 
 
-def test_a_standby_that_is_no_longer_chosen_is_kept_for_a_while() -> None:
+def test_a_standby_that_is_no_longer_chosen_is_kept_for_seconds() -> None:
     first, second, third = RANKED
     cluster = Cluster(owner=first)
     assert cluster.standing_by() == [second]
@@ -162,7 +162,7 @@ def test_an_owner_does_not_stand_by_for_its_own_partition() -> None:
     assert cluster.choosers[first].partitions() == frozenset({0})
 
 
-def test_while_brokers_are_away_standbys_stay_and_no_other_is_opened() -> None:
+def test_standbys_do_not_change_while_the_brokers_are_unreachable() -> None:
     cluster = Cluster()
     before = cluster.standing_by()
     for _ in range(60):
@@ -177,7 +177,7 @@ def test_while_brokers_are_away_standbys_stay_and_no_other_is_opened() -> None:
     assert cluster.standing_by() == before
 
 
-def test_an_instance_that_has_just_started_chooses_nothing_before_it_had_time_to_hear_the_others() -> None:
+def test_a_starting_instance_does_not_choose_before_it_had_time_to_hear_the_others() -> None:
     cluster = Cluster()
     lowest = RANKED[-1]
     table = ServerTable(cluster.clock)
@@ -195,7 +195,7 @@ def test_an_instance_that_has_just_started_chooses_nothing_before_it_had_time_to
     assert set(chosen_for) == {frozenset()}
 
 
-def test_an_instance_that_has_just_started_stands_by_soon() -> None:
+def test_a_starting_instance_stands_by_within_seconds() -> None:
     cluster = Cluster()
     (first,) = cluster.standing_by()
     started = cluster.chooser(first)
@@ -208,7 +208,7 @@ def test_an_instance_that_has_just_started_stands_by_soon() -> None:
     assert chosen_for == [frozenset()] * 4 + [frozenset({0})] * 2
 
 
-def test_after_a_pause_it_hears_first_what_it_said_before_and_chooses_nothing_by_that() -> None:
+def test_after_a_pause_an_instance_does_not_choose_by_its_own_old_records() -> None:
     cluster = Cluster()
     before = cluster.standing_by()
     cluster.clock.now += 3600
@@ -217,7 +217,7 @@ def test_after_a_pause_it_hears_first_what_it_said_before_and_chooses_nothing_by
     assert cluster.standing_by() == before
 
 
-def test_after_a_pause_a_standby_stays_while_nothing_has_been_heard_yet() -> None:
+def test_after_a_pause_a_standby_stays_until_records_are_heard() -> None:
     cluster = Cluster()
     before = cluster.standing_by()
     cluster.clock.now += 3600
@@ -225,7 +225,7 @@ def test_after_a_pause_a_standby_stays_while_nothing_has_been_heard_yet() -> Non
     assert cluster.standing_by() == before
 
 
-def test_what_is_no_longer_kept_does_not_come_back_while_nothing_is_heard() -> None:
+def test_a_dropped_standby_does_not_return_while_no_record_is_heard() -> None:
     first, _, third = RANKED
     cluster = Cluster(owner=first)
     cluster.standing_by()
@@ -238,7 +238,7 @@ def test_what_is_no_longer_kept_does_not_come_back_while_nothing_is_heard() -> N
     assert cluster.standing_by() == [first]
 
 
-def test_an_instance_that_does_not_host_the_read_model_is_not_counted_on() -> None:
+def test_an_instance_that_does_not_host_the_read_model_is_not_chosen() -> None:
     cluster = Cluster()
     (chosen_before,) = cluster.standing_by()
     (other,) = {"b", "c"} - {chosen_before}
@@ -247,14 +247,14 @@ def test_an_instance_that_does_not_host_the_read_model_is_not_counted_on() -> No
     assert other in cluster.standing_by()
 
 
-def test_while_nobody_owns_the_partition_somebody_stands_by() -> None:
+def test_an_instance_stands_by_for_a_partition_without_an_owner() -> None:
     cluster = Cluster()
     cluster.hear("a", "b", "c", owner="nobody")
 
     assert len(cluster.standing_by()) == 1
 
 
-def test_without_replicas_nobody_stands_by() -> None:
+def test_without_replicas_no_instance_stands_by() -> None:
     cluster = Cluster()
 
     assert cluster.chooser("b", replicas=0).partitions() == frozenset()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from balance_service.application import STOP_SECONDS
-from balance_service.cluster.server_table import SUSPECT_AFTER_SECONDS
-from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+from balance_service.cluster.directory import SUSPECT_AFTER_SECONDS
+from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS
 from balance_service.devtools.local.guard import GRACE_SECONDS
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS
 from balance_service.hosting.engine import CHECK_EVERY_SECONDS

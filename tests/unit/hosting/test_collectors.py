@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from balance_service.cluster.directory import ServerTable
 from balance_service.cluster.membership import Lease
-from balance_service.cluster.server_table import ServerTable
 from balance_service.engine.commit import Committed
 from balance_service.engine.records import Role, StoreSizes, TaskId, TaskSnapshot
 from balance_service.hosting.collectors import EngineCollector, InstanceCollector

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
+from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer, Problem
 from balance_service.http.handlers import Handlers

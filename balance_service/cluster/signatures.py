@@ -1,35 +1,54 @@
-"""Signatures of the directory's records: whoever may write to the topic is not for that reason an instance.
+"""Signatures by the secret that all instances of an application share, and signed records of the directory.
 
-A record's header `signature` signs the topic, the instance's address, the time, and the record's value, a farewell's
-too. A record is good for a short time and comes after the one before it of the same run, so one that is written again
-says nothing.
+A user that may write to the directory's topic is not necessarily an instance. The record header `signature` signs the
+topic, the instance's address, the time and the record's value; a farewell has an empty one. A record is valid for a
+short time and only after the previous record of its run, so that a replayed record is refused.
+Source: RFC 2104, HMAC; with SHA-256.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from typing import TYPE_CHECKING
 
-from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.cluster.shared_secret import SharedSecret
-
+CLOCKS_AGREE_SECONDS = 30
+"""A signature holds a time, and is valid this long before and after it."""
 HEADER = "signature"
 REASONS = UNSIGNED, WRONGLY_SIGNED, NOT_OF_NOW, REPEATED = "unsigned", "wrongly signed", "not of now", "repeated"
 """Why a record is refused."""
 FAREWELL = ""
 _PURPOSE = b"balance-service directory record 1"
 _SIGNATURE = re.compile(rb"t=(?P<t>[0-9]{1,15});hmac=(?P<hmac>[0-9a-f]{64})")
-# Far longer than a record is good for, should a clock be set back meanwhile.
+# Far longer than a record is valid, in case a clock is set back.
 _REMEMBER_SECONDS = 600
 
 
+class SharedSecret:
+    """Signs, and verifies signatures. A signature for one purpose is invalid for any other."""
+
+    def __init__(self, secret: str) -> None:
+        self._keyed = hmac.new(secret.encode(), digestmod="sha256")
+
+    def sign(self, purpose: bytes, *parts: bytes) -> str:
+        """The signature of parts in this order, as 64 hexadecimal digits."""
+        # A copy saves hashing the key again. The lengths make every list of parts a distinct message.
+        keyed = self._keyed.copy()
+        keyed.update(b"".join([b"%d:%b" % (len(part), part) for part in (purpose, *parts)]))
+        return keyed.hexdigest()
+
+    def has_signed(self, signature: str, purpose: bytes, *parts: bytes) -> bool:
+        """Whether a signature is the one of these parts, in constant time."""
+        return hmac.compare_digest(self.sign(purpose, *parts).encode(), signature.encode("utf-8", "surrogatepass"))
+
+
 class UntrustedRecordError(Exception):
-    """A record that is not of the instance that it names, or not of now. `reason` is one of `REASONS`."""
+    """The instance that a record names did not write it just now. `reason` is one of `REASONS`."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"it is {reason}; {remedy}")
@@ -37,9 +56,9 @@ class UntrustedRecordError(Exception):
 
 
 class RecordSignatures:
-    """Signs the records of one instance and judges those of all. Without a secret none is signed, and all pass.
+    """Signs the directory records of one instance and verifies those of all. For one thread.
 
-    Belongs to one thread.
+    Without a secret, no record is signed and every record is accepted.
     """
 
     def __init__(self, secret: SharedSecret | None, topic: str, now_ms: Callable[[], int] = now_ms) -> None:
@@ -50,30 +69,30 @@ class RecordSignatures:
         self._latest_ms: dict[tuple[str, str], int] = {}
 
     def sign(self, address: str, value: bytes | None) -> dict[str, bytes]:
-        """The headers of a record of ours.
+        """The headers of this instance's next record.
 
         Args:
-            value: None is the farewell.
+            value: None for the farewell.
         """
         if self._secret is None:
             return {}
-        # Each is later than the one before, even if the clock was set back.
+        # The time increases with each record, even if the clock was set back.
         self._signed_ms = max(self._now_ms(), self._signed_ms + 1)
         t = b"%d" % self._signed_ms
         signature = self._secret.sign(_PURPOSE, self._topic, address.encode(), t, value or b"")
         return {HEADER: b"t=%b;hmac=%b" % (t, signature.encode())}
 
     def check(self, address: str, value: bytes | None, signature: str | bytes | None) -> int | None:
-        """Refuse a record that no instance has written lately under this address.
+        """Refuses a record that no instance with this address wrote just now.
 
         Args:
-            signature: what the record has as its header of that name.
+            signature: the record's header of that name.
 
         Returns:
             When it was signed, in milliseconds, for `check_order`; None without a secret.
 
         Raises:
-            UntrustedRecordError: it is not signed, or not so, or not of now.
+            UntrustedRecordError: the signature is missing, wrong, or too old or new.
         """
         if self._secret is None:
             return None
@@ -91,22 +110,22 @@ class RecordSignatures:
         return t
 
     def check_order(self, address: str, incarnation: str, signed_ms: int | None) -> None:
-        """Refuse a record that a run of an instance wrote before another one that was taken, or before a farewell.
+        """Refuses a record that its run signed before an accepted one, or before a farewell.
 
-        Two runs are not compared: where two instances share an address, their clocks may differ.
+        Two runs are not compared: if two instances share an address, their clocks may differ.
 
         Args:
-            incarnation: the run's; `FAREWELL` for a farewell, which names none.
-            signed_ms: what `check` returned.
+            incarnation: of the run; `FAREWELL` for a farewell, which names none.
+            signed_ms: as `check` returned it.
 
         Raises:
-            UntrustedRecordError: it is written again.
+            UntrustedRecordError: the record is a repetition.
         """
         if signed_ms is None:
             return
         runs = (address, incarnation), (address, FAREWELL)
         if signed_ms <= max(self._latest_ms.get(run, 0) for run in runs):
-            raise UntrustedRecordError(REPEATED, "the instance has said something else since")
+            raise UntrustedRecordError(REPEATED, "the instance has published a newer record since")
         oldest = self._now_ms() - _REMEMBER_SECONDS * 1000
         recent = {run: ms for run, ms in self._latest_ms.items() if ms > oldest}
         self._latest_ms = recent | {(address, incarnation): signed_ms}

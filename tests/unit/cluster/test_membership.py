@@ -1,15 +1,23 @@
-"""The lease: it ends before anybody can have succeeded its holder."""
+"""The lease, which ends before another instance can own the partitions; errors that keep a member out of its group."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from typing import TYPE_CHECKING
+
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.cluster.membership import Lease, consumer_config
 from balance_service.process.runtime import elapsed
 from tests.support.fakes import SESSION_MS, Clock, lone_member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from balance_service.cluster.membership import Membership
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ def test_a_lease_counts_from_when_the_request_was_sent_not_answered(lease: Lease
     assert not lease.holds
 
 
-def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_membership_counts_its_lease_from_before_the_request(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.cluster.membership.elapsed", clock)
     member = lone_member(positions={("topic", 0): 5})
     member.lease = Lease(SESSION_MS, clock)
@@ -65,13 +73,13 @@ def test_a_membership_counts_its_lease_from_before_it_asked(clock: Clock, monkey
 
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])
-def test_a_member_that_is_none_any_more_holds_no_lease(how: str) -> None:
+def test_a_former_member_holds_no_lease(how: str) -> None:
     member = lone_member()
     member.start()
     member.lease.renew(elapsed())
     assert member.lease.holds
     if how == "lost":
-        member._on_lost(Consuming(), [TopicPartition("topic", 0)])
+        member._on_lost(IgnoringConsumer(), [TopicPartition("topic", 0)])
         held = member.lease.holds
         member.stop()
     else:
@@ -80,8 +88,8 @@ def test_a_member_that_is_none_any_more_holds_no_lease(how: str) -> None:
     assert not held
 
 
-class Consuming(Consumer):
-    """A consumer of which it does not matter what it gives up."""
+class IgnoringConsumer(Consumer):
+    """A consumer that ignores unassignments."""
 
     def __init__(self) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "group.id": "group", "log_level": 0})
@@ -89,7 +97,7 @@ class Consuming(Consumer):
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None: ...
 
 
-def test_an_answer_that_comes_after_the_lease_would_have_ended_renews_nothing(lease: Lease, clock: Clock) -> None:
+def test_an_answer_after_the_end_of_the_lease_does_not_renew_it(lease: Lease, clock: Clock) -> None:
     sent_at = clock.now
     clock.now += 30
     lease.renew(sent_at)
@@ -141,14 +149,14 @@ def test_a_lease_never_outlasts_the_session_of_its_last_request(
     assert not lease.holds or clock.now < last_sent + session_ms / 1000
 
 
-def test_a_member_never_lets_kafka_choose_where_to_begin() -> None:
+def test_a_member_never_resets_offsets() -> None:
     config = consumer_config({"bootstrap.servers": "b"}, "g", SESSION_MS)
 
     assert config["auto.offset.reset"] == "error"
     assert config["enable.auto.commit"] is False
 
 
-def test_the_users_properties_do_not_replace_the_groups_own() -> None:
+def test_user_properties_do_not_override_those_of_the_group() -> None:
     config = consumer_config(
         {"auto.offset.reset": "latest", "group.id": "x", "session.timeout.ms": 1, "client.rack": "r"},
         "g",
@@ -163,15 +171,60 @@ def test_the_users_properties_do_not_replace_the_groups_own() -> None:
     assert config["client.rack"] == "r"
 
 
-def test_a_members_partitions_come_and_go_one_by_one_whatever_the_users_properties_are() -> None:
+def test_user_properties_do_not_change_the_cooperative_assignment() -> None:
     config = consumer_config({"partition.assignment.strategy": "range"}, "g", SESSION_MS)
 
     assert config["partition.assignment.strategy"] == "cooperative-sticky"
 
 
 @pytest.mark.parametrize("session_ms", [3_000, 10_000, 300_000])
-def test_heartbeats_come_several_times_a_session(session_ms: int) -> None:
+def test_there_are_several_heartbeats_per_session(session_ms: int) -> None:
     interval = consumer_config({}, "g", session_ms)["heartbeat.interval.ms"]
 
     assert isinstance(interval, int)
     assert 0 < interval <= session_ms / 3
+
+
+@pytest.fixture
+def member() -> Iterator[Membership]:
+    member = lone_member()
+    with closing(member._consumer):
+        yield member
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ],
+)
+def test_an_error_that_passes_by_itself_is_no_problem(member: Membership, code: int) -> None:
+    member._note(KafkaError(code))
+
+    assert member.problem == ""
+
+
+def test_a_full_group_is_reported_with_the_setting_of_its_bound(member: Membership) -> None:
+    member._note(KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED))
+
+    assert member.problem.startswith("group 'group' does not admit this member (")
+    assert member.problem.endswith("); run fewer instances, or raise the brokers' group.max.size")
+
+
+def test_the_latest_problem_is_reported_until_a_confirmed_lease(member: Membership) -> None:
+    member._note(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    forbidden = member.problem
+    member._note(KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL))
+    refused = member.problem
+    member._sent_at = 0.0
+    member._committed(None, [TopicPartition("topic", 0, 5)])
+
+    assert "the brokers do not allow" in forbidden
+    assert "stop the other members of this group" in refused
+    assert member.problem == ""

@@ -1,17 +1,50 @@
-"""Records of the directory: signed by instances, refused from anybody else, and from the past."""
+"""HMAC signatures by the shared secret; directory records with and without a valid signature."""
 
 from __future__ import annotations
+
+import hashlib
+import hmac
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.cluster.record_signatures import FAREWELL, HEADER, RecordSignatures, UntrustedRecordError
-from balance_service.cluster.shared_secret import CLOCKS_AGREE_SECONDS, SharedSecret
+from balance_service.cluster.signatures import (
+    CLOCKS_AGREE_SECONDS,
+    FAREWELL,
+    HEADER,
+    RecordSignatures,
+    SharedSecret,
+    UntrustedRecordError,
+)
 from tests.support.fakes import Clock
 
 SECRET = SharedSecret("a secret of all instances")
+PARTS = st.lists(st.binary(max_size=12), max_size=4)
 RECORD = b"\0\0\0\0\x07what an instance says"
+
+
+@given(st.text(min_size=1), PARTS)
+def test_a_signature_is_the_hmac_of_all_parts_with_their_lengths(secret: str, parts: list[bytes]) -> None:
+    message = b"".join(b"%d:" % len(part) + part for part in [b"purpose", *parts])
+
+    assert (
+        SharedSecret(secret).sign(b"purpose", *parts) == hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+    )
+
+
+@given(PARTS, PARTS)
+def test_different_parts_have_different_signatures(parts: list[bytes], others: list[bytes]) -> None:
+    assert SECRET.has_signed(SECRET.sign(b"purpose", *parts), b"purpose", *others) == (parts == others)
+
+
+def test_a_signature_is_valid_for_one_purpose_only() -> None:
+    assert not SECRET.has_signed(SECRET.sign(b"one purpose", b"x"), b"another", b"x")
+
+
+@given(st.text(st.characters(exclude_categories=[]), max_size=70))
+def test_a_malformed_signature_is_invalid(signature: str) -> None:
+    assert not SECRET.has_signed(signature, b"purpose", b"x")
 
 
 class Instances:
@@ -38,14 +71,14 @@ class Instances:
 
 
 @pytest.mark.parametrize("value", [RECORD, None])
-def test_what_an_instance_writes_is_taken_its_farewell_too(value: bytes | None) -> None:
+def test_a_record_and_a_farewell_of_an_instance_are_accepted(value: bytes | None) -> None:
     instances = Instances()
 
     instances.read(instances.write(value), value)
 
 
 @given(st.data())
-def test_any_byte_that_is_changed_is_noticed(data: st.DataObject) -> None:
+def test_a_record_with_any_changed_byte_is_refused(data: st.DataObject) -> None:
     instances = Instances()
     signature = instances.write()
     assert signature is not None
@@ -62,24 +95,24 @@ def test_any_byte_that_is_changed_is_noticed(data: st.DataObject) -> None:
 
 
 @given(st.none() | st.binary(max_size=100) | st.text(max_size=100))
-def test_what_is_no_signature_is_refused_as_unsigned(signature: str | bytes | None) -> None:
+def test_a_malformed_signature_is_refused_as_unsigned(signature: str | bytes | None) -> None:
     assert Instances().refusal(signature) == "unsigned"
 
 
-def test_a_farewell_cannot_be_made_of_a_record() -> None:
+def test_the_signature_of_a_record_does_not_sign_a_farewell() -> None:
     instances = Instances()
 
     assert instances.refusal(instances.write(), None) == "wrongly signed"
 
 
-def test_another_secret_or_another_topic_is_refused_and_the_reason_names_the_setting() -> None:
+def test_a_record_of_another_secret_or_topic_is_refused_with_the_setting_to_correct() -> None:
     for other in (Instances(SharedSecret("another")), Instances(topic="servers-of-others")):
         with pytest.raises(UntrustedRecordError, match="BALANCE_PEER_SECRET") as caught:
             other.reader.check("a:1", RECORD, other.write())
         assert caught.value.reason == "wrongly signed"
 
 
-def test_a_record_that_is_written_again_is_refused() -> None:
+def test_a_replayed_record_is_refused() -> None:
     instances = Instances()
     first, second = instances.write(), instances.write()
 
@@ -90,7 +123,7 @@ def test_a_record_that_is_written_again_is_refused() -> None:
     instances.read(instances.write(address="b:1"), address="b:1")
 
 
-def test_two_runs_under_one_address_are_both_heard_though_the_clock_of_one_is_behind() -> None:
+def test_two_runs_under_one_address_are_both_accepted_although_one_clock_is_behind() -> None:
     instances = Instances()
     instances.read(instances.write(), run="ahead")
     behind = RecordSignatures(SECRET, "servers", lambda: int(instances.writers_clock() * 1000) - 5_000)
@@ -102,7 +135,7 @@ def test_two_runs_under_one_address_are_both_heard_though_the_clock_of_one_is_be
         instances.read(said, run="behind")
 
 
-def test_after_a_farewell_what_was_said_before_is_refused() -> None:
+def test_an_older_record_is_refused_after_a_farewell() -> None:
     instances = Instances()
     before = instances.write()
     instances.read(instances.write(None), None)
@@ -111,7 +144,7 @@ def test_after_a_farewell_what_was_said_before_is_refused() -> None:
 
 
 @pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS, 0, CLOCKS_AGREE_SECONDS])
-def test_clocks_may_differ_a_little(late: float) -> None:
+def test_clocks_may_differ_by_seconds(late: float) -> None:
     instances = Instances()
     instances.readers_clock.now += late
 
@@ -119,21 +152,21 @@ def test_clocks_may_differ_a_little(late: float) -> None:
 
 
 @pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS - 0.1, CLOCKS_AGREE_SECONDS + 0.1, 1e9])
-def test_a_record_of_another_time_is_refused_whether_or_not_its_instance_is_known(late: float) -> None:
+def test_an_outdated_or_future_record_is_refused(late: float) -> None:
     instances = Instances()
     instances.readers_clock.now += late
 
     assert instances.refusal(instances.write()) == "not of now"
 
 
-def test_an_instance_whose_clock_is_set_back_is_heard_all_the_time() -> None:
+def test_an_instance_whose_clock_is_set_back_stays_accepted() -> None:
     instances = Instances()
     for _ in range(3):
         instances.read(instances.write())
         instances.writers_clock.now -= 5
 
 
-def test_without_a_secret_nothing_is_signed_and_all_is_taken() -> None:
+def test_without_a_secret_no_record_is_signed_and_all_are_accepted() -> None:
     instances = Instances(secret=None)
 
     assert instances.write() is None
