@@ -37,7 +37,7 @@ from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
-from balance_service.http.turns import Turns
+from balance_service.http.scheduling import FairScheduler
 from balance_service.http.wiring import Front
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.log_reader import records_left_at
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from balance_service.errors import StoreCorruptedError
     from balance_service.http.commands import Command
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.routing import Readable, ReadableTasks
+    from balance_service.http.routing import ReadableTask
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
@@ -305,11 +305,11 @@ class _Queries:
         self._metrics = metrics
         self._settings = settings
         self._known = {model.name: model for model in known}
-        self._scans = Turns("scan")
+        self._scans = FairScheduler("scan")
         # Operators look for faults with these: they have threads of their own, which no client's scan can occupy.
-        self._letters_scans = Turns("scan-letters")
+        self._letters_scans = FairScheduler("scan-letters")
         # Each of these waits for the broker.
-        self._records = Turns("scan-records", threads=2)
+        self._records = FairScheduler("scan-records", threads=2)
 
     def of_models(self) -> ModelQueries:
         hosted = {name: self._hosted(tasks) for name, tasks in self._instance.engine.models.items()}
@@ -329,7 +329,7 @@ class _Queries:
         )
         records = LetterRecords(
             records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),
-            turns=self._records,
+            scheduler=self._records,
             timeout_seconds=self._settings.read_timeout_seconds,
         )
         scatter = self._scatter(routing, "/api", tasks, hosted, self._letters_scans)
@@ -377,13 +377,13 @@ class _Queries:
         scatter = self._scatter(routing, f"{PATH}/{name}", tasks, stage, self._scans)
         return ModelAnswers(queries, scatter, description_of(name, self._known))
 
-    def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: ReadableTasks) -> Routing:
+    def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: Tasks | _NotHosted) -> Routing:
         return Routing(
             read_model=stage,
             partitions=partitions,
             address=self._settings.application_server,
-            tasks=tasks,
-            membership=self._instance.engine.membership,
+            task=tasks.task,
+            lease=self._instance.engine.membership.lease,
             watermarks=watermarks,
             servers=self._instance.directory.table,
         )
@@ -394,7 +394,7 @@ class _Queries:
         path: str,
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
-        turns: Turns,
+        scheduler: FairScheduler,
     ) -> Scatter:
         return Scatter(
             routing=routing,
@@ -406,14 +406,14 @@ class _Queries:
             render=exact_json,
             on_damage=tasks.damaged,
             timeout_seconds=self._settings.read_timeout_seconds,
-            turns=turns,
+            scheduler=scheduler,
         )
 
 
 class _NotHosted:
     """The tasks and states of a read model that only peers host: there are none here."""
 
-    def task(self, _partition: int) -> Readable | None:
+    def task(self, _partition: int) -> ReadableTask | None:
         return None
 
     def view(self, _frame: bytes) -> Any:

@@ -11,8 +11,8 @@ from balance_service.http.given import Given
 from balance_service.http.model_queries import DEFAULT_ENTRIES
 from balance_service.http.parameters import LIMIT
 from balance_service.http.scan import Count, Entries
-from balance_service.http.scatter import NOT_OF_FORM, not_of_form
-from balance_service.http.turns import asker_of
+from balance_service.http.scatter import MALFORMED, malformed_answer
+from balance_service.http.scheduling import asker_of
 from balance_service.model.json_view import exact_json
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class CollectionQueries:
         value = body.removeprefix(without_value.removesuffix("null}").encode())[:-1]
         try:
             json.loads(value)
-        except NOT_OF_FORM as error:
-            raise not_of_form() from error
+        except MALFORMED as error:
+            raise malformed_answer() from error
         answer.body = value
         return answer
 

@@ -41,9 +41,9 @@ from balance_service.http.letter_parameters import (
 from balance_service.http.parameters import LIMIT, PARTITIONS
 from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.peers.trust import FORWARDED_HEADER
-from balance_service.http.scatter import NOT_OF_FORM
+from balance_service.http.scatter import MALFORMED
+from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.turns import asker_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from balance_service.http.letter_scan import LetterScan
     from balance_service.http.peers.trust import Peer
     from balance_service.http.scatter import Scatter
-    from balance_service.http.turns import Asker
+    from balance_service.http.scheduling import Asker
 
 PATH = "/api/deadLetters"
 _DEFAULT_LETTERS = 100
@@ -161,7 +161,7 @@ class StageLetters:
                 return False
             try:
                 refused = {int(offset): str(why) for offset, why in json.loads(answer.body)["refused"].items()}
-            except NOT_OF_FORM:
+            except MALFORMED:
                 outcome.unknown(asked)
                 return False
             outcome.told(asked, refused)

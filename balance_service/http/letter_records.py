@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from balance_service.errors import RetriableError
 from balance_service.http.answer import compact_json, unavailable
 from balance_service.http.letter_scan import letter_id
-from balance_service.http.scan import MOST_BYTES
-from balance_service.http.turns import in_one_step
+from balance_service.http.scan import MAX_BYTES
+from balance_service.http.scheduling import in_one_step
 from balance_service.kafka.messages import shown_headers
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from balance_service.http.turns import Asker, Turns
+    from balance_service.http.scheduling import Asker, FairScheduler
 
 # A page whose records take longer to read ends there: the client's deadline may be near.
 _PAGE_SECONDS = 0.3
@@ -37,7 +37,7 @@ class LetterRecords:
     """The records of one stage's letters."""
 
     records: Records = field(repr=False)
-    turns: Turns
+    scheduler: FairScheduler
     timeout_seconds: float
 
     async def added_to(self, letters: Sequence[Mapping[str, Any]], asker: Asker) -> list[dict[str, Any]]:
@@ -51,9 +51,9 @@ class LetterRecords:
         try:
             async with (
                 asyncio.timeout(self.timeout_seconds),
-                self.turns.admitted(asker, self.timeout_seconds / 2),
+                self.scheduler.admitted(asker, self.timeout_seconds / 2),
             ):
-                return await self.turns.run(asker, in_one_step(self._read, letters))
+                return await self.scheduler.run(asker, in_one_step(self._read, letters))
         except (TimeoutError, RetriableError) as error:
             raise unavailable("the records of dead letters cannot be read now") from error
 
@@ -64,11 +64,11 @@ class LetterRecords:
             if told and time.monotonic() > until:
                 return told
             by_offset = {letter_id(letter).offset: letter for letter in of_it}
-            looked_for, records = self.records(partition, [*by_offset], until - time.monotonic(), MOST_BYTES)
+            looked_for, records = self.records(partition, [*by_offset], until - time.monotonic(), MAX_BYTES)
             for offset in looked_for:
                 one = {**by_offset[offset], **_of(records.get(offset))}
                 size += len(compact_json(one))
-                if told and size > MOST_BYTES:
+                if told and size > MAX_BYTES:
                     return told
                 told.append(one)
             if len(looked_for) < len(by_offset):

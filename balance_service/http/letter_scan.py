@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import LetterId
 from balance_service.http.answer import compact_json
-from balance_service.http.scan import MOST_BYTES
+from balance_service.http.scan import MAX_BYTES
 from balance_service.kafka.messages import text_or_base64
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.dead_letters import Letters
-    from balance_service.http.routing import Copy
+    from balance_service.http.routing import LocalCopy
     from balance_service.http.scan import Render, Steps, View
     from balance_service.model.keys import KeyType
 
@@ -56,7 +56,7 @@ class LetterScan:
             given["status"] = self.status.value
         return given
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:  # noqa: ARG002
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:  # noqa: ARG002
         """See `Scan`."""
         told: list[dict[str, Any]] = []
         last, size = "", 0
@@ -70,7 +70,7 @@ class LetterScan:
                 one = self._told(name, letter)
                 # A control character of a key is six bytes of JSON.
                 size += len(compact_json(one))
-                if told and size > MOST_BYTES:
+                if told and size > MAX_BYTES:
                     return _body(told, last)
                 told.append(one)
             last = name
@@ -92,7 +92,7 @@ class LetterScan:
     def _is_wanted(self, letter: Letter) -> bool:
         return self.cause in (None, letter.cause) and self.status in (None, letter.status)
 
-    def _from(self, copies: Sequence[Copy]) -> Iterator[tuple[int, Letter]]:
+    def _from(self, copies: Sequence[LocalCopy]) -> Iterator[tuple[int, Letter]]:
         """All letters from the place on."""
         for copy in sorted(copies, key=lambda copy: copy.partition):
             if copy.partition < self.start[0]:

@@ -27,8 +27,8 @@ from balance_service.http.parameters import (
 )
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.turns import asker_of
 from balance_service.model.keys import TEXT
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Queries for one key of a read model: answered from the local store, or by the owner or a standby, one hop away."""
+"""Queries for one key of a read model, answered from the local store or by a peer, one hop away."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.http.parameters import KeyQuery
     from balance_service.http.peers.proxy import Proxy
-    from balance_service.http.routing import LocalAnswer, Readable, Routing
+    from balance_service.http.routing import LocalAnswer, ReadableTask, Routing
     from balance_service.observability.metrics import Metrics
 
 _MISDIRECTED = 421
@@ -42,37 +42,34 @@ class Queries:
     proxy: Proxy
     address: str
     view: Callable[[bytes], Mapping[str, Any]]
-    """Framed state → what the query answers."""
-    on_damage: Callable[[int, Readable, StoreCorruptedError], None]
-    """Told that the store of a partition is damaged, and the task that it was read through."""
+    """Framed state → the value in the answer."""
+    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None]
+    """Called with the partition and the task whose store is damaged."""
     timeout_seconds: float
     metrics: Metrics
     _observed: dict[tuple[str, int], Histogram] = field(default_factory=dict, init=False)
 
     async def get(self, request: web.Request, parse: Callable[[], KeyQuery]) -> web.Response:
-        """A key's state, from its owner; from a standby too, if the query says how recent it must be.
+        """Answers a client's or a peer's request; from a standby, if the query states how recent the answer must be.
 
         Args:
-            parse: the query in the request.
+            parse: reads the query from the request.
         """
         answer = await self._observed_answer(parse, is_forwarded=FORWARDED_HEADER in request.headers)
         return answer.response()
 
     async def answer(self, query: KeyQuery) -> Answer:
-        """The same to a client's query that is checked already.
-
-        Raises:
-            Problem: as `get`.
-        """
+        """Answers a client's parsed query. Raises Problem, as `get`."""
         return await self._observed_answer(lambda: query, is_forwarded=False)
 
     def at_once(self, key: bytes, noun: str, told_as: str | None) -> Answer | None:
-        """The owner's answer to a query with no more than a key, if this instance is that.
+        """Answers a query that has only a key, if this instance owns its partition; otherwise None.
 
-        None if it is not, or has anything else to say: `get` will say it.
+        Errors also return None: `get` meets and reports them.
 
         Args:
-            noun: as in `KeyQuery`, like `told_as`.
+            noun: as in `KeyQuery`.
+            told_as: as in `KeyQuery`.
         """
         began = time.perf_counter()
         partition = self.routing.partition_of(key)
@@ -84,7 +81,7 @@ class Queries:
             if not local.is_owner:
                 return None
             answer = self._answer(partition, local, noun, told_as)
-        except Exception:  # a view of the model's own raises anything; `get` meets it again, and tells it
+        except Exception:  # a model's own view may raise anything
             return None
         self._observe("local", answer.status, began)
         return answer
@@ -119,10 +116,10 @@ class Queries:
     async def _local(
         self, partition: int, query: KeyQuery, deadline: float, *, is_forwarded: bool
     ) -> LocalAnswer | None:
-        """An answer from here that is recent enough; None if others are to be asked.
+        """Returns a local answer that is recent enough; None if peers must be asked.
 
-        The owner waits for the wanted position, because no other instance is further. So does a standby that a peer
-        asked, because a forwarded query is not forwarded again.
+        The owner waits for the wanted position, because no other instance is ahead of it. So does a standby that a peer
+        asks, because a forwarded query is not forwarded again.
         """
         while True:
             local = self._read(partition, query)
@@ -148,36 +145,36 @@ class Queries:
             return self.routing.read(copy, query.key, _wanted(query))
         except (StoreCorruptedError, RetriableError) as error:
             refusal = self._refusal(partition, copy.task, error)
-        # Raise outside `except` and without the copy: a traceback would keep the view, and so the store's lock, alive.
+        # A traceback would keep the view and the store's lock alive: drop the copy, and raise after `except`.
         del copy
         if query.takes_standbys:
             return None
         raise refusal
 
-    def _refusal(self, partition: int, task: Readable, error: StoreCorruptedError | RetriableError) -> Problem:
-        """What is answered where the local store, or a state in it, cannot be read."""
+    def _refusal(self, partition: int, task: ReadableTask, error: StoreCorruptedError | RetriableError) -> Problem:
+        """The answer if the local store, or a state in it, cannot be read."""
         if isinstance(error, RetriableError):
             return unavailable(str(error))
         self.on_damage(partition, task, error)
         return unavailable("the local store is damaged and is being restored")
 
     async def _proxied(self, partition: int, query: KeyQuery, deadline: float) -> Answer:
-        """A peer's answer. If none answers, all candidates are asked once more, because the owner may have changed.
+        """Returns a peer's answer. If no peer answers, asks all candidates once more: the owner may have changed.
 
-        A query that waits for a position goes on asking: it outlasts a partition's move where its deadline does.
+        A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = unavailable(f"nobody is known to own partition {partition} now")
+        refusal = unavailable(f"no instance is known to own partition {partition}")
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()
                 if left <= 0 or (attempt > 1 and query.min_position is None):
                     break
                 await asyncio.sleep(min(_REFRESH_SECONDS, left))
-                # It may have become ours.
+                # This instance may have become the owner.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
                     return self._answer(partition, local, query.noun, query.told_as)
-            # A copy here may be recent enough by the second time.
+            # By the second attempt, a local copy may be recent enough.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
             peers = self.routing.in_turn(partition, deadline, takes_standbys=query.takes_standbys, is_all=not has_copy)
             for peer, seconds, is_last in peers:
@@ -195,7 +192,7 @@ class Queries:
                 if answer.status in _LOOKED_UP and not _is_of(answer, address, query):
                     self.metrics.proxied(address, "failed")
                     self.routing.doubt(partition, peer)
-                    refusal = unavailable(f"what answers at {address} is not the instance that was asked")
+                    refusal = unavailable(f"another instance than the one asked answers at {address}")
                     continue
                 self.metrics.proxied(address, _OUTCOMES.get(answer.status, "answered"))
                 if answer.status in _LOOKED_UP:
@@ -210,7 +207,6 @@ class Queries:
         raise refusal
 
     def _answer(self, partition: int, local: LocalAnswer, noun: str, told_as: str | None) -> Answer:
-        """An answer from here."""
         headers = {
             "Balance-Application-Server": self.address,
             "Balance-Role": "active" if local.is_owner else "standby",
@@ -252,12 +248,12 @@ def _is_reached(local: LocalAnswer, query: KeyQuery) -> bool:
 
 
 def _is_recent_enough(local: LocalAnswer, query: KeyQuery) -> bool:
-    """Whether an answer may be given: the owner's, or one that is as recent as the query wants it."""
+    """Whether the answer may be sent: the owner's, or a standby's that is as recent as the query requires."""
     is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)
     return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)
 
 
 def _is_of(answer: Answer, address: str, query: KeyQuery) -> bool:
-    """Whether an answer is of the instance that was asked, in a role that counts: addresses are given to others."""
+    """Whether the instance that was asked answers, in an acceptable role: an address may pass to another instance."""
     is_its_own = answer.headers.get("Balance-Application-Server") == address
     return is_its_own and (query.takes_standbys or answer.headers.get("Balance-Role") == "active")

@@ -1,7 +1,7 @@
-"""What may be asked of a whole read model: its entries in a range, how many there are, the greatest.
+"""Scans of a whole read model: its entries in a range, their number, and the greatest by a field.
 
-Each kind is read from local copies into a JSON body, and bodies of several instances are merged into one. A body's
-entries are cut out of its text, so that a number keeps its digits.
+Each scan reads local copies into a JSON body, and merges the bodies of several instances into one. It cuts entries out
+of the text of a body instead of encoding them again, so that numbers keep their digits.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from balance_service.model.keys import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from balance_service.http.routing import Copy
+    from balance_service.http.routing import LocalCopy
     from balance_service.model.keys import KeyType
 
     View = Callable[[bytes], Any]
-    """A framed state → what a query answers of it."""
+    """Framed state → the value in the answer."""
     Render = Callable[[Any], str]
     Steps = Generator[None, None, str]
     _Ranked = tuple[Any, bytes, bytes]
     """Value, key, framed state."""
 
-MOST_BYTES = 1 << 20
-# Between one step and the next, other questions have their turn: a millisecond or two at most.
+MAX_BYTES = 1 << 20
+# States read between two yields, a millisecond or two.
 _STEP = 200
-# What begins with it is no state's.
+# Greater than the key of any state.
 _END = b"\xff"
 _HEAD, _SEPARATOR, _NEXT = '{"entries":[', ",", ',"next":'
 
 
 class Scan(Protocol):
-    """A question about all keys."""
+    """A query about all keys of a read model."""
 
     def parameters(self) -> dict[str, str]:
-        """The question again, for a peer."""
+        """Returns the parameters of the same scan, for a peer."""
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
-        """The answer of some partitions, as JSON, read in steps. Takes long: not for the event loop."""
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+        """Reads some partitions into a JSON body. Yields where other scans may run; too slow for the event loop."""
 
     def merge(self, bodies: Sequence[str]) -> str:
-        """The answers of several instances as one, or one as it is.
+        """Merges the bodies of several instances; returns a single body unchanged.
 
-        Raises whatever reading comes to where an answer is not of the form that `read` gives it.
+        Raises one of `scatter.MALFORMED` if a body does not have the form that `read` writes.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """Keys and values in key order, from `start` to `end`, both inclusive, beyond `after`, that begin with `prefix`."""
+    """The entries from `start` to `end`, both inclusive, after `after` and with `prefix`, in key order."""
 
     start: str | None = None
     end: str | None = None
@@ -66,12 +66,10 @@ class Entries:
     key_type: KeyType = TEXT
 
     def parameters(self) -> dict[str, str]:
-        """See `Scan`."""
         given = {"from": self.start, "to": self.end, "prefix": self.prefix, "after": self.after}
         return {name: value for name, value in given.items() if value is not None} | {"limit": str(self.limit)}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
-        """See `Scan`."""
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
         start, stop = self._bounds()
         some = (_states(copy, start, stop, self.limit + 1) for copy in copies)
         ordered = heapq.merge(*(chain.from_iterable(states) for states in some))
@@ -80,17 +78,16 @@ class Entries:
         for key, frame in ordered:
             entries.append(_entry(self.key_type, key, render(view(frame))))
             size += len(entries[-1].text)
-            # One beyond the page says that there are more.
-            if len(entries) > self.limit or size > MOST_BYTES:
+            # One entry beyond the page shows that there are more.
+            if len(entries) > self.limit or size > MAX_BYTES:
                 break
             if len(entries) % _STEP == 0:
                 yield
         return _page(entries, self.limit)
 
     def merge(self, bodies: Sequence[str]) -> str:
-        """See `Scan`."""
         pages = [_parsed(body) for body in bodies]
-        # What an instance left out may come before what another one has.
+        # Entries that one instance left out may precede those of another.
         place = self._place
         known_up_to = min((place(page.next) for page in pages if page.next is not None), default=None)
         ordered = heapq.merge(*(page.entries for page in pages), key=lambda entry: place(entry.key))
@@ -105,47 +102,42 @@ class Entries:
         return max(starts), min(stops)
 
     def _place(self, key: str) -> bytes:
-        """Where a key stands in the order."""
+        """The key's position in the order."""
         return self.key_type.of_text(key)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many keys there are."""
+    """The number of keys."""
 
     def parameters(self) -> dict[str, str]:
-        """See `Scan`."""
         return {}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:  # noqa: ARG002
-        """See `Scan`."""
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:  # noqa: ARG002
         yield
         return _count(copy.position.keys for copy in copies)
 
     def merge(self, bodies: Sequence[str]) -> str:
-        """See `Scan`."""
         return _count(int(json.loads(body)["count"]) for body in bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Top:
-    """The entries with the greatest value of a field, equal ones by key; those without one are left out.
+    """The entries with the greatest value of a field, equal values by key. Entries without a value are omitted.
 
-    A body has `next` only where entries are missing, for they came to too many bytes.
+    A body has `next` only if entries are missing because they exceed the maximum size.
     """
 
     by: str
     value: Callable[[bytes], Any] = field(repr=False, compare=False)
-    """Framed state → the field's value, which is less work than all that a query answers of the state."""
+    """Framed state → the field's value, which is cheaper than the whole view."""
     limit: int = 10
     key_type: KeyType = TEXT
 
     def parameters(self) -> dict[str, str]:
-        """See `Scan`."""
         return {"by": self.by, "limit": str(self.limit)}
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
-        """See `Scan`."""
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
         best: list[_Ranked] = []
         for copy in copies:
             for some in _states(copy, b"", _END):
@@ -155,12 +147,12 @@ class Top:
         return _page(entries, self.limit, says_if_all=False)
 
     def _best(self, best: list[_Ranked], some: Iterable[tuple[bytes, bytes]]) -> list[_Ranked]:
-        """The best of both, the best one first: the greatest value, then the least key."""
+        """Merges entries into the best, ordered by greatest value, then least key."""
         value_of = self.value
         valued = [(value_of(frame), key, frame) for key, frame in some]
         more = [ranked for ranked in valued if _is_ordered(ranked[0])]
         if len(best) == self.limit:
-            # Most are less than the least of the best.
+            # Discards most entries without sorting them.
             least = best[-1][0]
             more = [ranked for ranked in more if ranked[0] >= least]
         if not more:
@@ -168,9 +160,8 @@ class Top:
         return heapq.nsmallest(self.limit, best + more, key=lambda ranked: (_Descending(ranked[0]), ranked[1]))
 
     def merge(self, bodies: Sequence[str]) -> str:
-        """See `Scan`."""
         pages = [_parsed(body) for body in bodies]
-        # Of a body that was cut short, what comes after its last is not known.
+        # Nothing is known about entries after the last one of a truncated body.
         known_up_to = min((self._rank(page.entries[-1]) for page in pages if page.next is not None), default=None)
         best = sorted((entry for page in pages for entry in page.entries), key=self._rank)
         known = [entry for entry in best if known_up_to is None or self._rank(entry) <= known_up_to]
@@ -191,7 +182,7 @@ class _Descending:
 
 
 def _is_ordered(value: Any) -> bool:
-    """Whether a number has its place: not null, nor a double that is infinite or no number."""
+    """Whether a value can be ranked: null, infinities and NaN cannot."""
     return value is not None and (not isinstance(value, float) or math.isfinite(value))
 
 
@@ -208,8 +199,10 @@ class _Page:
     next: str | None
 
 
-def _states(copy: Copy, start: bytes, stop: bytes, limit: int | None = None) -> Iterator[list[tuple[bytes, bytes]]]:
-    """States in key order, some at a time."""
+def _states(
+    copy: LocalCopy, start: bytes, stop: bytes, limit: int | None = None
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yields states in key order, in batches."""
     left = limit
     while left is None or left > 0:
         wanted = _STEP if left is None else min(_STEP, left)
@@ -227,12 +220,12 @@ def _entry(key_type: KeyType, key: bytes, value: str) -> _Entry:
 
 
 def _page(entries: Iterable[_Entry], limit: int, *, is_all: bool = True, says_if_all: bool = True) -> str:
-    """The first entries, as many as the limits allow, and the key after which to go on if there are more."""
+    """Renders the entries that fit the limits, and the key after which the next page begins if there are more."""
     texts: list[str] = []
     size, last = 0, None
     for entry in entries:
         size += len(entry.text.encode())
-        if len(texts) == limit or (texts and size > MOST_BYTES):
+        if len(texts) == limit or (texts and size > MAX_BYTES):
             is_all = False
             break
         texts.append(entry.text)
@@ -246,7 +239,7 @@ def _count(counts: Iterable[int]) -> str:
 
 
 def _parsed(body: str) -> _Page:
-    """The entries of a body that `_page` made, each with its text."""
+    """Parses a body of `_page` into entries, each with its original text."""
     decoder = json.JSONDecoder(parse_float=Decimal)
     entries: list[_Entry] = []
     at = len(_HEAD)
@@ -254,7 +247,7 @@ def _parsed(body: str) -> _Page:
         at += len(_SEPARATOR) if entries else 0
         value, end = decoder.raw_decode(body, at)
         if not isinstance(value["key"], str):
-            raise TypeError("a key is no text")
+            raise TypeError("a key is not text")
         entries.append(_Entry(value["key"], body[at:end], value["value"]))
         at = end
     following = body[at + 1 : -1].removeprefix(_NEXT)

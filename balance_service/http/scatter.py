@@ -1,9 +1,9 @@
-"""Questions about all keys of a read model: put to the instances that have its partitions, answered as one.
+"""Scatter-gather: sends a scan to the instances that have the partitions of a read model, and merges their answers.
 
-One request an instance, a few to one that has more partitions than a URL can name; one hop, one deadline. Each
-partition is read as of one moment; together they are of several. An answer that lacks a partition is refused, unless
-the client accepts that it does. Stores are read and answers merged in `Turns`; everything else belongs to the event
-loop. A question that is cancelled, because its client has gone, is not read to its end, nor at the peers.
+Each instance gets one request, or a few if a URL cannot list all its partitions; one hop, one deadline. Each partition
+is read as of one commit, different partitions as of different ones. An answer that lacks a partition is refused, unless
+the client accepts partial answers. `FairScheduler` runs reads and merges; everything else belongs to the event loop. If
+a client disconnects, its scan is cancelled, here and at the peers.
 """
 
 from __future__ import annotations
@@ -11,74 +11,82 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from balance_service.errors import BalanceServiceError, InvalidInputError, RetriableError, StoreCorruptedError
 from balance_service.http.answer import JSON, Answer, Problem, unavailable
 from balance_service.http.peers.proxy import split_to_fit
-from balance_service.http.turns import in_one_step
+from balance_service.http.scheduling import in_one_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.peers.trust import Peer
-    from balance_service.http.routing import Copy, Readable, Routing
+    from balance_service.http.routing import LocalCopy, ReadableTask, Routing
     from balance_service.http.scan import Render, Scan, Steps, View
-    from balance_service.http.turns import Asker, Turns
+    from balance_service.http.scheduling import Asker, FairScheduler
 
 _MISDIRECTED = 421
 _REFRESH_SECONDS = 0.3
 _ATTEMPTS = 2
-# In the form `0:12,1:40`: each partition with what holds of it.
-_OF_PARTITIONS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
-NOT_OF_FORM = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
-"""What is raised where a peer's answer is not of the form that this version knows."""
+# Each lists partitions with a value, as in `0:12,1:40`.
+_HEADERS = ("Balance-Position", "Balance-Epoch", "Balance-Role", "Balance-Lag")
+MALFORMED = (ArithmeticError, AttributeError, InvalidInputError, LookupError, RecursionError, TypeError, ValueError)
+"""The exceptions of parsing a peer's answer that does not have the form of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one instance answered, and of which partitions: header → partition → what it says of that."""
+    """An instance's answer about some partitions. `values`: header → partition → value."""
 
     body: str
-    told: Mapping[str, Mapping[int, str]]
+    values: Mapping[str, Mapping[int, str]]
 
     @property
     def partitions(self) -> Iterable[int]:
-        return self.told["Balance-Position"].keys()
+        return self.values["Balance-Position"].keys()
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A scan, who wants it, and how many records behind a copy may be; None: only owners answer."""
+    """A scan on behalf of an asker. With `max_lag`, copies that are at most so many records behind may answer."""
 
     scan: Scan
     asker: Asker
     max_lag: int | None = None
 
 
+class _PeerRequest(NamedTuple):
+    """One request to a peer, about some partitions."""
+
+    peer: Peer
+    path: str
+    parameters: Mapping[str, str]
+    partitions: Sequence[int]
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Scatter:
-    """Answers questions about all keys of one read model."""
+    """Answers scans of one read model."""
 
     routing: Routing
     proxy: Proxy
     address: str
     path: str
-    """Of the read model's routes, which the kinds of question follow."""
+    """Of the read model's routes; a peer is asked at `path/kind`."""
     view: View
-    """Framed state → what the query answers."""
     number: Callable[[str], Callable[[bytes], Any]]
-    """Field → framed state → what the view has there."""
+    """Field → framed state → the field's value in the view."""
     render: Render
-    on_damage: Callable[[int, Readable, StoreCorruptedError], None]
+    on_damage: Callable[[int, ReadableTask, StoreCorruptedError], None]
     """As in `Queries`."""
     timeout_seconds: float
-    turns: Turns
+    scheduler: FairScheduler
 
     @property
     def partitions(self) -> int:
-        """Of the read model's source."""
+        """The number of partitions of the source."""
         return self.routing.partitions
 
     async def answer(
@@ -91,30 +99,60 @@ class Scatter:
         is_partial: bool = False,
         partitions: Iterable[int] | None = None,
     ) -> Answer:
-        """The answer to a client.
+        """Answers a client.
 
         Args:
-            kind: the route's last part.
-            max_lag: standbys will do that are at most so many records behind.
-            is_partial: whether it may lack partitions.
-            partitions: those that the question is about; None for all.
+            kind: the last segment of the route.
+            max_lag: lets standbys answer that are at most so many records behind.
+            is_partial: whether the answer may lack partitions.
+            partitions: to scan; None scans all.
 
         Raises:
-            Problem: 503, some partition cannot be read, or the client's share is used up.
+            Problem: 503, a partition cannot be read, or the client's share is used up.
         """
         question, deadline = _Question(scan, asker, max_lag), time.monotonic() + self.timeout_seconds
-        # One that begins has at least half of the time.
-        async with self.turns.admitted(asker, self.timeout_seconds / 2):
+        # Leaves at least half of the time to a scan that begins.
+        async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
             wanted = range(self.routing.partitions) if partitions is None else partitions
             parts, missing = await self._gathered(kind, question, set(wanted), deadline)
             if missing and not is_partial:
-                raise unavailable(f"nobody could be asked about partitions {_listed(missing)}")
+                raise unavailable(f"no instance could answer for partitions {_listed(missing)}")
             return await self._merged(question, parts, missing)
+
+    async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
+        """Answers a peer from local partitions; never forwards.
+
+        Raises:
+            Problem: 421, this instance has none of the partitions, or none that is recent enough; 503, the peer's share
+                is used up.
+        """
+        question, wanted = _Question(scan, asker, max_lag), set(partitions)
+        deadline = time.monotonic() + self.timeout_seconds
+        async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
+            part = await self._here(question, wanted, deadline)
+            if part is None:
+                raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
+            return await self._merged(question, [part], set())
+
+    async def answer_owned(self, scan: Scan, asker: Asker) -> Answer:
+        """Answers for the partitions that this instance owns, possibly none.
+
+        Raises:
+            Problem: 503, one of them cannot be read, for example during a restore, or the client's share is used up.
+        """
+        question, owned = _Question(scan, asker), self.routing.owned()
+        deadline = time.monotonic() + self.timeout_seconds
+        async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
+            part = await self._here(question, owned, deadline)
+            parts = [] if part is None else [part]
+            if missing := owned.difference(*(found.partitions for found in parts)):
+                raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
+            return await self._merged(question, parts, set())
 
     async def _gathered(
         self, kind: str, question: _Question, missing: set[int], deadline: float
     ) -> tuple[list[_Part], set[int]]:
-        """The answers of instances about some partitions, and those without an answer."""
+        """Returns the answers of instances, and the partitions that no answer covers."""
         max_lag = question.max_lag
         path, parameters = f"{self.path}/{kind}", question.scan.parameters()
         if max_lag is not None:
@@ -127,20 +165,20 @@ class Scatter:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # A peer gets half of it while there is another attempt to come. What is here would take as long again.
+            # Peers get half of the time while another attempt can follow. A local read would take as long again.
             until = time.monotonic() + (left / 2 if attempt + 1 < _ATTEMPTS else left)
-            questions = [
-                (peer, some, listed)
+            requests = [
+                _PeerRequest(peer, path, listed, some)
                 for peer, of_it in self._owners(missing, max_lag, failed).items()
                 for some, listed in split_to_fit("partitions", of_it, path, parameters)
             ]
             found = await asyncio.gather(
                 self._here(question, missing, deadline),
-                *(self._there(question, peer, path, listed, some, until) for peer, some, listed in questions),
+                *(self._there(question, request, until) for request in requests),
             )
-            failed = {peer for (peer, *_), part in zip(questions, found[1:], strict=True) if part is None}
+            failed = {request.peer for request, part in zip(requests, found[1:], strict=True) if part is None}
             for part in found:
-                # One that came to be read here and there counts once.
+                # A partition that moved during the reads may be in two answers, and counts once.
                 if part is not None and missing.issuperset(part.partitions):
                     parts.append(part)
                     missing.difference_update(part.partitions)
@@ -148,43 +186,14 @@ class Scatter:
                 break
         return parts, missing
 
-    async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
-        """The answer to a peer about those of some partitions that are here; passed on to nobody.
-
-        Raises:
-            Problem: 421, none is, or none is recent enough; 503, the peer's share is used up.
-        """
-        question, wanted = _Question(scan, asker, max_lag), set(partitions)
-        deadline = time.monotonic() + self.timeout_seconds
-        async with self.turns.admitted(asker, self.timeout_seconds / 2):
-            part = await self._here(question, wanted, deadline)
-            if part is None:
-                raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
-            return await self._merged(question, [part], set())
-
-    async def answer_owned(self, scan: Scan, asker: Asker) -> Answer:
-        """The answer about the partitions that this instance owns, which may be none.
-
-        Raises:
-            Problem: 503, one of them cannot be read, such as while it is restored, or the client's share is used up.
-        """
-        question, owned = _Question(scan, asker), self.routing.owned()
-        deadline = time.monotonic() + self.timeout_seconds
-        async with self.turns.admitted(asker, self.timeout_seconds / 2):
-            part = await self._here(question, owned, deadline)
-            parts = [] if part is None else [part]
-            if missing := owned.difference(*(found.partitions for found in parts)):
-                raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
-            return await self._merged(question, parts, set())
-
     async def _here(self, question: _Question, partitions: Iterable[int], until: float) -> _Part | None:
-        """What the local stores have of some partitions; None if nothing, or if it could not be read in time."""
+        """Reads local copies; None if there are none, or if they could not be read in time."""
         copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]
         copies = [copy for copy in copies if self._may_answer(copy, question.max_lag)]
         if not copies:
             return None
         try:
-            body = await self.turns.run(question.asker, self._read(question.scan, copies, until))
+            body = await self.scheduler.run(question.asker, self._read(question.scan, copies, until))
         except StoreCorruptedError:
             await self._find_damage(question, copies, until)
             return None
@@ -192,13 +201,13 @@ class Scatter:
             return None
         if not all(self._may_answer(copy, question.max_lag) for copy in copies):
             return None
-        return _Part(body, _told(copies, self.routing))
+        return _Part(body, self._values_of(copies))
 
-    def _read(self, scan: Scan, copies: Sequence[Copy], until: float) -> Steps:
-        """The local answer. Raises RetriableError: it takes too long, or a store is closed before its end."""
+    def _read(self, scan: Scan, copies: Sequence[LocalCopy], until: float) -> Steps:
+        """Raises RetriableError: the scan takes too long, or a store is closed before its end."""
         reading = scan.read(copies, self.view, self.render)
         while True:
-            # What is read of a store that was closed keeps it from being opened again.
+            # A scan of a closed store would keep the store from being reopened.
             if time.monotonic() > until or any(copy.task.view is None for copy in copies):
                 raise RetriableError("the partitions could not be read to their end")
             try:
@@ -208,26 +217,37 @@ class Scatter:
                 return body
             yield
 
-    async def _find_damage(self, question: _Question, copies: Sequence[Copy], until: float) -> None:
+    async def _find_damage(self, question: _Question, copies: Sequence[LocalCopy], until: float) -> None:
+        """Reads the copies one by one, to find out which store is damaged."""
         for copy in copies:
             try:
-                await self.turns.run(question.asker, self._read(question.scan, [copy], until))
+                await self.scheduler.run(question.asker, self._read(question.scan, [copy], until))
             except StoreCorruptedError as error:
                 self.on_damage(copy.partition, copy.task, error)
             except BalanceServiceError:
                 continue
 
-    def _may_answer(self, copy: Copy, max_lag: int | None) -> bool:
+    def _may_answer(self, copy: LocalCopy, max_lag: int | None) -> bool:
         if max_lag is None:
             return self.routing.is_owned(copy)
         lag = self.routing.lag_of(copy)
         return lag is not None and lag <= max_lag
 
+    def _values_of(self, copies: Iterable[LocalCopy]) -> dict[str, dict[int, str]]:
+        values: dict[str, dict[int, str]] = {name: {} for name in _HEADERS}
+        for copy in copies:
+            values["Balance-Position"][copy.partition] = str(copy.position.offset)
+            values["Balance-Epoch"][copy.partition] = str(copy.position.epoch)
+            values["Balance-Role"][copy.partition] = "active" if self.routing.is_owned(copy) else "standby"
+            if (lag := self.routing.lag_of(copy)) is not None:
+                values["Balance-Lag"][copy.partition] = str(lag)
+        return values
+
     def _owners(self, partitions: Iterable[int], max_lag: int | None, failed: Container[Peer]) -> dict[Peer, list[int]]:
-        """Peers, each with the partitions that it is to be asked about: those that nobody here may answer.
+        """Assigns each partition without a local answer to a peer.
 
         Args:
-            failed: peers that are asked only where there is no other.
+            failed: peers that are asked only if there is no other.
         """
         owners: dict[Peer, list[int]] = {}
         for partition in sorted(partitions):
@@ -240,33 +260,18 @@ class Scatter:
                 owners.setdefault(peer, []).append(partition)
         return owners
 
-    async def _there(
-        self,
-        question: _Question,
-        peer: Peer,
-        path: str,
-        parameters: Mapping[str, str],
-        partitions: Sequence[int],
-        until: float,
-    ) -> _Part | None:
-        """What a peer has of some partitions; None if it does not answer, or for others."""
-        part = await self._asked(question, peer, path, parameters, partitions, until)
-        for partition in partitions:
+    async def _there(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+        """Asks a peer; None if it does not answer, or answers for other partitions."""
+        part = await self._asked(question, request, until)
+        for partition in request.partitions:
             if part is None or partition not in part.partitions:
-                self.routing.doubt(partition, peer)
-            elif part.told["Balance-Role"].get(partition) == "active":
-                self.routing.believe(partition, peer)
+                self.routing.doubt(partition, request.peer)
+            elif part.values["Balance-Role"].get(partition) == "active":
+                self.routing.believe(partition, request.peer)
         return part
 
-    async def _asked(
-        self,
-        question: _Question,
-        peer: Peer,
-        path: str,
-        parameters: Mapping[str, str],
-        partitions: Sequence[int],
-        until: float,
-    ) -> _Part | None:
+    async def _asked(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+        peer, path, parameters, partitions = request
         try:
             answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
         except RetriableError:
@@ -274,52 +279,39 @@ class Scatter:
         if answer.status != 200 or answer.headers.get("Balance-Application-Server") != peer.address:
             return None
         try:
-            told = {name: _of_partitions(answer.headers.get(name, "")) for name in _OF_PARTITIONS}
-            if not told["Balance-Position"] or not told["Balance-Position"].keys() <= set(partitions):
+            values = {name: _parsed(answer.headers.get(name, "")) for name in _HEADERS}
+            if not values["Balance-Position"] or not values["Balance-Position"].keys() <= set(partitions):
                 return None
-            # Merged with nothing else, it comes out as it went in, if it can be read.
-            body = await self.turns.run(question.asker, in_one_step(question.scan.merge, [answer.body.decode()]))
-        except NOT_OF_FORM:
+            # Merging a single body validates it.
+            merging = in_one_step(question.scan.merge, [answer.body.decode()])
+            body = await self.scheduler.run(question.asker, merging)
+        except MALFORMED:
             return None
-        return _Part(body, told)
+        return _Part(body, values)
 
     async def _merged(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
         bodies = [part.body for part in parts]
         try:
-            body = (
-                bodies[0]
-                if len(bodies) == 1
-                else await self.turns.run(question.asker, in_one_step(question.scan.merge, bodies))
-            )
-        except NOT_OF_FORM as error:
-            raise not_of_form() from error
+            merging = in_one_step(question.scan.merge, bodies)
+            body = bodies[0] if len(bodies) == 1 else await self.scheduler.run(question.asker, merging)
+        except MALFORMED as error:
+            raise malformed_answer() from error
         headers = {"Balance-Application-Server": self.address}
-        for name in _OF_PARTITIONS:
-            told = {partition: value for part in parts for partition, value in part.told[name].items()}
-            if told:
-                headers[name] = ",".join(f"{partition}:{value}" for partition, value in sorted(told.items()))
+        for name in _HEADERS:
+            values = {partition: value for part in parts for partition, value in part.values[name].items()}
+            if values:
+                headers[name] = ",".join(f"{partition}:{value}" for partition, value in sorted(values.items()))
         if lacking := _listed(missing):
             headers["Balance-Missing"] = lacking
         return Answer(200, body.encode(), JSON, headers)
 
 
-def not_of_form() -> Problem:
-    """Such an answer is none."""
-    return unavailable("a peer's answer is not of the form that this version knows")
+def malformed_answer() -> Problem:
+    """503 for one of `MALFORMED`."""
+    return unavailable("a peer's answer does not have the form of this version")
 
 
-def _told(copies: Iterable[Copy], routing: Routing) -> dict[str, dict[int, str]]:
-    told: dict[str, dict[int, str]] = {name: {} for name in _OF_PARTITIONS}
-    for copy in copies:
-        told["Balance-Position"][copy.partition] = str(copy.position.offset)
-        told["Balance-Epoch"][copy.partition] = str(copy.position.epoch)
-        told["Balance-Role"][copy.partition] = "active" if routing.is_owned(copy) else "standby"
-        if (lag := routing.lag_of(copy)) is not None:
-            told["Balance-Lag"][copy.partition] = str(lag)
-    return told
-
-
-def _of_partitions(header: str) -> dict[int, Any]:
+def _parsed(header: str) -> dict[int, Any]:
     pairs = (pair.partition(":") for pair in header.split(",") if pair)
     return {int(partition): value for partition, _, value in pairs if partition.isdecimal()}
 

@@ -252,9 +252,9 @@ MUTATIONS = (
     Mutation(
         "nobody who does not own a partition answers for it in time",
         "balance_service/http/queries.py",
-        '        refusal = unavailable(f"nobody is known to own partition {partition} now")\n',
+        '        refusal = unavailable(f"no instance is known to own partition {partition}")\n',
         "        await asyncio.sleep(4)\n"
-        '        refusal = unavailable(f"nobody is known to own partition {partition} now")\n',
+        '        refusal = unavailable(f"no instance is known to own partition {partition}")\n',
         QUIET,
         ("silent",),
     ),

@@ -161,7 +161,7 @@ def test_a_partition_that_nobody_answers_for_is_missed_or_refused(instances: Seq
         partial = httpx.get(url, params={"partial": "true"}, timeout=30)
 
         assert refused.status_code == 503
-        assert "nobody could be asked about partitions" in refused.json()["detail"]
+        assert "no instance could answer for partitions" in refused.json()["detail"]
         assert partial.status_code == 200
         assert partial.headers["Balance-Missing"] in ("0", "1")
         assert partial.json()["count"] == len(_CUSTOMERS) // PARTITIONS

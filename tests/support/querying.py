@@ -28,7 +28,7 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, Pee
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
-from balance_service.http.turns import Asker, Turns
+from balance_service.http.scheduling import Asker, FairScheduler
 from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Watermarks
 from balance_service.observability.metrics import Metrics
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.errors import StoreCorruptedError
-    from balance_service.http.routing import Readable
+    from balance_service.http.routing import ReadableTask
     from balance_service.http.scan import Steps
 
 BALANCE = Balance().description()
@@ -102,7 +102,7 @@ class Instance:
     role: Role = Role.ACTIVE
     clock: Clock = field(default_factory=Clock)
     damaged: list[int] = field(default_factory=list)
-    damaged_tasks: list[Readable] = field(default_factory=list)
+    damaged_tasks: list[ReadableTask] = field(default_factory=list)
     timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Instance:
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 
-    def hear_of_damage(self, partition: int, task: Readable, _error: StoreCorruptedError) -> None:
+    def hear_of_damage(self, partition: int, task: ReadableTask, _error: StoreCorruptedError) -> None:
         self.damaged.append(partition)
         self.damaged_tasks.append(task)
 
@@ -153,8 +153,8 @@ class Instance:
             read_model="balance",
             partitions=PARTITIONS,
             address=self.address,
-            tasks=self,
-            membership=self,
+            task=self.task,
+            lease=self.lease,
             watermarks=self.watermarks,
             servers=self.servers,
         )
@@ -189,7 +189,7 @@ class Instance:
             render=json.dumps,
             on_damage=self.hear_of_damage,
             timeout_seconds=self.timeout_seconds,
-            turns=Turns("scan"),
+            scheduler=FairScheduler("scan"),
         )
 
     @asynccontextmanager

@@ -90,7 +90,7 @@ _NONE = problem(
 )
 _UNREADABLE = unavailable(
     "Some of them cannot be read now.",
-    {"missing": ("A partition is changing hands", "nobody could be asked about partitions 1")},
+    {"missing": ("A partition is changing hands", "no instance could answer for partitions 1")},
 )
 
 

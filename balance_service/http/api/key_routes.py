@@ -107,7 +107,7 @@ def _key_route(model: ReadModel, declared: Routes) -> Route:
                 f"whether the {noun} exists.",
                 {
                     "behind": ("minPosition not reached in time", "position 1:42 was not reached in time"),
-                    "ownerless": ("The partition is changing hands", "nobody is known to own partition 1 now"),
+                    "ownerless": ("The partition is changing hands", "no instance is known to own partition 1"),
                 },
             ),
         ),

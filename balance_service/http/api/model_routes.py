@@ -112,11 +112,11 @@ def _scan(
                 "Some partition cannot be read now, and `partial` is not given; or the client has too many scans under "
                 "way.",
                 {
-                    "missing": ("A partition is changing hands", "nobody could be asked about partitions 1"),
+                    "missing": ("A partition is changing hands", "no instance could answer for partitions 1"),
                     "share": (
                         "Too many scans of one client",
-                        "this client's share of scans is used up: 2 of its scans are under way here and 32 wait; ask "
-                        "again when some are answered",
+                        "this client's share of scans is used up: 2 of its scans are in progress here and 32 wait; "
+                        "retry when some are finished",
                     ),
                 },
             ),

@@ -15,10 +15,10 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
 from balance_service.http.scan import Top
+from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.listening import bind
-from balance_service.http.turns import Asker, asker_of
 from tests.support.fakes import Nobody
 from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from balance_service.http.routing import Copy
+    from balance_service.http.routing import LocalCopy
     from balance_service.http.scan import Render, Steps, View
 
 TOP = "/api/models/balance/top?by=amount"
@@ -125,7 +125,7 @@ def test_a_top_of_a_client_that_has_gone_is_not_read_to_its_end(
 ) -> None:
     began, closed = threading.Event(), threading.Event()
 
-    def endless(self: Top, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+    def endless(self: Top, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
         try:
             while True:
                 began.set()

@@ -16,8 +16,8 @@ from balance_service.errors import RetriableError
 from balance_service.http.dead_letters import PATH, StageLetters
 from balance_service.http.letter_records import LetterRecords
 from balance_service.http.letter_scan import LetterScan
+from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
-from balance_service.http.turns import Turns
 from balance_service.model.keys import TEXT
 from tests.support import fakes
 from tests.support.querying import PARTITION, Instance
@@ -103,7 +103,7 @@ def decided(
         stage = StageLetters(
             scan=LetterScan(stage=STAGE, read_model="balance", key_type=TEXT, letters=fakes.letters()),
             scatter=scatter,
-            records=LetterRecords(records=nothing, turns=Turns("scan"), timeout_seconds=1.0),
+            records=LetterRecords(records=nothing, scheduler=FairScheduler("scan"), timeout_seconds=1.0),
             decide=decide or owner.decide,
         )
         async with TestServer(owner.app()) as server:

@@ -12,7 +12,7 @@ from balance_service.engine.decisions import LetterId
 from balance_service.engine.records import Position
 from balance_service.http.letter_scan import LetterScan
 from balance_service.http.peers.connections import MAX_BODY_BYTES
-from balance_service.http.routing import Copy
+from balance_service.http.routing import LocalCopy
 from balance_service.model.keys import TEXT, KeyType
 from tests.support.querying import read_to_its_end
 
@@ -43,7 +43,7 @@ def test_a_page_of_letters_with_long_keys_is_no_more_than_a_peer_may_answer(keys
     kept: Any = Kept(keys)
     # Nothing of them is looked at but letters.
     nothing: Any = None
-    copy = Copy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
     found: list[str] = []
     start, is_last = 0, False
     while not is_last:
@@ -73,7 +73,7 @@ def test_a_page_of_letters_with_long_keys_is_no_more_than_a_peer_may_answer(keys
 def test_a_key_is_told_as_text_or_as_the_bytes_that_it_is(key_type: Any, key: Any, shown: dict[str, Any]) -> None:
     kept: Any = Kept([key])
     nothing: Any = None
-    copy = Copy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
     scan = LetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
 
     (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]

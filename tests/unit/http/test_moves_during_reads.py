@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from balance_service.cluster.membership import Partitions
     from balance_service.http.answer import Answer
-    from balance_service.http.routing import Copy
+    from balance_service.http.routing import LocalCopy
     from balance_service.http.scan import Render, Steps, View
 
 
@@ -119,7 +119,7 @@ def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Int
     read = replaced.only
 
     class DamagedCount(Count):
-        def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+        def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
             if copies[0].task is read:
                 replaced.happens(replaced)
                 raise StoreCorruptedError("checksum mismatch")

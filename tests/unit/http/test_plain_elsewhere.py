@@ -60,7 +60,7 @@ def test_so_is_the_problem_that_nobody_owns_the_partition(instance: Instance) ->
     (answer,), later = both_ways(instance, None, question())
 
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
-    assert b"nobody is known to own partition" in answer
+    assert b"no instance is known to own partition" in answer
     assert later == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from balance_service.engine.records import Position
 from balance_service.http import scan
-from balance_service.http.routing import Copy
+from balance_service.http.routing import LocalCopy
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.model.keys import KeyType
 from tests.support.querying import read_to_its_end
@@ -40,13 +40,13 @@ class View:
         return [state for state in self._states if start <= state[0] < stop][:limit]
 
 
-def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Copy]:
+def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[LocalCopy]:
     """Some of three partitions."""
     found = []
     for partition in partitions:
         own = {key: amount for key, amount in states.items() if sum(key.encode()) % 3 == partition}
         view: Any = View(own)
-        found.append(Copy(partition, view, view, Position(0, 1, "id", keys=len(own)), was_owned=True))
+        found.append(LocalCopy(partition, view, view, Position(0, 1, "id", keys=len(own)), was_owned=True))
     return found
 
 
@@ -97,12 +97,12 @@ def test_keys_that_are_numbers_are_in_the_order_of_numbers(
         for number, amount in states.items()
     ]
 
-    def copies_of(partitions: Sequence[int]) -> list[Copy]:
+    def copies_of(partitions: Sequence[int]) -> list[LocalCopy]:
         views: list[Any] = []
         for partition in partitions:
             view: Any = View({})
             view._states = sorted(state for own, _, state in stored if own == partition)
-            views.append(Copy(partition, view, view, Position(0, 1, "id"), was_owned=True))
+            views.append(LocalCopy(partition, view, view, Position(0, 1, "id"), was_owned=True))
         return views
 
     bodies = [read_to_its_end(question.read(copies_of(partitions), _view, _render)) for partitions in instances]
@@ -150,7 +150,7 @@ def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, 
     found: list[tuple[str, Decimal]] = []
     after = None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scan, "MOST_BYTES", 100)
+        patched.setattr(scan, "MAX_BYTES", 100)
         while True:
             page = answer(Entries(after=after, limit=1000), states, [[0], [1], [2]])
             found += pairs(page)
@@ -177,7 +177,7 @@ def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_
 ) -> None:
     wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scan, "MOST_BYTES", 100)
+        patched.setattr(scan, "MAX_BYTES", 100)
         found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     told = pairs(found)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.http.answer import Answer
-    from balance_service.http.routing import Copy
+    from balance_service.http.routing import LocalCopy
     from balance_service.http.scan import Render, Scan, Steps, View
 
 
@@ -84,7 +84,7 @@ class Slow(Count):
     seconds: float
     began: list[float] = field(default_factory=list)
 
-    def read(self, copies: Sequence[Copy], view: View, render: Render) -> Steps:
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
         self.began.append(time.monotonic())
         yield
         time.sleep(self.seconds)
@@ -115,7 +115,7 @@ def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(ins
     instance.timeout_seconds = 0.5
     slow = Slow(0.6)
 
-    with pytest.raises(Problem, match="nobody could be asked"):
+    with pytest.raises(Problem, match="no instance could answer"):
         count_slowly(instance, slow)
 
     assert len(slow.began) == 1
@@ -214,14 +214,14 @@ def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = st
 
 @pytest.mark.parametrize(("scan", "body"), ODD)
 def test_a_peers_body_that_is_not_of_the_form_is_no_answer(instance: Instance, scan: Scan, body: bytes) -> None:
-    with pytest.raises(Problem, match="nobody could be asked") as refused:
+    with pytest.raises(Problem, match="no instance could answer") as refused:
         answered_by(instance, scan, body)
 
     assert refused.value.status == 503
 
 
 def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(instance: Instance) -> None:
-    with pytest.raises(Problem, match="nobody could be asked"):
+    with pytest.raises(Problem, match="no instance could answer"):
         answered_by(instance, Count(), b'{"count":3}', partition=5000 * "1")
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.http import turns
+from balance_service.http import scheduling
 from balance_service.http.answer import Problem
-from balance_service.http.turns import Asker, Bounds, Shares, Turns, in_one_step
+from balance_service.http.scheduling import Asker, Bounds, FairScheduler, Shares, in_one_step
 from tests.support.querying import BUSY_SECONDS
 from tests.support.waiting import until
 
@@ -32,7 +32,7 @@ def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 1
         return now[0]
 
-    monkeypatch.setattr(turns, "_SLICE_SECONDS", 1.5)
+    monkeypatch.setattr(scheduling, "_SLICE_SECONDS", 1.5)
     monkeypatch.setattr(time, "thread_time", clock)
 
 
@@ -87,7 +87,7 @@ def test_a_question_beyond_the_share_is_refused_and_told_that_it_is_the_client_s
         tasks = {name: asked.ask(name) for name in ("a1", "a2", "a3", "a4", "b1")}
         await begun(*tasks.values())
         with pytest.raises(
-            Problem, match=r"this client's share of scans is used up: 1 .* under way here and 2 wait"
+            Problem, match=r"this client's share of scans is used up: 1 .* in progress here and 2 wait"
         ) as e:
             await tasks.pop("a4")
         assert (e.value.status, e.value.headers["Retry-After"]) == (503, "1")
@@ -193,7 +193,7 @@ def counting(name: str, steps: int, read: list[str]) -> Generator[None, None, st
 def test_a_short_question_is_answered_between_the_steps_of_long_ones() -> None:
     async def run() -> tuple[list[str], list[str]]:
         read: list[str] = []
-        reading = Turns("test")
+        reading = FairScheduler("test")
         long = [asyncio.create_task(reading.run(CLIENT, counting("long", 50, read))) for _ in range(2)]
         await begun()
         short = await reading.run(OTHER, counting("short", 2, read))
@@ -210,7 +210,7 @@ def test_a_short_question_is_answered_between_the_steps_of_long_ones() -> None:
 def test_clients_and_peers_have_every_other_turn_however_many_questions_the_others_have() -> None:
     async def run() -> list[str]:
         read: list[str] = []
-        reading = Turns("test")
+        reading = FairScheduler("test")
         clients = [reading.run(CLIENT, counting("client", 9, read)) for _ in range(9)]
         await asyncio.gather(*clients, reading.run(PEER, counting("peer", 9, read)))
         return read
@@ -221,7 +221,7 @@ def test_clients_and_peers_have_every_other_turn_however_many_questions_the_othe
 
 
 def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_SLICE_SECONDS", float("inf"))
+    monkeypatch.setattr(scheduling, "_SLICE_SECONDS", float("inf"))
     steps, closed = [0], threading.Event()
 
     def endless() -> Generator[None, None, str]:
@@ -234,7 +234,7 @@ def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatc
             closed.set()
 
     async def run() -> None:
-        reading = Turns("test")
+        reading = FairScheduler("test")
         question = asyncio.create_task(reading.run(CLIENT, endless()))
         await until(lambda: steps[0] > 3, "it is read")
         question.cancel()
@@ -247,7 +247,7 @@ def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatc
 
 def test_a_question_that_is_cancelled_before_its_turn_is_not_begun() -> None:
     async def run() -> None:
-        reading, go_on, read = Turns("test"), threading.Event(), list[str]()
+        reading, go_on, read = FairScheduler("test"), threading.Event(), list[str]()
         blocking = asyncio.create_task(reading.run(CLIENT, in_one_step(go_on.wait, BUSY_SECONDS)))
         waiting = asyncio.create_task(reading.run(OTHER, counting("waiting", 1, read)))
         await begun(blocking, waiting)
@@ -262,7 +262,7 @@ def test_a_question_that_is_cancelled_before_its_turn_is_not_begun() -> None:
 
 def test_what_a_reading_raises_is_raised_and_the_next_one_is_read() -> None:
     async def run() -> None:
-        reading = Turns("test")
+        reading = FairScheduler("test")
         with pytest.raises(ValueError, match="no number"):
             await reading.run(CLIENT, in_one_step(refuse))
         assert await reading.run(CLIENT, in_one_step(str, 7)) == "7"
@@ -276,7 +276,7 @@ def refuse() -> str:
 
 def test_the_event_loop_has_its_turn_between_two_slices() -> None:
     async def run() -> None:
-        reading, read = Turns("test"), list[str]()
+        reading, read = FairScheduler("test"), list[str]()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(reading.admitted(CLIENT, BUSY_SECONDS))
             question = asyncio.create_task(reading.run(CLIENT, counting("c", 1_000_000, read)))

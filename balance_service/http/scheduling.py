@@ -1,10 +1,10 @@
-"""Scans take turns, so that no client keeps other clients waiting, nor queries for one key.
+"""Fair scheduling of scans, so that no client delays other clients, or queries for one key.
 
-An asker, which is a client or a peer, has a few questions answered at once; its next ones wait, and those beyond its
-share are refused. A thread reads for one asker after the other, a slice of a few milliseconds at a time. The event loop
-starts each slice, after it has handled the requests that arrived during the last one: until then the thread is idle and
-does not compete for the interpreter. Clients and peers have separate shares and alternate turns, because a peer has
-bounded its own clients already. The event loop's thread runs everything but the slices.
+Each asker, a client or a peer, has a few scans in progress; its next ones wait, and those beyond its share are refused.
+A thread runs the scans of the askers in turn, in time slices of a few milliseconds. The event loop starts each slice
+after it has handled the requests that arrived during the previous one: until then the thread is idle and does not
+compete for the interpreter. Clients and peers have separate shares and alternate, because a peer has already bounded
+its own clients. Everything except the slices runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 T = TypeVar("T")
-# Of the thread's own time: where processors are scarce, a slice that ends by the clock reads next to nothing.
+# Of CPU time: on a busy machine, a slice of wall-clock time would read next to nothing.
 _SLICE_SECONDS = 0.005
 
 
 class Asker(NamedTuple):
-    """The client or peer that asks: the name of a client's token, or else an address."""
+    """A client or a peer, by the name of its token or its address."""
 
     name: str
     is_peer: bool = False
 
 
 def asker_of(request: web.Request) -> Asker:
-    """The asker of a request. A peer passes on questions of many clients."""
     if FORWARDED_HEADER in request.headers:
         return Asker(anonymous_name(request.remote), is_peer=True)
     return Asker(request.get(CLIENT) or anonymous_name(request.remote))
@@ -49,7 +48,7 @@ def asker_of(request: web.Request) -> Asker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How many questions are answered at once, and how many wait: of one asker, and of all."""
+    """How many scans run and wait at once: of one asker, and of all."""
 
     at_once: int
     at_once_of_all: int
@@ -59,19 +58,19 @@ class Bounds:
 
 CLIENTS = Bounds(at_once=2, at_once_of_all=16, waiting=32, waiting_of_all=128)
 PEERS = Bounds(at_once=16, at_once_of_all=64, waiting=64, waiting_of_all=256)
-"""An instance asks each peer on behalf of all clients that it has admitted."""
+"""Larger, because an instance forwards the scans of all its clients."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """One asker's part; kept while it has questions."""
+    """The scans of one asker; kept while there are any."""
 
     at_once: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 class Shares:
-    """Admits questions, those of each asker in their order, and the askers in turn. Belongs to the event loop."""
+    """Admits scans: those of one asker in order of arrival, and the askers in turn."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -80,10 +79,10 @@ class Shares:
 
     @asynccontextmanager
     async def of(self, asker: str, seconds: float) -> AsyncIterator[None]:
-        """Wait until a question may be asked; the block is the question.
+        """Waits until a scan may begin. The scan runs within the block.
 
         Raises:
-            Problem: 503, too many wait already, or it has waited for some seconds.
+            Problem: 503, too many scans wait already, or this one has waited for `seconds`.
         """
         share = self._shares.setdefault(asker, _Share())
         try:
@@ -94,7 +93,7 @@ class Shares:
                 self._at_once -= 1
                 share.at_once -= 1
         finally:
-            # Others come first the next time.
+            # Moves the asker behind all others.
             self._shares.pop(asker, None)
             if share.at_once or share.waiting:
                 self._shares[asker] = share
@@ -114,7 +113,7 @@ class Shares:
             if turn in share.waiting:
                 share.waiting.remove(turn)
             elif turn.done() and not turn.cancelled() and turn.exception() is None:
-                # Admitted at the moment when it was given up.
+                # It was admitted just as it was cancelled.
                 self._at_once -= 1
                 share.at_once -= 1
             if isinstance(error, TimeoutError):
@@ -129,7 +128,7 @@ class Shares:
         self._at_once += 1
 
     def _admit(self) -> None:
-        """Admit what may begin by now: first the question of an asker that has the fewest under way."""
+        """Admits all scans that may begin, the asker with the fewest in progress first."""
         while self._at_once < self._bounds.at_once_of_all:
             waiting = [share for share in self._shares.values() if share.waiting and self._may_begin(share)]
             if not waiting:
@@ -141,30 +140,30 @@ class Shares:
                 turn.set_result(None)
 
     def _make_room(self, share: _Share) -> None:
-        """Refuse one that waits if too many do: this one, unless another asker has more that wait."""
+        """Refuses a scan if too many wait: this one, unless another asker has more that wait."""
         if len(share.waiting) >= self._bounds.waiting:
             raise self._refusal(share)
         if sum(len(other.waiting) for other in self._shares.values()) < self._bounds.waiting_of_all:
             return
         longest = max(self._shares.values(), key=lambda other: len(other.waiting))
         if len(longest.waiting) <= len(share.waiting) + 1:
-            raise unavailable("too many scans of other clients are under way here; ask again later")
+            raise unavailable("too many scans of other clients are in progress here; retry later")
         refused = longest.waiting.pop()
         if not refused.done():
             refused.set_exception(self._refusal(longest))
 
     def _refusal(self, share: _Share) -> Problem:
         if share.at_once < self._bounds.at_once:
-            return unavailable("too many scans of other clients are under way here; ask again later")
+            return unavailable("too many scans of other clients are in progress here; retry later")
         return unavailable(
-            f"this client's share of scans is used up: {share.at_once} of its scans are under way here and "
-            f"{len(share.waiting)} wait; ask again when some are answered"
+            f"this client's share of scans is used up: {share.at_once} of its scans are in progress here and "
+            f"{len(share.waiting)} wait; retry when some are finished"
         )
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """Something that is read; `ended` is cancelled when its asker has given it up."""
+    """A scan in progress. Its asker cancels it by cancelling `ended`."""
 
     asker: Asker
     steps: Generator[None, None, Any]
@@ -172,10 +171,10 @@ class _Reading:
 
 
 class _Lane:
-    """What clients, or what peers want read: of each asker in turn."""
+    """The scans of all clients, or of all peers: a round robin over the askers."""
 
     def __init__(self) -> None:
-        # The asker that has had its turn last is at the end.
+        # Ends with the asker whose slice was last.
         self._lines: dict[str, deque[_Reading]] = {}
 
     def __bool__(self) -> bool:
@@ -198,35 +197,35 @@ class _Ended:
     result: Any
 
 
-class Turns:
-    """Reads what askers want in turn, a slice at a time."""
+class FairScheduler:
+    """Runs the scans of askers in turn, one time slice after another."""
 
     def __init__(self, name: str, threads: int = 1, clients: Bounds = CLIENTS, peers: Bounds = PEERS) -> None:
         """Args:
         name: of the threads.
-        threads: how many slices run at once: more than one only where they mostly wait.
+        threads: slices that run at once: more than one only if they mostly wait.
         """
         self._pool = ThreadPoolExecutor(threads, name)
         self._free = threads
         self._shares = {False: Shares(clients), True: Shares(peers)}
         self._lane_of = {False: _Lane(), True: _Lane()}
-        # The one at the end has had its turn last.
+        # Ends with the lane whose slice was last.
         self._lanes = deque(self._lane_of.values())
 
     @asynccontextmanager
     async def admitted(self, asker: Asker, seconds: float) -> AsyncIterator[None]:
-        """Wait for a place, at most for some seconds. The block is the question, and reads by `run` alone.
+        """Waits until a scan may begin, at most `seconds`. The scan runs within the block, by `run`.
 
         Raises:
-            Problem: 503, the asker's share is used up, or too many others wait.
+            Problem: 503, the asker's share is used up, or too many scans wait.
         """
         async with self._shares[asker.is_peer].of(asker.name, seconds):
             yield
 
     async def run(self, asker: Asker, steps: Generator[None, None, T]) -> T:
-        """The result of some reading that yields where it may be interrupted; raises as that does.
+        """Runs a scan that yields where it may be interrupted; returns its result or raises its exception.
 
-        If this is cancelled, the reading ends with its present step.
+        Cancellation ends the scan after its current step.
         """
         reading = _Reading(asker, steps, asyncio.get_running_loop().create_future())
         self._lane_of[asker.is_peer].add(reading)
@@ -235,7 +234,7 @@ class Turns:
         return result
 
     def _go_on(self) -> None:
-        """Begin as many slices as there are threads."""
+        """Starts a slice on each idle thread."""
         while self._free and any(self._lanes):
             lane = self._lanes[0]
             self._lanes.rotate(-1)
@@ -260,13 +259,13 @@ class Turns:
 
 
 def in_one_step(work: Callable[..., T], *arguments: object) -> Generator[None, None, T]:
-    """Work that cannot be interrupted, for `Turns.run`."""
+    """Wraps work that cannot be interrupted, for `FairScheduler.run`."""
     yield
     return work(*arguments)
 
 
 def _slice(reading: _Reading) -> _Ended | None:
-    """Read on until the slice is over; None if there is more to read."""
+    """Runs a scan until the slice ends; returns None if the scan is unfinished."""
     until = time.thread_time() + _SLICE_SECONDS
     try:
         while not reading.ended.done() and time.thread_time() < until:
