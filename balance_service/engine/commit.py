@@ -77,7 +77,7 @@ def commit(
     unsent = frozenset(offset for offset, letter in known.items() if not letter.is_sent)
     outcome = processor.outcome(replace(batch, unsent=unsent), partition, stands_at, store)
     failed = sorted((*batch.dead_letters, *outcome.dead_letters), key=lambda letter: letter.offset)
-    changes = processor.letters.after(store, known, failed, batch.forgotten, outcome.letters)
+    changes = processor.letters.on_commit(store, known, failed, batch.forgotten, outcome.letters)
     moved = replace(
         stands_at,
         offset=batch.end,
@@ -118,7 +118,7 @@ def decide(
     if stands_at is None:
         raise TaskMigratedError("the store has no position")
     _require_whole(store)
-    changes = processor.letters.decided(store, decided, status)
+    changes = processor.letters.on_decision(store, decided, status)
     moved = replace(stands_at, letters=changes.counted)
     try:
         _write(moved, processor.position_codec, store, writer, lambda: iter(changes.records), (), audit)

@@ -1,4 +1,4 @@
-"""A dead letter as the stage that wrote it knows it: why, what comes next, and when."""
+"""The state of a dead letter: its cause, its status, and when it is retried or forgotten."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 BEHIND_CAUSE = "behind-another"
-"""Of a record that waits for an earlier one of its key."""
+"""The record waits for an earlier record of its key that could not be applied."""
 OWN_CODE_FAILED = "own-code-failed"
-"""Of a dead letter that was tried again, and at which the read model's own code failed."""
+"""The read model's own code failed when the dead letter was retried."""
 SPARK_FAILED = "spark-failed"
-"""Of a dead letter that was tried again, and that Spark itself failed to decode."""
+"""Spark failed to decode the record when the dead letter was retried."""
 GONE = "record-gone"
-"""Of a record that its topic has dropped since."""
+"""The source topic no longer contains the record."""
 RETRY = "retry"
-"""Of a record that another producer keeps as a dead letter: it is sent on, for one more attempt, when it is due."""
+"""Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-_HEALING = frozenset({"schema-id-unknown", "join-missing", SPARK_FAILED, RETRY})
-# Of records that nobody has judged; one that a fold refuses was judged in its turn.
-_HOLDING = frozenset(
+_TRANSIENT = frozenset({"schema-id-unknown", "join-missing", SPARK_FAILED, RETRY})
+# The fold has not seen these records. A record that the fold refused has had its turn, and blocks no other.
+_BLOCKING = frozenset(
     {
         "decimal-loses-digits",
         "field-null",
@@ -53,27 +53,25 @@ _FINAL = frozenset(
     }
 )
 _FINAL_AFFIXES = ("key-is-not-", "-malformed")
-_MOST_ATTEMPTS = 10
-# With attempts every five minutes at first, six hours.
-_LONGEST = 72
-# The changelog might refuse a longer one, again and again. No state has one so long.
-_MOST_KEY_BYTES = 64 << 10
-# An operator who comes back after a week-end finds what became of a letter.
+_MAX_ATTEMPTS = 10
+# In retry intervals: six hours at the default interval of five minutes.
+_MAX_BACKOFF = 72
+# The changelog could reject a longer key on every attempt. No state has a key this long.
+_MAX_KEY_BYTES = 64 << 10
+# An operator who returns after a weekend still finds the outcome.
 KEPT_CLOSED_MS = 7 * 24 * 60 * 60 * 1000
 NEVER = -1
 
 
 class Status(Enum):
-    """What becomes of a letter next."""
-
     SCHEDULED = "scheduled"
-    """It is tried again when it is due."""
+    """The record is retried when it is due."""
     WAITING = "waiting"
-    """For an operator."""
+    """An operator must redrive or discard the record."""
     BEHIND = "behind"
-    """It is tried again once what it waits behind is closed."""
+    """The record is retried once the dead letter that blocks its key is closed."""
     PARKED = "parked"
-    """It was tried in vain too often; for an operator."""
+    """Every scheduled retry failed; an operator must redrive or discard the record."""
     APPLIED = "applied"
     DISCARDED = "discarded"
 
@@ -84,27 +82,28 @@ class Status(Enum):
 
 
 def is_final(cause: str) -> bool:
-    """Whether a record with this cause can never be applied, whatever is mended around it."""
+    """Whether no change of code, schemas or tables can make a record with this cause applicable."""
     start, end = _FINAL_AFFIXES
     return cause in _FINAL or cause.startswith(start) or cause.endswith(end)
 
 
 def is_reserved(cause: str) -> bool:
-    """Whether a cause decides what becomes of a letter next, so that a read model's own code must not name it."""
-    return cause in _HEALING or cause in _HOLDING
+    """Whether a cause controls retries or ordering, so that a read model's own code must not raise it."""
+    return cause in _TRANSIENT or cause in _BLOCKING
 
 
-def holds_key(cause: str) -> bool:
-    """Whether later records of its key wait for a record with this cause, where their order matters."""
-    return cause in _HOLDING
+def blocks_key(cause: str) -> bool:
+    """Whether later records of the key wait for a record with this cause, if the read model keeps order."""
+    return cause in _BLOCKING
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One letter; times in ms since 1970. It is about the record at `offset` of the stage's source.
+    """The dead letter of the record at `offset` of the stage's source. Times are in ms since 1970.
 
-    `due_ms` is when it is tried again, or, once closed, forgotten; -1: never by itself. `key` is the record's, None too
-    where that is longer than 64 KiB. `is_sent`: it was applied once, and what comes of it was sent then.
+    `due_ms` is the time of the next retry or, for a closed dead letter, the time when it is forgotten; -1 for neither.
+    `key` is the record's key, or None if that is longer than 64 KiB. `is_sent` is whether the record's outputs were
+    sent.
     """
 
     offset: int
@@ -118,52 +117,48 @@ class Letter:
 
     @staticmethod
     def first(offset: int, cause: str, key: bytes | None, now_ms: int, every_ms: int) -> Letter:
-        """Of a record that could not be applied."""
         return Letter(offset, cause, Status.WAITING, 0, now_ms, NEVER, _kept(key))._next(cause, now_ms, every_ms)
 
     @staticmethod
     def retry(offset: int, key: bytes | None, attempt: int, timestamp_ms: int, now_ms: int, every_ms: int) -> Letter:
-        """Of a record that is to be sent on; `attempt` times it was before, and it is as old as its timestamp says."""
+        """Schedules another producer's record. `attempt` counts earlier attempts; the wait begins at the timestamp."""
         letter = Letter(offset, RETRY, Status.WAITING, attempt, now_ms, NEVER, _kept(key))
-        # A clock that was ahead must not have it wait for ever.
+        # A producer's clock that was ahead must not delay the record.
         return letter._next(RETRY, min(max(timestamp_ms, 0), now_ms), every_ms)
 
     @staticmethod
     def sent_before(offset: int, now_ms: int) -> Letter:
-        """Of a record that was sent on, as the topic says that it went to."""
+        """Returns the closed dead letter of a record that the target topic already contains."""
         return Letter(offset, RETRY, Status.WAITING, 0, now_ms, NEVER, None).closed(Status.APPLIED, now_ms)
 
     def failed_again(self, cause: str, now_ms: int, every_ms: int) -> Letter:
-        """After another attempt."""
         if cause == BEHIND_CAUSE:
             return replace(self, cause=cause, status=Status.BEHIND, due_ms=NEVER)
         return replace(self, attempt=self.attempt + 1)._next(cause, now_ms, every_ms)
 
     def due_at_once(self, now_ms: int) -> Letter:
-        """To be tried again with the next tick."""
         return replace(self, status=Status.SCHEDULED, due_ms=now_ms)
 
     def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int) -> Letter:
-        """To be tried again with the next tick; it was closed, and its record could not be applied in a replay."""
+        """Reopens a closed dead letter whose record could not be applied in a replay, and makes it due."""
         return replace(self, cause=cause, key=_kept(key)).due_at_once(now_ms)
 
     def closed(self, status: Status, now_ms: int) -> Letter:
-        """Applied, or discarded."""
         is_sent = self.is_sent or status is Status.APPLIED
         return replace(self, status=status, due_ms=now_ms + KEPT_CLOSED_MS, is_sent=is_sent)
 
     @property
-    def holds_key(self) -> bool:
-        """Whether later records of its key wait for it, where their order matters."""
-        return self.status.is_open and self.key is not None and holds_key(self.cause)
+    def blocks_key(self) -> bool:
+        """Whether later records of the key wait for this one, if the read model keeps order."""
+        return self.status.is_open and self.key is not None and blocks_key(self.cause)
 
     @property
-    def count(self) -> str:
-        """What it is counted as."""
+    def counter(self) -> str:
+        """The name under which a position counts it: `cause/status`."""
         return f"{self.cause}/{self.status.value}"
 
     def record(self) -> dict[str, Any]:
-        """The Avro record `Letter`."""
+        """Returns the Avro record `Letter`."""
         return {
             "cause": self.cause,
             "status": self.status.value,
@@ -176,7 +171,7 @@ class Letter:
 
     @staticmethod
     def of(offset: int, record: Mapping[str, Any]) -> Letter:
-        """Of the Avro record `Letter`."""
+        """Reads the Avro record `Letter`."""
         return Letter(
             offset,
             record["cause"],
@@ -192,19 +187,19 @@ class Letter:
         status, due_ms = Status.WAITING, NEVER
         if cause == BEHIND_CAUSE:
             status = Status.BEHIND
-        elif cause in _HEALING and self.attempt < _MOST_ATTEMPTS:
-            status, due_ms = Status.SCHEDULED, since_ms + every_ms * min(2**self.attempt, _LONGEST)
-        elif cause in _HEALING:
+        elif cause in _TRANSIENT and self.attempt < _MAX_ATTEMPTS:
+            status, due_ms = Status.SCHEDULED, since_ms + every_ms * min(2**self.attempt, _MAX_BACKOFF)
+        elif cause in _TRANSIENT:
             status = Status.PARKED
         return replace(self, cause=cause, status=status, due_ms=due_ms)
 
 
 def _kept(key: bytes | None) -> bytes | None:
-    return None if key is None or len(key) > _MOST_KEY_BYTES else key
+    return None if key is None or len(key) > _MAX_KEY_BYTES else key
 
 
 def open_letters(counts: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """How many letters are open, by cause and status, of what a position counts."""
+    """Returns the number of open dead letters by cause and status, from the counters of a position."""
     found: dict[tuple[str, str], int] = {}
     for name, count in counts.items():
         cause, _, status = name.rpartition("/")
@@ -215,7 +210,7 @@ def open_letters(counts: Mapping[str, int]) -> dict[tuple[str, str], int]:
 
 @dataclass(frozen=True, slots=True)
 class DueLetters:
-    """Letters whose time has come, in the order of their records: to be tried again, or to be forgotten."""
+    """Dead letters that are due, in the order of their records: open ones to retry, closed ones to forget."""
 
     again: Sequence[Letter] = ()
     forgotten: Sequence[Letter] = ()
@@ -223,23 +218,22 @@ class DueLetters:
 
 @dataclass(slots=True)
 class LetterChanges:
-    """What a commit makes of letters: `records` for the changelog and the store, `counts` for the position."""
+    """The dead letters that a commit changes: `records` for changelog and store, `counts` for the position."""
 
     counts: Counter[str]
     records: list[Record] = field(default_factory=list)
     fresh: list[DeadLetter] = field(default_factory=list)
-    """Records that could not be applied and had no letter before."""
+    """Records that could not be applied and had no dead letter before."""
     after: dict[int, Letter] = field(default_factory=dict)
-    """The letters as they are now, by offset."""
-    freed: set[bytes] = field(default_factory=set)
-    """Keys that a letter held and holds no more."""
+    """The changed dead letters in their new state, by offset."""
+    unblocked: set[bytes] = field(default_factory=set)
+    """Keys that a changed dead letter no longer blocks."""
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many letters there are, by cause and status."""
         return {name: count for name, count in self.counts.items() if count}
 
     @property
     def applied(self) -> int:
-        """How many letters are closed because their records are applied."""
+        """The number of dead letters that were closed because their records were applied."""
         return sum(letter.status is Status.APPLIED for letter in self.after.values())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from balance_service.engine.dead_letter import BEHIND_CAUSE, holds_key
+from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own
@@ -128,12 +128,12 @@ def fold(
 
 def _held(batch: TaskBatch, folding: FoldProcessor, store: StateStore) -> Mapping[bytes, int]:
     """Where order matters: by key, the offset after which a batch's events have to wait for one that failed."""
-    if not folding.letters.keeps_order or not (batch.dead_letters or folding.letters.hold_keys(store)):
+    if not folding.letters.keeps_order or not (batch.dead_letters or folding.letters.blocks_keys(store)):
         return {}
     keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
-    held = folding.letters.held_from(store, keys, batch.retried)
+    held = folding.letters.blocked_after(store, keys, batch.retried)
     for letter in batch.dead_letters:
-        if letter.key in keys and letter.key is not None and holds_key(letter.cause):
+        if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
             held[letter.key] = min(letter.offset, held.get(letter.key, letter.offset))
     return held
 

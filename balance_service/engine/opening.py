@@ -188,7 +188,7 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
     """
     letters, now_ms = hosted.processor.letters, hosted.processor.letters.now_ms()
     if store.position is not None:
-        return letters.at_opening(store)
+        return letters.on_open(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
     known = hosted.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
@@ -196,7 +196,7 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
         start = topics.offsets(source.name, [partition], earliest=True)[partition]
         sent = {at for at in sent_of(settings, topics, stage, source, partition) if at >= start}
         known = discarded | {at: Letter.sent_before(at, now_ms) for at in sent}
-    return letters.carried(known.values())
+    return letters.carry_over(known.values())
 
 
 def check_same_changelog(ours: str, topic_id: str | None) -> None:

@@ -204,7 +204,7 @@ class Carryover:
         partitions = range(self._source.partitions)
         starts = self._topics.offsets(self._source.name, partitions, earliest=True)
         for partition in partitions:
-            letters = self._letters.carried(self._known[partition].values())
+            letters = self._letters.carry_over(self._known[partition].values())
             position = self._first_position(partition, starts[partition], changelog, letters)
             with self._fenced(partition) as writer:
                 writer.commit(letters.records, (), self._codec.encode(position.record()), 0)
@@ -265,7 +265,7 @@ class Carryover:
                 elif (offset := letter_offset(key)) is not None:
                     letters[partition].pop(offset, None)
                     if value is not None:
-                        letters[partition][offset] = self._letters.read(offset, value)
+                        letters[partition][offset] = self._letters.decode(offset, value)
         return positions, letters
 
 

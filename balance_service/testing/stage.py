@@ -130,7 +130,7 @@ class DrivenTask:
         before = self.store.position
         if before is None:
             raise AssertionError("the store has no position")
-        carried = self._processor.letters.carried(self.letters())
+        carried = self._processor.letters.carry_over(self.letters())
         self.store.close()
         self.store = self._new_store()
         self.writer.commits, self.writer.end = [], 0

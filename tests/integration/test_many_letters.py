@@ -43,14 +43,14 @@ class Partition:
                 Letter.first(at, "schema-id-unknown", b"c%07d" % at, NOW_MS + at, EVERY_MS)
                 for at in range(start, start + PART)
             ]
-            self._write(self.letters.after(self.store, {}, (), (), made), start + PART)
+            self._write(self.letters.on_commit(self.store, {}, (), (), made), start + PART)
 
     def try_in_vain(self) -> int:
         """One tick: what is due is tried again in vain; returns how many were."""
         due = self.letters.due(self.store).again
         known = {letter.offset: letter for letter in due}
         failed = [DeadLetter(letter.offset, 0, letter.key, None, letter.cause) for letter in due]
-        self._write(self.letters.after(self.store, known, failed), MANY)
+        self._write(self.letters.on_commit(self.store, known, failed), MANY)
         return len(due)
 
     def _write(self, changes: LetterChanges, offset: int) -> None:

@@ -187,7 +187,7 @@ def test_letters_are_not_tried_while_a_rebuild_has_not_come_to_them(tmp_path: Pa
     keeping = letters(now_ms=lambda: EVERY_MS)
     codec = position_codec()
     with closing(StateStore(tmp_path / "store", codec)) as store:
-        carried = keeping.carried([Letter.first(5, UNKNOWN, b"k", 0, EVERY_MS)])
+        carried = keeping.carry_over([Letter.first(5, UNKNOWN, b"k", 0, EVERY_MS)])
         for position, tried in ((0, []), (5, []), (6, [5])):
             stands_at = Position(position, 1, "id", source="balance:0", letters=carried.counted)
             store.write([*carried.records, (POSITION_KEY, codec.encode(stands_at.record()))], position + 1)
@@ -297,15 +297,15 @@ def test_folds_that_come_to_the_same_in_any_order_wait_for_nobody(balance: Drive
 def test_once_order_matters_later_events_wait_for_what_was_open_before(tmp_path: Path) -> None:
     any_order, in_order = letters(), letters(keeps_order=True)
     with closing(StateStore(tmp_path / "store", position_codec())) as store:
-        changes = any_order.carried([Letter.first(3, UNKNOWN, b"k", 0, EVERY_MS)])
+        changes = any_order.carry_over([Letter.first(3, UNKNOWN, b"k", 0, EVERY_MS)])
         position = Position(9, 1, "id", letters=changes.counted)
         store.write([*changes.records, (POSITION_KEY, position_codec().encode(position.record()))], 1)
-        assert in_order.held_from(store, [b"k"], frozenset()) == {}
+        assert in_order.blocked_after(store, [b"k"], frozenset()) == {}
 
-        store.write([*in_order.at_opening(store).records], 2)
+        store.write([*in_order.on_open(store).records], 2)
 
-        assert in_order.held_from(store, [b"k"], frozenset()) == {b"k": 3}
-        assert in_order.at_opening(store).records == []
+        assert in_order.blocked_after(store, [b"k"], frozenset()) == {b"k": 3}
+        assert in_order.on_open(store).records == []
 
 
 def test_what_a_fold_depends_on_tells_whether_order_matters() -> None:

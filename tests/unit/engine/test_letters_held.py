@@ -33,7 +33,7 @@ def named() -> Iterator[Driver]:
 def test_what_waits_between_two_that_are_tried_together_is_tried_too(
     named: Driver, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(engine, "_MOST_AT_ONCE", at_once)
+    monkeypatch.setattr(engine, "_MAX_RETRIED", at_once)
     named.given(told("1", unreadable=UNKNOWN), told("2"), told("3", unreadable=UNKNOWN), told("4"))
 
     named.mend(UNKNOWN).advance(minutes=5).advance(minutes=500)
@@ -44,15 +44,15 @@ def test_what_waits_between_two_that_are_tried_together_is_tried_too(
 
 def test_no_more_letters_are_looked_up_than_are_tried(named: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     named.given(told("x", unreadable=UNKNOWN), *(told(str(n)) for n in range(100)))
-    monkeypatch.setattr(engine, "_MOST_AT_ONCE", 10)
+    monkeypatch.setattr(engine, "_MAX_RETRIED", 10)
     looked_up: list[int] = []
-    read = engine.Letters.read
+    decode = engine.Letters.decode
 
     def counted(keeping: engine.Letters, offset: int, frame: bytes) -> Letter:
         looked_up.append(offset)
-        return read(keeping, offset, frame)
+        return decode(keeping, offset, frame)
 
-    monkeypatch.setattr(engine.Letters, "read", counted)
+    monkeypatch.setattr(engine.Letters, "decode", counted)
     named.advance(minutes=5)
 
     assert len(looked_up) < 50
@@ -77,23 +77,25 @@ def test_once_order_matters_no_more_what_waited_for_it_is_tried(tmp_path: Path) 
     codec = position_codec()
     held = [Letter.first(at, cause, b"k", 0, EVERY_MS) for at, cause in ((3, UNKNOWN), (5, "behind-another"))]
     ordered, unordered = letters(keeps_order=True), letters(now_ms=lambda: 7)
-    carried = ordered.carried(held)
+    carried = ordered.carry_over(held)
     with closing(StateStore(tmp_path / "store", codec)) as store:
         stands_at = Position(6, 1, "id", source="balance:0", letters=carried.counted)
         store.write([*carried.records, (POSITION_KEY, codec.encode(stands_at.record()))], 10)
-        assert ordered.at_opening(store).records == []
+        assert ordered.on_open(store).records == []
 
-        changes = unordered.at_opening(store)
+        changes = unordered.on_open(store)
         moved = replace(stands_at, letters=changes.counted)
         store.write([*changes.records, (POSITION_KEY, codec.encode(moved.record()))], 20)
 
         assert [(due.offset, due.status) for due in unordered.due(store).again] == [(5, Status.SCHEDULED)]
-        assert ordered.held_from(store, [b"k"], frozenset()) == {}
-        assert unordered.at_opening(store).records == []
+        assert ordered.blocked_after(store, [b"k"], frozenset()) == {}
+        assert unordered.on_open(store).records == []
 
 
 def test_a_rebuild_by_a_model_for_which_order_matters_no_more_leaves_nothing_waiting() -> None:
-    (letter,) = letters(now_ms=lambda: 7).carried([Letter.first(5, "behind-another", b"k", 0, EVERY_MS)]).after.values()
+    (letter,) = (
+        letters(now_ms=lambda: 7).carry_over([Letter.first(5, "behind-another", b"k", 0, EVERY_MS)]).after.values()
+    )
 
     assert (letter.status, letter.due_ms) == (Status.SCHEDULED, 7)
 
@@ -118,4 +120,4 @@ def test_a_closed_letter_whose_record_fails_in_a_replay_is_of_its_key_and_of_its
     again = known_by_its_decision.failed_in_replay(UNKNOWN, b"k", 9)
 
     assert (again.status, again.cause, again.key, again.due_ms) == (Status.SCHEDULED, UNKNOWN, b"k", 9)
-    assert again.holds_key
+    assert again.blocks_key
