@@ -1,4 +1,4 @@
-"""One warm instance for all tests that only ask and add."""
+"""Instances that the tests of a module or of the package share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.e2e.letters import Unread
+from tests.e2e.dead_letters import PoisonWriter
 from tests.support.service import application, new_instance, running, wait_until_spread, warm_up
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ READ_TIMEOUT_SECONDS = 2
 
 @pytest.fixture(scope="package")
 def warm_instance(stack: LocalStack) -> Iterator[LocalInstance]:
-    """One warm instance with a topic of its own, shared: name customers that nobody else names."""
-    # A minPosition that is never reached costs the read timeout, each time one is generated.
+    """An instance with its own topic that all modules share. Tests use unique customers."""
+    # Generated requests often name a minPosition that is never reached; each costs a read timeout.
     settings = application(BALANCE_READ_TIMEOUT=str(READ_TIMEOUT_SECONDS))
     with running(new_instance(stack, settings)) as (instance,):
         warm_up(instance.url)
@@ -31,13 +31,13 @@ def warm_instance(stack: LocalStack) -> Iterator[LocalInstance]:
 
 @pytest.fixture(scope="package")
 def service(warm_instance: LocalInstance) -> str:
-    """Its address."""
+    """The URL of the shared instance."""
     return warm_instance.url
 
 
 @pytest.fixture(scope="module")
 def pair(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalInstance, LocalInstance]]:
-    """Two instances of what the module's `settings` say; each owns a partition."""
+    """Two instances with the module's `settings`; each owns a partition."""
     first, second = new_instance(stack, settings), new_instance(stack, settings)
     with running(first, second):
         wait_until_spread((first, second))
@@ -45,9 +45,9 @@ def pair(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalIns
 
 
 @pytest.fixture(scope="module")
-def unread(stack: LocalStack, settings: dict[str, str], pair: object) -> Iterator[Unread]:
-    """Writes to the topic of the module's `settings` what cannot be read."""
-    with Unread(stack, settings) as writer:
+def poison(stack: LocalStack, settings: dict[str, str], pair: object) -> Iterator[PoisonWriter]:
+    """Writes unreadable records to the topic of the module's `settings`."""
+    with PoisonWriter(stack, settings) as writer:
         yield writer
 
 
@@ -59,5 +59,5 @@ def http(service: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def customer() -> str:
-    """A customer nobody has named yet."""
+    """A new customer."""
     return f"customer-{uuid.uuid4()}"

@@ -1,4 +1,4 @@
-"""What is wrong is named in one sentence, with exit code 2; what is only not up yet is waited for."""
+"""Invalid settings: exit code 2 and one error line. An instance waits for servers that are down."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 _REFUSED = 2
-_FOR_EVER = {"retention.ms": "-1"}
+_KEEP_ALL = {"retention.ms": "-1"}
 _SECRET = "open-sesame"
 
 
 @pytest.fixture
 def settings(stack: LocalStack, tmp_path: Path) -> dict[str, str]:
-    """Everything right; each test spoils one thing."""
+    """Valid settings; each test spoils one of them."""
     port = free_port()
     return on(stack, application()) | {
         "BALANCE_HTTP_PORT": str(port),
@@ -61,7 +61,7 @@ def test_a_setting_that_cannot_be_right_is_named(settings: dict[str, str], name:
     ("name", "value"),
     [
         ("no.such.property", "1"),
-        # These are refused by consumers alone, for what other properties are.
+        # Only consumers refuse these, in relation to other properties.
         ("fetch.max.bytes", "2"),
         ("max.poll.interval.ms", "5"),
     ],
@@ -117,7 +117,7 @@ class Orders(ReadModel):
 
     additions = Count("{record}")
 """
-_AS_IT_SHOULD_BE = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state": '"Activity"'}
+_VALID = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state": '"Activity"'}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_hosted_is_refused_with_its_place_and_a_remedy(
 ) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "__init__.py").touch()
-    text = _MODEL.format(**_AS_IT_SHOULD_BE | changed)
+    text = _MODEL.format(**_VALID | changed)
     (tmp_path / "shop" / "orders.py").write_text(text.replace('Stream("balance", "X}")', "Stream(balance)"))
 
     done = run(settings | {"BALANCE_MODELS": models, "PYTHONPATH": str(tmp_path)}, "serve")
@@ -198,7 +198,7 @@ def test_a_missing_topic_that_may_not_be_created_is_refused(settings: dict[str, 
 
 @pytest.mark.parametrize(
     "config",
-    [{**_FOR_EVER, "cleanup.policy": "compact"}, {"retention.ms": "1000000"}, {**_FOR_EVER, "retention.bytes": "9999"}],
+    [{**_KEEP_ALL, "cleanup.policy": "compact"}, {"retention.ms": "1000000"}, {**_KEEP_ALL, "retention.bytes": "9999"}],
 )
 def test_a_source_that_does_not_keep_every_event_is_refused(
     stack: LocalStack, settings: dict[str, str], config: dict[str, str]
@@ -226,7 +226,7 @@ def test_a_topic_between_two_stages_with_another_partition_count_is_refused(
     stack: LocalStack, settings: dict[str, str], model: str, stage: str, other: str
 ) -> None:
     rekeyed = f"{settings['BALANCE_APPLICATION_ID']}-{model}-by-{stage}"
-    create_topic(stack, rekeyed, _FOR_EVER, partitions=7)
+    create_topic(stack, rekeyed, _KEEP_ALL, partitions=7)
 
     done = run(settings | {"BALANCE_MODELS": model}, "serve")
 
@@ -250,7 +250,7 @@ def test_an_instance_waits_for_what_is_not_up_alive_but_not_ready_and_heeds_sigt
     instance = new_instance(stack, application(**{name: nowhere}))
     instance.launch()
     try:
-        eventually(lambda: '"event": "waiting"' in instance.log.read_text(), "it says that it waits")
+        eventually(lambda: '"event": "waiting"' in instance.log.read_text(), "the instance reports that it waits")
         time.sleep(1.0)
         live, ready = (httpx.get(f"{instance.url}/health/{what}") for what in ("live", "ready"))
         assert (live.status_code, ready.status_code) == (200, 503)
@@ -277,7 +277,7 @@ def test_a_command_that_reaches_nobody_says_so_once_and_fails(settings: dict[str
     done = run(settings | {name: nowhere}, "add-funds", "c1", "1")
 
     assert_refused(done, 1)
-    assert done.stderr.splitlines() == done.errors, "nothing but that sentence"
+    assert done.stderr.splitlines() == done.errors, "only error lines"
     assert done.seconds < 30
 
 

@@ -1,4 +1,4 @@
-"""Dead letters on two instances: they heal, or an operator decides about them; each event counts once, or never."""
+"""Dead letters on two instances: retries, operators' decisions, and exactly one effect for each event."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.http_api import assert_problem
-from tests.e2e.letters import Unread, decide, get, letter, of_partition, pages, place, wait_for
+from tests.e2e.clients import assert_problem
+from tests.e2e.dead_letters import PoisonWriter, customer_in, decide, get, letter, list_order, pages, wait_for
 from tests.support.commands import run
 from tests.support.kafka import admin
 from tests.support.service import (
@@ -39,36 +39,36 @@ def settings() -> dict[str, str]:
 
 @pytest.mark.parametrize("partition", range(PARTITIONS))
 def test_an_event_counts_by_itself_once_its_schema_is_known_and_not_before(
-    pair: Pair, unread: Unread, partition: int
+    pair: Pair, poison: PoisonWriter, partition: int
 ) -> None:
-    customer, schema_id = of_partition(partition), unread.unknown_id()
-    unread.add(customer, "1.00")
-    unknown = unread.put_unknown(schema_id, customer, "5.00")
+    customer, schema_id = customer_in(partition), poison.unknown_id()
+    poison.add(customer, "1.00")
+    unknown = poison.put_unknown(schema_id, customer, "5.00")
 
     found = letter(pair[0], unknown)
     assert (found["cause"], found["status"], found["key"]) == ("schema-id-unknown", "scheduled", customer)
     assert found["dueAt"] is not None
     assert balances(pair, customer) == ["1.00", "1.00"]
 
-    unread.learn(schema_id)
+    poison.make_known(schema_id)
     wait_for(pair[0], "applied", unknown)
     assert balances(pair, customer) == ["6.00", "6.00"]
     assert letter(pair[1], unknown)["dueAt"] is None
 
-    # The plan that reads the topic was made before the schema was known.
-    later = unread.put_unknown(schema_id, customer, "0.50")
+    # The query was planned before the schema was registered.
+    later = poison.put_unknown(schema_id, customer, "0.50")
     eventually(lambda: balances(pair, customer) == ["6.50", "6.50"], lambda: str(balances(pair, customer)))
     assert get(pair[0], f"/{later}").status_code == 404
-    assert [one for one, _ in unread.written()].count(unknown) == 1
+    assert [one for one, _ in poison.written()].count(unknown) == 1
 
 
 @pytest.mark.parametrize("partition", range(PARTITIONS))
 def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that_does_not_own_it(
-    pair: Pair, unread: Unread, partition: int
+    pair: Pair, poison: PoisonWriter, partition: int
 ) -> None:
-    key = of_partition(partition)
+    key = customer_in(partition)
     headers = [("trace", b"t1"), ("b", b"1"), ("none", None), ("b", b"\xff\0"), ("b", b"1")]
-    garbage = unread.put(key, b"garbage", headers=headers)
+    garbage = poison.put(key, b"garbage", headers=headers)
     expected = {
         "id": garbage,
         "model": "balance",
@@ -102,7 +102,7 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
         assert letter(instance, garbage) == {**expected, "status": "discarded"}
         assert_problem(decide(instance, "discard", garbage), 409, f"{garbage}: it is discarded already")
         assert_problem(decide(instance, "redrive", garbage), 409, f"{garbage}: it is discarded already")
-    (decision,) = unread.decisions(garbage)
+    (decision,) = poison.decisions(garbage)
     told = {name: decision[name] for name in ("id", "decision", "cause", "by", "reason")}
     assert told == {
         "id": garbage,
@@ -113,9 +113,9 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
     }
 
 
-def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, unread: Unread) -> None:
+def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, poison: PoisonWriter) -> None:
     key = b"@\xff\0" + uuid.uuid4().bytes
-    garbage = unread.put(key, b"garbage")
+    garbage = poison.put(key, b"garbage")
 
     wait_for(pair[0], "waiting", garbage)
 
@@ -125,8 +125,8 @@ def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, unread: Unread) -> N
     assert decide(pair[0], "discard", garbage).status_code == 202
 
 
-def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair, unread: Unread) -> None:
-    garbage = [unread.put(of_partition(partition), b"garbage") for partition in range(PARTITIONS)]
+def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair, poison: PoisonWriter) -> None:
+    garbage = [poison.put(customer_in(partition), b"garbage") for partition in range(PARTITIONS)]
     wait_for(pair[0], "waiting", *garbage)
     refused = {
         garbage[0]: "it is discarded already",
@@ -139,7 +139,7 @@ def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair,
     assert done.status_code == 202
     assert done.json()["accepted"] == garbage[1:]
     assert {one["id"]: one["reason"] for one in done.json()["refused"]} == refused
-    assert [decision["id"] for decision in unread.decisions(*garbage)] == garbage
+    assert [decision["id"] for decision in poison.decisions(*garbage)] == garbage
 
 
 def test_a_decision_about_many_letters_for_a_long_reason_is_passed_on_to_their_owner(pair: Pair) -> None:
@@ -181,11 +181,11 @@ def test_a_cause_is_as_long_as_peers_can_be_asked_for(pair: Pair) -> None:
 
 
 def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_again(
-    stack: LocalStack, settings: dict[str, str], pair: Pair, unread: Unread, tmp_path: Path
+    stack: LocalStack, settings: dict[str, str], pair: Pair, poison: PoisonWriter, tmp_path: Path
 ) -> None:
     first, second = pair
-    customer, last, discarded = _with_one_of_each(first, unread)
-    told, written = pages(first), unread.written()
+    customer, last, discarded = _with_one_of_each(first, poison)
+    told, written = pages(first), poison.written()
     assert written
 
     first.stop()
@@ -197,14 +197,14 @@ def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_agai
     assert balances([first], customer, last) == ["1.50"]
     assert letter(first, discarded)["status"] == "discarded"
     assert pages(first) == told
-    assert unread.written() == written
+    assert poison.written() == written
 
 
 def test_what_is_discarded_does_not_count_even_after_the_changelog_was_lost(
-    stack: LocalStack, settings: dict[str, str], pair: Pair, unread: Unread
+    stack: LocalStack, settings: dict[str, str], pair: Pair, poison: PoisonWriter
 ) -> None:
     first, second = pair
-    customer, last, discarded = _with_one_of_each(first, unread)
+    customer, last, discarded = _with_one_of_each(first, poison)
     changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
 
     first.stop()
@@ -216,20 +216,20 @@ def test_what_is_discarded_does_not_count_even_after_the_changelog_was_lost(
     assert letter(first, discarded)["status"] == "discarded"
 
 
-def _with_one_of_each(asked: LocalInstance, unread: Unread) -> tuple[str, str, str]:
-    """A customer with a balance of 1.50 and letters: one that waits, a discarded and last an applied one.
+def _with_one_of_each(asked: LocalInstance, poison: PoisonWriter) -> tuple[str, str, str]:
+    """Makes a customer with balance 1.50 and three dead letters: one waiting, one discarded, one applied.
 
     Returns:
-        The customer, and the ids of the last two, the last one first.
+        The customer, the id of the applied letter, and the id of the discarded one.
     """
-    customer, schema_id = of_partition(0), unread.unknown_id()
-    unread.add(customer, "1.00")
-    unread.put(customer, b"garbage")
-    discarded = unread.put_unknown(schema_id, customer, "5.00")
-    last = unread.put_unknown(schema_id, customer, "0.50")
+    customer, schema_id = customer_in(0), poison.unknown_id()
+    poison.add(customer, "1.00")
+    poison.put(customer, b"garbage")
+    discarded = poison.put_unknown(schema_id, customer, "5.00")
+    last = poison.put_unknown(schema_id, customer, "0.50")
     wait_for(asked, "scheduled", discarded, last)
     assert decide(asked, "discard", discarded).status_code == 202
-    unread.learn(schema_id)
+    poison.make_known(schema_id)
     wait_for(asked, "applied", last)
     assert balances([asked], customer) == ["1.50"]
     assert_problem(decide(asked, "redrive", discarded), 409, "it is discarded already")
@@ -238,13 +238,13 @@ def _with_one_of_each(asked: LocalInstance, unread: Unread) -> tuple[str, str, s
 
 def _launch_alone(instance: LocalInstance) -> None:
     instance.launch()
-    eventually(lambda: owned(instance) == set(range(PARTITIONS)), "it owns everything")
+    eventually(lambda: owned(instance) == set(range(PARTITIONS)), "the instance owns all partitions")
 
 
 def balances(asked: Sequence[LocalInstance], customer: str, after: str | None = None) -> list[str]:
-    """As each instance answers it; after the record of a letter, if one is named."""
+    """Returns the balance from each instance, at or after the record of dead letter `after`."""
     position = None
     if after is not None:
-        _, partition, offset = place(after)
+        _, partition, offset = list_order(after)
         position = f"{partition}:{offset + 1}"
     return [str(amount_of(ask_again(instance.url, customer, position))) for instance in asked]

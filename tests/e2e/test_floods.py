@@ -1,4 +1,4 @@
-"""Clients that cost a server much before they have shown who they are: other clients, probes and peers are answered."""
+"""Attacks before authentication: other clients, probes and peers are still served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
-# Another loopback address than the attackers'.
+# Differs from the attackers' address.
 _OTHER = "127.0.0.2"
 _LONGEST_WAIT_SECONDS = 0.3
 _SILENT = 4_300
@@ -44,7 +44,7 @@ def settings() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def customers(pair: tuple[LocalInstance, LocalInstance]) -> list[str]:
-    """One of each partition, each with a balance that either instance can tell."""
+    """A customer of each partition, whose balance both instances answer."""
     names = [customers_of(partition, 1)[0] for partition in range(PARTITIONS)]
     for name in names:
         position = add(pair[0].url, name, "1.00")
@@ -55,7 +55,7 @@ def customers(pair: tuple[LocalInstance, LocalInstance]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def secured(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalInstance]:
-    """An instance that wants tokens."""
+    """An instance that requires tokens."""
     tokens = tmp_path_factory.mktemp("tokens") / "tokens.json"
     digest = hashlib.sha256(b"a-long-and-random-token").hexdigest()
     listed = [{"name": "reader", "sha256": digest, "scopes": ["balance:read"]}]
@@ -66,7 +66,7 @@ def secured(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 class Waits:
-    """Asks for liveness, one request after the other, and knows the longest wait for an answer."""
+    """Requests liveness continuously and records the longest response time."""
 
     def __init__(self, url: str) -> None:
         self.longest = 0.0
@@ -129,7 +129,7 @@ def test_compressed_bodies_keep_no_probe_waiting(
 
 @contextmanager
 def silent_connections(instance: LocalInstance) -> Iterator[list[socket.socket]]:
-    """A client that keeps thousands of connections open and opens those again that are closed; it sends nothing."""
+    """A client that keeps thousands of connections open without sending, and replaces those that the server closes."""
     port = httpx.URL(instance.url).port
     opened: list[socket.socket] = []
     stopping = threading.Event()
@@ -147,7 +147,7 @@ def silent_connections(instance: LocalInstance) -> Iterator[list[socket.socket]]
                     selector.unregister(key.fileobj)
                     assert isinstance(key.fileobj, socket.socket)
                     key.fileobj.close()
-                # As fast as one process can, an attacker would open them again: the kernel's backlog is another matter.
+                # An attacker could reconnect faster; the kernel's backlog is not under test here.
                 stopping.wait(0.5)
 
     attacker = threading.Thread(target=run)
@@ -168,14 +168,14 @@ def test_thousands_of_silent_connections_keep_no_other_client_out(
         eventually(lambda: len(opened) >= _SILENT, "the attacker has opened its connections")
         until = time.monotonic() + _SILENT_SECONDS
         while time.monotonic() < until:
-            # A connection for each request, as of a client that has none yet.
+            # Opens a connection for each request, like a new client.
             with httpx.Client(transport=httpx.HTTPTransport(local_address=_OTHER), timeout=10) as http:
                 for url in (f"{attacked.url}/health/live", f"{attacked.url}/health/ready"):
                     began = time.monotonic()
                     failures += _failure(http, url)
                     longest = max(longest, time.monotonic() - began)
                 for customer in customers:
-                    # The peer asks the attacked instance about one of them.
+                    # The peer forwards one of the customers to the attacked instance.
                     for instance in (attacked, peer):
                         failures += _failure(http, f"{instance.url}{GET_BALANCE}?customerId={customer}")
                 asked += 2 + 2 * len(customers)
@@ -194,7 +194,7 @@ def _failure(http: httpx.Client, url: str) -> list[str]:
 
 
 def _kernel_bytes() -> int:
-    """What the kernel holds for all TCP connections of this machine."""
+    """Returns the kernel memory of all TCP connections on this machine."""
     (line,) = [line for line in Path("/proc/net/sockstat").read_text().splitlines() if line.startswith("TCP:")]
     fields = line.split()
     return int(fields[fields.index("mem") + 1]) * _PAGE_BYTES
@@ -214,7 +214,7 @@ def test_answers_that_are_not_read_hold_little_memory_and_not_for_long(
             client.connect((HOST, port))
             client.sendall(question)
         most = 0
-        # The server aborts them after ten seconds.
+        # The server aborts the connections after ten seconds.
         until = time.monotonic() + 12
         while time.monotonic() < until:
             most = max(most, _kernel_bytes() - before)
@@ -223,5 +223,5 @@ def test_answers_that_are_not_read_hold_little_memory_and_not_for_long(
         print(f"kernel memory: at most {most / 2**20:.1f} MiB")
         assert most <= _KERNEL_BYTES
         began = time.monotonic()
-        eventually(lambda: _kernel_bytes() - before < _KERNEL_BYTES / 16, "the memory is free", _GONE_SECONDS)
+        eventually(lambda: _kernel_bytes() - before < _KERNEL_BYTES / 16, "the memory is released", _GONE_SECONDS)
         print(f"gone {time.monotonic() - began:.1f} s later")

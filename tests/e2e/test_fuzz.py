@@ -1,6 +1,6 @@
-"""Nonsense by the thousand, over HTTP and through Kafka: nothing breaks, and every record is accounted for.
+"""Fuzz tests of HTTP and Kafka: the process survives, and every record is accounted for.
 
-Seeded: `FUZZ_SEED` replays a run, `FUZZ_REQUESTS` and `FUZZ_RECORDS` say how much of it.
+`FUZZ_SEED` reproduces a run; `FUZZ_REQUESTS` and `FUZZ_RECORDS` set its size.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.nonsense import CUSTOMERS
-from tests.e2e.nonsense_records import Records
-from tests.e2e.nonsense_requests import ask_raw, ask_structured
+from tests.e2e.fuzzing import CUSTOMERS, Records, ask_raw, ask_structured
 from tests.support.kafka import Writer, ends_of, in_changelog, read_topic, recounted
 from tests.support.service import PARTITIONS, all_balances, application, new_instance, process_of, running, warm_up
 from tests.support.waiting import eventually
@@ -44,7 +42,7 @@ def settings() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def instance(stack: LocalStack, settings: dict[str, str]) -> Iterator[LocalInstance]:
-    """One instance for both: what the requests wrote has to be accounted for too."""
+    """One instance for both tests: the second also accounts for the records that the first wrote."""
     with running(new_instance(stack, settings)) as (started,):
         warm_up(started.url)
         yield started
@@ -98,7 +96,7 @@ def test_no_request_whatever_is_answered_500_or_ends_the_process(instance: Local
 
 
 def _counters(instance: LocalInstance) -> dict[str, int]:
-    """What the service has counted, by name, summed over partitions; and its positions."""
+    """Returns the event counters, summed over partitions, and the positions."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(httpx.get(f"{instance.url}/metrics").text):
         for sample in family.samples:
@@ -128,7 +126,7 @@ def test_every_record_whatever_is_accounted_for(
         counted = _counters(instance)
         return all(counted[f"position {p}"] == ends[p] for p in range(PARTITIONS))
 
-    eventually(is_at_the_end, f"the position is at the end {ends}", 120 + _RECORDS / 500)
+    eventually(is_at_the_end, f"the positions are at the ends {ends}", 120 + _RECORDS / 500)
     counted = _counters(instance)
     print(f"{time.monotonic() - began:.1f} s, {counted}")
     letters = read_topic(stack, f"{topic}-dead-letters")

@@ -19,7 +19,7 @@ from balance_service.avro.schemas import load_schema
 from balance_service.cluster.signatures import RecordSignatures, SharedSecret
 from balance_service.http.peers.connections import AnswerReader
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, Peer, PeerTrust
-from tests.e2e.poller import Poller
+from tests.e2e.clients import Poller
 from tests.support.api import GET_BALANCE
 from tests.support.kafka import Writer, read_topic
 from tests.support.service import (
@@ -49,7 +49,7 @@ FORGED = "666.66"
 
 
 class DirectoryWriter(Writer):
-    """Writes to an application's directory of instances whatever it likes."""
+    """Writes forged records to an application's instance directory."""
 
     def __init__(self, stack: LocalStack, settings: Mapping[str, str]) -> None:
         super().__init__(stack, f"{settings['BALANCE_APPLICATION_ID']}-application-servers")
@@ -60,7 +60,7 @@ class DirectoryWriter(Writer):
         self._header = b"\0" + schema_id.to_bytes(4, "big")
 
     def claim(self, address: str, signatures: RecordSignatures | None = None, incarnation: str = "0" * 32) -> None:
-        """Say that a server owns every partition, under an epoch that no owner has."""
+        """Claims every partition for a server, under an epoch higher than any real one."""
         tasks = [
             {
                 "readModel": "balance",
@@ -81,23 +81,23 @@ class DirectoryWriter(Writer):
         self.send(address, body.getvalue(), partition=0, headers=headers)
         self.producer.flush(10)
 
-    def bid_farewell(self, address: str) -> None:
-        """In the name of an instance, that it is gone."""
+    def write_tombstone(self, address: str) -> None:
+        """Removes an instance from the directory."""
         self.send(address, None, partition=0)
         self.producer.flush(10)
 
-    def repeat(self, record: Any) -> None:
-        """Write what an instance has written once more, header for header."""
+    def replay(self, record: Any) -> None:
+        """Appends a copy of a record, with its headers."""
         self.send(record.key(), record.value(), partition=0, headers=record.headers())
         self.producer.flush(10)
 
     def records(self) -> list[Any]:
-        """What was written, as far as it is still there."""
+        """Returns the records in the directory topic."""
         return read_topic(self._stack, self.topic)
 
 
-class Liar:
-    """A server that is no instance: what it was asked, as method and path."""
+class FakePeer:
+    """A server that is no instance; records method and path of its requests."""
 
     def __init__(self, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -105,15 +105,15 @@ class Liar:
 
 
 @contextmanager
-def lying(*, is_silent: bool = False) -> Iterator[Liar]:
-    """A server that answers every query as an owner would, with an amount of its own; or never, if it is silent."""
+def fake_peer(*, is_silent: bool = False) -> Iterator[FakePeer]:
+    """Serves forged answers to every query as an owner would; answers nothing if `is_silent`."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            liar.asked.append(f"{self.command} {self.path}")
+            impostor.asked.append(f"{self.command} {self.path}")
             if is_silent:
                 over.wait(60)
                 self.close_connection = True
@@ -128,7 +128,7 @@ def lying(*, is_silent: bool = False) -> Iterator[Liar]:
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Balance-Application-Server", liar.address)
+            self.send_header("Balance-Application-Server", impostor.address)
             for name, value in told.items():
                 self.send_header(f"Balance-{name}", value)
             self.send_header("Balance-Proof", "a1" * 32)
@@ -142,11 +142,11 @@ def lying(*, is_silent: bool = False) -> Iterator[Liar]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    liar = Liar(server.server_address[1])
+    impostor = FakePeer(server.server_address[1])
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield liar
+        yield impostor
     finally:
         over.set()
         server.shutdown()
@@ -173,7 +173,7 @@ _CUSTOMERS = {customer: "1.50" for partition in range(PARTITIONS) for customer i
 _MOST_SECONDS = 10.0
 _FORGING_SECONDS = 12.0
 _CLAIMED_SECONDS = 5.0
-# Of a machine that is busy with other tests, where nobody has anything to wait for.
+# Allowance for a busy machine where no query has to wait.
 _UNMOVED_SECONDS = 2.0
 _SERVER = "Balance-Application-Server"
 
@@ -185,7 +185,7 @@ def settings() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def fed(pair: Pair) -> Pair:
-    """Each owns a partition, and has balances."""
+    """Two instances with balances; each owns a partition."""
     return feed(pair)
 
 
@@ -205,7 +205,7 @@ def feed(pair: Pair) -> Pair:
 
 @contextmanager
 def asked_all_the_time(pair: Pair) -> Iterator[Poller]:
-    """Both instances, about customers of both: each answer must be right or a 503, and each must have had answers."""
+    """Queries both instances continuously; checks that every answer is right or 503, and that all have answered."""
     with Poller(pair, {customer: f'{{"amount":{amount}}}' for customer, amount in _CUSTOMERS.items()}) as poller:
         yield poller
     assert poller.wrong == []
@@ -219,17 +219,17 @@ def metric(instance: LocalInstance, name: str) -> float:
 
 def test_forged_records_are_ignored_and_told_of_while_queries_go_on(fed: Pair, directory: DirectoryWriter) -> None:
     real = [record for record in directory.records() if record.value() is not None]
-    with lying() as liar, asked_all_the_time(fed) as poller:
+    with fake_peer() as impostor, asked_all_the_time(fed) as poller:
         until = time.monotonic() + _FORGING_SECONDS
         while time.monotonic() < until:
-            directory.claim(liar.address)
-            directory.claim(liar.address, RecordSignatures(SharedSecret("another secret"), directory.topic))
+            directory.claim(impostor.address)
+            directory.claim(impostor.address, RecordSignatures(SharedSecret("another secret"), directory.topic))
             for instance in fed:
-                directory.bid_farewell(address(instance))
-            directory.repeat(real[-1])
+                directory.write_tombstone(address(instance))
+            directory.replay(real[-1])
             time.sleep(0.2)
 
-    assert liar.asked == []
+    assert impostor.asked == []
     assert max(poller.silences.values()) < _UNMOVED_SECONDS
     for instance in fed:
         known = {server["applicationServer"] for server in status(instance)["applicationServers"]}
@@ -267,29 +267,29 @@ def test_a_proof_is_taken_once_and_the_answer_to_it_is_proven(fed: Pair) -> None
 def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_asked(
     fed: Pair, directory: DirectoryWriter
 ) -> None:
-    # Who knows the secret is trusted. This one stands for whoever changes what a real peer answers.
+    # Holders of the secret are trusted. The claim stands for a proxy that changes the answers of a real peer.
     signatures = RecordSignatures(SharedSecret(_SECRET), directory.topic)
     models = "/api/models/balance"
     ids = [f"balance/{partition}:{10**6}" for partition in range(PARTITIONS)]
-    with lying() as liar:
+    with fake_peer() as impostor:
         for instance in fed:
             with httpx.Client(base_url=instance.url, timeout=30) as client:
                 others = next(c for c in _CUSTOMERS if ask(instance.url, c).headers[_SERVER] != address(instance))
                 lists = [f"{models}/{question}" for question in ("entries", "count", "top?by=amount")]
                 for path in (*lists, f"{models}/keys/{others}", f"{GET_BALANCE}?customerId={others}"):
-                    _claim_anew(fed, directory, liar.address, signatures)
+                    _claim_again(fed, directory, impostor.address, signatures)
                     found = _asked_again(client, "GET", path)
                     assert found.status_code == 200
                     assert FORGED not in found.text
                     assert "666" not in found.text
-                _claim_anew(fed, directory, liar.address, signatures)
+                _claim_again(fed, directory, impostor.address, signatures)
                 assert _asked_again(client, "GET", "/api/deadLetters").json() == {"deadLetters": [], "next": None}
-                _claim_anew(fed, directory, liar.address, signatures)
+                _claim_again(fed, directory, impostor.address, signatures)
                 decided = client.post("/api/deadLetters.discard", json={"ids": ids, "reason": "a test"})
-                # There are no such letters, as only their owners know.
+                # No such dead letter exists, which only the owners of the partitions know.
                 assert decided.status_code == 404, decided.text
-        asked = {line.split()[1].partition("?")[0].partition("/keys/")[0] for line in liar.asked}
-        with claiming(directory, liar.address, signatures), asked_all_the_time(fed) as poller:
+        asked = {line.split()[1].partition("?")[0].partition("/keys/")[0] for line in impostor.asked}
+        with claiming(directory, impostor.address, signatures), asked_all_the_time(fed) as poller:
             time.sleep(_CLAIMED_SECONDS)
 
     assert asked == {
@@ -309,17 +309,17 @@ def test_without_a_secret_a_claim_that_nobody_confirms_stops_nobody_for_ten_seco
     settings = dict(unsecured[0].environment)
     with (
         DirectoryWriter(stack, settings) as directory,
-        lying(is_silent=True) as liar,
+        fake_peer(is_silent=True) as impostor,
         asked_all_the_time(unsecured) as poller,
     ):
-        directory.claim(liar.address)
-        with claiming(directory, liar.address, None) if is_renewed else threading.Lock():
+        directory.claim(impostor.address)
+        with claiming(directory, impostor.address, None) if is_renewed else threading.Lock():
             time.sleep(_FORGING_SECONDS + _MOST_SECONDS)
             for instance in unsecured:
                 for customer in _CUSTOMERS:
                     assert ask(instance.url, customer).status_code == 200
 
-    assert liar.asked
+    assert impostor.asked
     assert max(poller.silences.values()) < _MOST_SECONDS
 
 
@@ -334,7 +334,7 @@ def unsecured(stack: LocalStack) -> Iterator[Pair]:
 
 @contextmanager
 def claiming(directory: DirectoryWriter, server: str, signatures: RecordSignatures | None) -> Iterator[None]:
-    """A claim that is renewed as often as an instance's."""
+    """Renews a claim as often as an instance does."""
     over = threading.Event()
 
     def claim() -> None:
@@ -348,17 +348,17 @@ def claiming(directory: DirectoryWriter, server: str, signatures: RecordSignatur
     finally:
         over.set()
         thread.join()
-        directory.bid_farewell(server)
+        directory.write_tombstone(server)
 
 
-def _claim_anew(pair: Pair, directory: DirectoryWriter, server: str, signatures: RecordSignatures) -> None:
-    """Have it claimed by an instance that nobody has had a wrong answer of yet, until both know."""
+def _claim_again(pair: Pair, directory: DirectoryWriter, server: str, signatures: RecordSignatures) -> None:
+    """Claims all partitions under a new incarnation and waits until both instances know the claim."""
     incarnation = uuid.uuid4().hex
     directory.claim(server, signatures, incarnation)
     for instance in pair:
         eventually(
             lambda i=instance: any(s["incarnation"] == incarnation for s in status(i)["applicationServers"]),  # type: ignore[misc]
-            "the claim is known",
+            "both instances know the claim",
         )
 
 
@@ -370,6 +370,6 @@ def _asked_again(client: httpx.Client, method: str, path: str) -> httpx.Response
 
 
 def _raw(answer: httpx.Response) -> bytes:
-    """An answer as it came."""
+    """Returns the raw bytes of a response."""
     lines = [b"HTTP/1.1 %d x" % answer.status_code, *(b"%b: %b" % field for field in answer.headers.raw), b"", b""]
     return b"\r\n".join(lines) + answer.content

@@ -1,4 +1,4 @@
-"""Processes killed in the middle of a load: in the end every balance is as an independent recount has it."""
+"""Processes are killed during a load; afterwards every balance equals an independent recount."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _KILLS = 2
 _FOLDED = 500
 _CUSTOMERS = 500
 _GARBAGE_EVERY_SECONDS = 0.2
-_NOBODY = ("nobody", "misplaced", "other", "customer-500")
+_UNKNOWN = ("nobody", "misplaced", "other", "customer-500")
 
 
 @pytest.fixture
 def fragile_stack(tmp_path: Path) -> Iterator[LocalStack]:
-    """A stack of its own, so that no other test sees its broker die."""
+    """A stack of its own, because the test kills its broker."""
     with LocalStack(tmp_path / "stack") as stack:
         yield stack
 
@@ -83,7 +83,7 @@ def test_after_a_kill_of_the_broker_every_balance_is_as_recounted(fragile_stack:
 
 
 class Garbage:
-    """Records that can never be applied, written by a thread in the midst of good ones."""
+    """Produces invalid records from a thread, among the valid ones of a load."""
 
     def __init__(self, stack: LocalStack, settings: Mapping[str, str]) -> None:
         self._stack = stack
@@ -112,20 +112,20 @@ class Garbage:
 
 
 def _wait_until_folding(stack: LocalStack, settings: Mapping[str, str]) -> None:
-    """Wait until the changelog grows, so that what is killed next is in the middle of something."""
+    """Waits until the changelog grows, so that the next kill interrupts a fold."""
     changelog = f"{settings['BALANCE_APPLICATION_ID']}-balance-changelog"
     began = sum(ends_of(stack, changelog).values())
 
-    eventually(lambda: sum(ends_of(stack, changelog).values()) > began + _FOLDED, "some instance folds")
+    eventually(lambda: sum(ends_of(stack, changelog).values()) > began + _FOLDED, "an instance folds")
 
 
 def _assert_as_recounted(stack: LocalStack, settings: Mapping[str, str], instances: Sequence[LocalInstance]) -> None:
     expected = recounted(stack, settings)
-    # It is of no one's partition but the one it was misplaced to, and only the service looks at that.
+    # No partitioner would place it in that partition; only the service checks this.
     expected.pop("misplaced")
     assert len(expected) == _CUSTOMERS
     ends = ends_of(stack, settings["BALANCE_TOPIC"])
     for instance in instances:
         assert all_balances(instance, expected, ends) == expected, instance.name
-        assert {name: ask(instance.url, name).status_code for name in _NOBODY} == dict.fromkeys(_NOBODY, 404)
+        assert {name: ask(instance.url, name).status_code for name in _UNKNOWN} == dict.fromkeys(_UNKNOWN, 404)
     assert in_changelog(stack, settings) == expected

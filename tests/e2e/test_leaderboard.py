@@ -1,13 +1,15 @@
-"""The leaderboard on two instances: every route by either, and nothing lost or joined twice when one is killed."""
+"""The leaderboard on two instances: every route, kills, and scores that arrive before their player."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
+from tests.e2e.dead_letters import pages
 from tests.integration.test_leaderboard import Games
 from tests.support.observability import JOIN_METRICS_PREFIX, documented, exported
 from tests.support.service import application, new_instance, running, status
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 60.0
 ISABELLE, MITCH, ELYSE, NOOR = (random.randrange(1 << 40) for _ in range(4))
-# As text, the second would come before the first.
+# Sorted as text, the second would come first.
 SMASH, KART = random.randrange(9_000_000, 10_000_000), random.randrange(10_000_000, 20_000_000)
 NAMES = {ISABELLE: "Isabelle", MITCH: "Mitch", ELYSE: "Elyse", NOOR: "Noor"}
 GAMES = {SMASH: "Super Smash Bros", KART: "Mario Kart"}
@@ -49,7 +51,7 @@ def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
 
 
 def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response:
-    """An answer of an instance, 503 asked again, as any client would."""
+    """Sends a GET to an instance; retries on 503."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:
@@ -104,7 +106,7 @@ def test_every_instance_answers_for_every_game_also_after_one_was_killed(
         }
         assert all(table["whole"] and not table["reason"] for table in tables)
         described = {name: told for name, told in documented().items() if name.startswith(JOIN_METRICS_PREFIX)}
-        # A series of what was skipped begins with the first.
+        # A counter of skipped records has no sample until the first one.
         sampled = {
             name: told for name, told in exported(instances).items() if name in described and told[1] is not None
         }
@@ -118,3 +120,51 @@ def test_every_instance_answers_for_every_game_also_after_one_was_killed(
 
         crowned = {**entry(SMASH, NOOR, 5000.0), "playerName": "Noor II"}
         wait_for(second, {str(SMASH): [crowned, *SMASHED[:2]], str(KART): DRIVEN})
+
+
+_ids = itertools.count(random.randrange(1 << 40))
+
+
+@pytest.fixture
+def instance(stack: LocalStack) -> Iterator[LocalInstance]:
+    settings = application(BALANCE_MODELS="leaderboard", BALANCE_RETRY_EVERY="1")
+    with running(new_instance(stack, settings)) as (instance,):
+        yield instance
+
+
+def test_a_score_before_its_player_is_on_the_leaderboard_once_the_player_comes(
+    stack: LocalStack, instance: LocalInstance
+) -> None:
+    early, known = next(_ids), next(_ids)
+    with Games(stack) as games:
+        game = games.game("Racing")
+        games.player(known, "Known")
+        games.score(game, early, 9.0)
+        games.score(game, known, 1.0)
+        eventually(lambda: leaders(instance, game) == [("Known", 1.0)], lambda: str(leaders(instance, game)))
+        eventually(lambda: bool(letters(instance, early)), "the score is a dead letter")
+        (letter,) = letters(instance, early)
+        assert (letter["cause"], letter["status"], letter["model"]) == ("join-missing", "scheduled", "leaderboard")
+
+        games.player(early, "Early")
+
+        expected = [("Early", 9.0), ("Known", 1.0)]
+        eventually(lambda: leaders(instance, game) == expected, lambda: str(leaders(instance, game)))
+        (healed,) = letters(instance, early)
+        assert healed["status"] == "applied"
+        games.score(game, early, 2.0)
+        expected.insert(1, ("Early", 2.0))
+        eventually(lambda: leaders(instance, game) == expected, lambda: str(leaders(instance, game)))
+
+
+def letters(instance: LocalInstance, player: int) -> list[dict[str, Any]]:
+    """Returns the dead letters of a player's scores."""
+    listed = itertools.chain(*pages(instance, model="leaderboard"))
+    return [letter for letter in listed if letter["key"] == str(player)]
+
+
+def leaders(instance: LocalInstance, game: int) -> list[tuple[str, float]]:
+    """Returns players and scores of a game; empty if there is no such game."""
+    answer = httpx.get(f"{instance.url}/leaderboard/{game}", timeout=30)
+    assert answer.status_code in (200, 404, 503), answer.text
+    return [(entry["playerName"], entry["score"]) for entry in answer.json()] if answer.is_success else []

@@ -1,4 +1,4 @@
-"""Two read models on two instances, and a third instance that hosts one of them: every query by every instance."""
+"""Two read models on two instances, and a third instance with one of them: every query through every instance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
-    """Two that host both read models; the third came last, and hosts the balance alone."""
+    """Two instances with both read models, and a third, started last, with the balance only."""
     settings = application()
     both = settings | {"BALANCE_MODELS": "balance,activity"}
     first, second, third = new_instance(stack, both), new_instance(stack, both), new_instance(stack, settings)
@@ -34,12 +34,12 @@ def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
             for amount in amounts:
                 add(first.url, customer, str(amount))
         with running(third):
-            eventually(lambda: _count(third, "activity") == len(_CUSTOMERS), "all of it is folded", _SECONDS)
+            eventually(lambda: _count(third, "activity") == len(_CUSTOMERS), "all events are folded", _SECONDS)
             yield first, second, third
 
 
 def wait_until_both_own(first: LocalInstance, second: LocalInstance) -> None:
-    """Until each owns one partition of both read models."""
+    """Waits until each instance owns one partition of both read models."""
 
     def spread() -> bool:
         tasks = [[t["task"] for t in status(i)["tasks"] if t["state"] == "RUNNING"] for i in (first, second)]
@@ -49,7 +49,7 @@ def wait_until_both_own(first: LocalInstance, second: LocalInstance) -> None:
 
 
 def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response:
-    """An answer of an instance, 503 asked again, as any client would."""
+    """Sends a GET to an instance; retries on 503."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:

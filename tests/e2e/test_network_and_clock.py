@@ -1,4 +1,4 @@
-"""Instances that reach the brokers and not each other, and one whose clock is an hour off."""
+"""Instances that reach the brokers but not each other, and an instance whose clock is an hour off."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
-# Python's own hook: what lies in a module of this name is run as the interpreter starts.
+# Python imports a module with this name at interpreter start.
 HOOK = "sitecustomize.py"
 LOADED = "loaded"
 AN_HOUR_OFF = """\
@@ -41,12 +41,12 @@ pathlib.Path(__file__).with_name("{loaded}").touch()
 of_day = time.time
 time.time = lambda: of_day() + ({seconds})
 """
-# Nobody listens on ports this low.
-NOBODY = ("127.0.0.1:1", "127.0.0.1:2")
+# No process listens on these ports.
+UNREACHABLE = ("127.0.0.1:1", "127.0.0.1:2")
 
 
 def as_standby(instance: LocalInstance, customer: str) -> httpx.Response:
-    """A balance as whoever has all of it may answer, asked again as long as nobody does."""
+    """Queries a balance with maxLag=0, which a standby may answer; retries until there is a 200."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:
@@ -62,7 +62,7 @@ def test_instances_that_reach_the_brokers_and_not_each_other_answer_for_what_the
     stack: LocalStack,
 ) -> None:
     settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
-    apart = [new_instance(stack, settings | {"BALANCE_APPLICATION_SERVER": nobody}) for nobody in NOBODY]
+    apart = [new_instance(stack, settings | {"BALANCE_APPLICATION_SERVER": server}) for server in UNREACHABLE]
     with running(*apart) as (one, other):
         wait_until_spread([one, other])
         for here, there in ((one, other), (other, one)):
@@ -94,16 +94,16 @@ def test_an_instance_whose_clock_is_an_hour_off_answers_and_takes_over_as_any_ot
             position = add((right, wrong)[number % 2].url, customer, "0.50")
             for instance in (right, wrong):
                 assert amount_of(ask_again(instance.url, customer, position)) == Decimal("0.50")
-        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "it has a store of either partition")
+        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "the instance has stores of both partitions")
         wrong.kill()
         wrong.launch()
         wrong.wait_ready()
         wait_until_spread([right, wrong])
-        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "it has a store of either partition again")
+        eventually(lambda: bool(tasks(wrong, "standby", "TAILING")), "the instance has stores of both partitions again")
         restored = [task["restored"] for task in status(wrong)["tasks"]]
         right.kill()
 
-        eventually(lambda: owned(wrong) == {0, 1}, "what was killed is succeeded")
+        eventually(lambda: owned(wrong) == {0, 1}, "the instance takes over")
         assert {customer: amount_of(ask_again(wrong.url, customer)) for customer in customers} == expected
     assert (tmp_path / LOADED).exists()
-    assert max(restored) < len(customers), "the store that was there is gone on from"
+    assert max(restored) < len(customers), "the instance continues with its existing store"

@@ -1,4 +1,4 @@
-"""Two traced instances: a trace leads from a command to its commit; each documented metric is exported."""
+"""Two traced instances: traces from a command to its commit, and the documented metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def pair(stack: LocalStack, collector: Collector) -> Iterator[Pair]:
-    """Each owns a partition, and stands by for the other's."""
+    """Two instances; each owns a partition and is standby for the other one."""
     settings = application(BALANCE_TRACING_ENDPOINT=collector.endpoint, BALANCE_NUM_STANDBY_REPLICAS="1")
     first, second = new_instance(stack, settings), new_instance(stack, settings)
     with running(first, second):
@@ -90,7 +90,7 @@ def test_a_trace_goes_with_a_query_over_its_hop(pair: Pair, collector: Collector
     (asked,) = (instance for instance in pair if instance is not owner)
     trace = secrets.token_hex(16)
 
-    # As the owner's answer alone is taken, it comes from there.
+    # A forwarded query gets the answer of the owner only.
     assert ask(owner.url, customer, position).status_code == 200
     answer = httpx.get(asked.url + GET_BALANCE, params={"customerId": customer}, headers=_caller(trace), timeout=60)
 
@@ -137,13 +137,13 @@ def test_the_documented_metrics_are_those_that_are_exported(stack: LocalStack, p
 
     def sampled() -> bool:
         found = exported(pair)
-        # What the JVM says of its heap is sampled every five seconds.
+        # The JVM heap is sampled every five seconds.
         return (
             documented().keys() <= found.keys() and {n for n, (_, labels) in found.items() if labels is None} <= others
         )
 
     others = {name for name in documented() if name.startswith(JOIN_METRICS_PREFIX)}
-    eventually(sampled, "a sample of each", 60)
+    eventually(sampled, "every documented metric has a sample", 60)
 
     assert exported(pair) == {
         name: (kind, None if name in others else labels) for name, (kind, labels) in documented().items()

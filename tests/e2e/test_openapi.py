@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: generated requests, sensible and not, against the running service."""
+"""Generated requests, valid and invalid, against the OpenAPI document of the running service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from balance_service.process.package import __version__
 from tests.support.shipped import ROUTES
 
 _EXAMPLES = 40
-# On a machine that stalls, the group may give the partitions anew.
+# On a machine that stalls, the group may reassign the partitions.
 _A_MOVE_SECONDS = 30
 _DOCUMENT = json.loads(json.dumps(document(ROUTES)))
 
@@ -28,9 +28,9 @@ _CONFIG = schemathesis.Config.from_dict(
         "generation": {"deterministic": True},
         "phases": {"coverage": {"generate-duplicate-query-parameters": True}},
         "checks": {
-            # 503 is an answer of the contract, not a fault; where it may be given is checked below.
+            # 503 is part of the contract; the test below checks where it is allowed.
             "not_a_server_error": {"expected-statuses": ["2xx", "4xx", 503]},
-            # The dead letter of the example may be there, left by another test, and be one that cannot be redriven.
+            # The dead letter of the example may exist, left by another test, and be final.
             "positive_data_acceptance": {"expected-statuses": ["2xx", 404, 409]},
             "negative_data_rejection": {"expected-statuses": ["4xx"]},
         },
@@ -41,19 +41,19 @@ schema = schemathesis.openapi.from_dict(_DOCUMENT, config=_CONFIG)
 
 @schema.hook
 def filter_query(_context: Any, query: Any) -> bool:
-    """Only ids as long as the document's prose allows: JSON Schema counts characters, the service bytes."""
+    """Drops ids that exceed the byte limit: JSON Schema counts characters, the service counts bytes."""
     return all(_fits((query or {}).get(name)) for name in ("customerId", "from", "to", "prefix", "after"))
 
 
 @schema.hook
 def filter_path_parameters(_context: Any, parameters: Any) -> bool:
-    """The same of a key."""
+    """Drops keys that exceed the byte limit."""
     return _fits((parameters or {}).get("key"))
 
 
 @schema.hook
 def filter_body(_context: Any, body: Any) -> bool:
-    """The same, and no products of binary floats such as 35 * 0.01, which `multipleOf` lets through."""
+    """Drops oversized ids, and products of binary floats such as 35 * 0.01, which `multipleOf` accepts."""
     if not isinstance(body, dict):
         return True
     amount = body.get("amount")
@@ -69,9 +69,9 @@ def filter_body(_context: Any, body: Any) -> bool:
 @schema.parametrize()
 @settings(max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None)
 def test_every_answer_is_as_documented(case: Any, service: str) -> None:
-    # A well-formed position may be of another partition (400) or never be reached (503), and a lag be too small.
+    # A valid position may be of another partition (400) or never be reached (503), and a lag may be too small.
     waits = case.operation.method == "get" and not {"minPosition", "maxLag"}.isdisjoint(case.query or {})
-    # The schema does not know the fields of each read model.
+    # The schema does not list the fields of each read model.
     may_be_no_field = case.path.endswith("/top")
     response = _asked(case, service, may_wait=waits)
     excluded = [positive_data_acceptance] if waits or may_be_no_field else []
@@ -87,7 +87,7 @@ def test_the_document_served_is_that_of_the_routes_with_the_version(service: str
 
 
 def _asked(case: Any, service: str, *, may_wait: bool) -> Any:
-    """The answer; where nothing is waited for, asked again after a 503, as its Retry-After asks of a client."""
+    """Returns the response; retries on 503 after Retry-After unless `may_wait`."""
     response = case.call(base_url=service)
     deadline = time.monotonic() + _A_MOVE_SECONDS
     while response.status_code == 503 and not may_wait and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Purchases and rewards on two instances: each card is answered by either. What is sent under kills, chaos recounts."""
+"""Purchases and rewards on two instances: either one answers for every card. Chaos tests them under kills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CARDS = 9
 
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
-    """A stack of its own: the models that ship have topics of one name."""
+    """A stack of its own, because the shipped models have fixed topic names."""
     with LocalStack(tmp_path / "stack") as stack:
         yield stack
 
@@ -61,7 +61,7 @@ def _sale(number: int) -> dict[str, Any]:
 
 
 def _assert_answers(instance: LocalInstance, points: dict[str, Decimal]) -> None:
-    """That an instance answers every card, whichever owns it."""
+    """Checks that an instance answers for every card, whichever instance owns it."""
     with httpx.Client(base_url=instance.url, timeout=30) as http:
         for card, expected in points.items():
             answer = http.get(PATH, params={"customerCardNo": card})
@@ -72,7 +72,7 @@ def _assert_answers(instance: LocalInstance, points: dict[str, Decimal]) -> None
 
 
 def _is_caught_up(stack: LocalStack, instances: list[LocalInstance]) -> bool:
-    """Whether every stage stands at its source's end, those before it first."""
+    """Whether every stage has reached the end of its source, earlier stages first."""
     tasks = {t["task"]: t for i in instances for t in status(i)["tasks"] if t["state"] == "RUNNING"}
     models = {m["name"]: m["source"] for m in status(instances[0])["models"]}
     sources = {"rewards-by-customerCardNo": "pos", **models}

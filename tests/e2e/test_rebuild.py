@@ -1,4 +1,4 @@
-"""Rebuild: the read model dropped and folded anew, to the digit; only while nobody uses it."""
+"""Rebuild: drops the read model and folds it again, exactly; refused while an instance runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _CUSTOMERS = 500
 _FEW, _EVENTS = 2_000, 100_000
 _REFUSED = 2
-# So small that a replay can be interrupted in its middle.
+# Small enough that the test can interrupt a replay in its middle.
 _RECORDS_PER_BATCH = "2000"
 _FOLDED = 1_500
 
 
 class Application:
-    """A topic with a history, and an instance that has seen only its beginning; rebuilt in another directory."""
+    """A topic with a history, an instance that has folded its beginning, and a separate directory for rebuilds."""
 
     def __init__(self, stack: LocalStack, state_dir: Path) -> None:
         self.stack = stack
@@ -55,7 +55,7 @@ class Application:
 
 @pytest.fixture(scope="module")
 def app(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    """Its instance runs."""
+    """The application while its instance runs."""
     app = Application(stack, tmp_path_factory.mktemp("rebuild") / "state")
     app.load(_FEW)
     with running(app.instance):
@@ -64,7 +64,7 @@ def app(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def stopped(app: Application) -> Application:
-    """Stopped, and much has happened since."""
+    """The application after its instance was stopped and many events were appended."""
     app.instance.stop()
     app.load(_EVENTS - _FEW)
     return app
@@ -80,7 +80,7 @@ def test_a_rebuild_is_refused_while_an_instance_runs_and_does_it_no_harm(app: Ap
 
 
 def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped: Application) -> None:
-    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "much has happened since"
+    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "the changelog lacks the later events"
 
     done = stopped.run("rebuild")
 
@@ -92,13 +92,13 @@ def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped:
 
 def test_a_rebuild_that_was_interrupted_is_run_again_and_ends_the_same(stopped: Application) -> None:
     with started(stopped.environment, "rebuild") as rebuilding:
-        eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was made anew")
-        eventually(lambda: _records(stopped) >= _FOLDED, "it is in the middle of the replay")
+        eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was recreated")
+        eventually(lambda: _records(stopped) >= _FOLDED, "the replay is in its middle")
         rebuilding.interrupt()
         interrupted = rebuilding.wait(20)
     assert interrupted.code != 0
     assert "Traceback" not in interrupted.stderr, interrupted.stderr
-    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "it was in the middle"
+    assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "the replay was interrupted"
 
     done = stopped.run("rebuild")
 
@@ -128,7 +128,7 @@ def test_a_rebuild_is_refused_once_the_topic_has_more_partitions(stack: LocalSta
 
 
 def _records(app: Application) -> int:
-    """How long the changelog is; none while it is being made anew."""
+    """Returns the number of changelog records; 0 while the topic is being recreated."""
     try:
         return sum(ends_of(app.stack, app.changelog).values())
     except KafkaException:

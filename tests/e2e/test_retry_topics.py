@@ -1,4 +1,4 @@
-"""Other producers' dead letters as a consumer of the retries gets them, and as operators see and decide about them."""
+"""Dead letters of other producers: their retry topic and operators' decisions about them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from balance_service.devtools.local.processes import READY_TIMEOUT_SECONDS
-from tests.e2e.http_api import assert_problem
-from tests.e2e.letters import decide, letter, pages, wait_for
+from tests.e2e.clients import assert_problem
+from tests.e2e.dead_letters import decide, letter, pages, wait_for
 from tests.support.commands import assert_refused, run
 from tests.support.kafka import Writer, admin, create_topic, read_topic
 from tests.support.service import PARTITIONS, application, new_instance, on, running, status
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 _COUNT = 300
-# Each task's epoch is written first: of two partitions of the balance, and one of dead letters.
+# Tasks write their epochs first: two partitions of the balance and one of dead letters.
 _FIRST = PARTITIONS + 2
 _IN_16_SECONDS, _IN_64_SECONDS = ("retry-attempt", b"4"), ("retry-attempt", b"6")
 
 
 class Orders(Writer):
-    """A producer that keeps its dead letters in a topic of one partition."""
+    """A producer with a dead-letter topic of one partition."""
 
     def __init__(self, stack: LocalStack, settings: dict[str, str]) -> None:
         super().__init__(stack, settings["BALANCE_RETRY_TOPICS"])
@@ -40,7 +40,7 @@ class Orders(Writer):
         create_topic(stack, self.topic, {"retention.ms": "86400000"}, partitions=1)
 
     def fail(self, *values: bytes, headers: Any = ()) -> list[str]:
-        """Append records that could not be processed; returns the ids of their letters."""
+        """Appends records to the dead-letter topic; returns the ids of the dead letters."""
         placed: list[Any] = []
         for value in values:
             self.send(value, value, headers=[*headers], on_delivery=lambda _, message: placed.append(message))
@@ -48,11 +48,11 @@ class Orders(Writer):
         return [f"{self.stage}/0:{message.offset()}" for message in placed]
 
     def received(self) -> list[bytes]:
-        """What a consumer that reads committed records has got so far."""
+        """Returns the values that a read-committed consumer of the retry topic has received."""
         return [message.value() for message in read_topic(self._stack, self._retries)]
 
     def wait_until_received(self, *values: bytes) -> None:
-        """Wait until it has got these."""
+        """Waits until the consumer has received these values."""
         eventually(lambda: {*self.received()} >= {*values}, lambda: f"{len(self.received())} received")
 
 
@@ -74,7 +74,7 @@ def orders(stack: LocalStack, settings: dict[str, str]) -> Iterator[Orders]:
 
 @pytest.fixture(scope="module")
 def instance(stack: LocalStack, settings: dict[str, str], orders: Orders) -> Iterator[LocalInstance]:
-    """Up, as each test leaves it."""
+    """The instance, in the state that each test leaves."""
     with running(new_instance(stack, settings)) as (started,):
         yield started
 
@@ -103,7 +103,7 @@ def test_an_instance_that_is_killed_again_and_again_sends_each_record_once(
         instance.environment["BALANCE_FAILPOINTS"] = failpoint
         instance.launch()
         del instance.environment["BALANCE_FAILPOINTS"]
-        eventually(lambda: not instance.running, "it is up, and killed", READY_TIMEOUT_SECONDS)
+        eventually(lambda: not instance.running, "the instance has started and been killed", READY_TIMEOUT_SECONDS)
         assert "a fail point strikes" in instance.log.read_text()
         is_sent = is_scheduled and failpoint.startswith("committed")
         assert len(orders.received()) == len(before) + is_sent * _COUNT

@@ -1,4 +1,4 @@
-"""One client that asks for many scans at once uses its own share; other clients and operators are answered."""
+"""A client that makes many scans at once uses only its own share; other clients and operators are served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KEYS = 40_000
 ATTACKERS, ROUNDS, ROUND_SECONDS = 20, 3, 4.0
-# Another address is another client, on the same machine too.
+# A different address is a different client.
 ATTACKER, CLIENT, OPERATOR = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 TOP = f"{MODELS_PATH}/balance/top?by=amount"
 ENTRIES = f"{MODELS_PATH}/balance/entries"
@@ -40,7 +40,7 @@ def settings() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def many_keys(stack: LocalStack, settings: dict[str, str], pair: tuple[LocalInstance, LocalInstance]) -> LocalInstance:
-    """One of two instances of many keys."""
+    """One of two instances that hold many keys."""
     done = run(on(stack, settings), "load", "--events", str(2 * KEYS), "--customers", str(KEYS), seconds=120)
     assert done.code == 0, done
     counts = [0]
@@ -49,24 +49,24 @@ def many_keys(stack: LocalStack, settings: dict[str, str], pair: tuple[LocalInst
         counts.append(count(pair[0].url))
         return counts[-1] > KEYS / 2 and counts[-1] == counts[-2]
 
-    eventually(is_settled, lambda: f"{counts[-1]} keys are all", 120)
+    eventually(is_settled, lambda: f"only {counts[-1]} keys", 120)
     return pair[0]
 
 
 def count(url: str) -> int:
-    """How many keys there are by now."""
+    """Returns the current number of keys."""
     return int(httpx.get(f"{url}{MODELS_PATH}/balance/count", timeout=10).json().get("count", 0))
 
 
 def session(address: str) -> aiohttp.ClientSession:
-    """A client that asks from an address."""
+    """Opens a client session with a local address."""
     connector = aiohttp.TCPConnector(local_addr=(address, 0))
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=15))
 
 
 @dataclass
 class Asked:
-    """How questions of one kind were answered."""
+    """The answers to one kind of request."""
 
     statuses: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass
 class Round:
-    """What clients meet in some seconds."""
+    """Requests of all clients for some seconds."""
 
     url: str
     seconds: float = ROUND_SECONDS
@@ -104,7 +104,7 @@ class Round:
             async def repeat(asked: Asked, by: aiohttp.ClientSession, targets: list[str], pause: float) -> None:
                 while time.monotonic() < until:
                     status = await asked.ask(by, self.url + random.choice(targets))
-                    # A client heeds a refusal a little.
+                    # Clients back off briefly after a refusal.
                     await asyncio.sleep(pause if status == 200 else 0.05)
 
             one_key = [f"{GET_BALANCE}?customerId={key}" for key in keys]
@@ -140,10 +140,10 @@ def p99(rounds: list[Round]) -> float:
 
 def test_scans_whose_clients_have_gone_are_not_read_to_their_end(many_keys: LocalInstance) -> None:
     async def asked_after(gone: int) -> float:
-        """The seconds that a top takes after some others were given up."""
+        """Returns the seconds of a top query after some clients have cancelled theirs."""
         async with session(ATTACKER) as client:
             for _ in range(gone):
-                # On a busy machine this process may come to it only once there is an answer.
+                # On a busy machine this process may notice the timeout only after the response.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.05), client.get(many_keys.url + TOP):
                         pass

@@ -1,4 +1,4 @@
-"""Two instances with one BALANCE_APPLICATION_SERVER: both say so until one is gone. A restart is no such case."""
+"""Two instances with the same BALANCE_APPLICATION_SERVER report it until one stops; a restart is no conflict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 TOLD = "another instance has the address of this one"
-# As long as it takes to be sure, and once more.
+# Twice the time that an instance needs to detect the conflict.
 _SURE_SECONDS = 8
 
 
@@ -27,7 +27,7 @@ def readiness(instance: LocalInstance) -> tuple[int, str]:
 
 
 def shared(instance: LocalInstance) -> list[str]:
-    """The addresses that it says two instances have."""
+    """Returns the addresses that an instance reports as shared."""
     return [server["applicationServer"] for server in status(instance)["applicationServers"] if server["shared"]]
 
 
@@ -43,7 +43,11 @@ def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_
         second.launch()
 
         for instance in (first, second):
-            eventually(lambda i=instance: "BALANCE_APPLICATION_SERVER" in readiness(i)[1], "it says so", 90)  # type: ignore[misc]
+            eventually(
+                lambda i=instance: "BALANCE_APPLICATION_SERVER" in readiness(i)[1],  # type: ignore[misc]
+                "the instance reports the conflict",
+                90,
+            )
             code, told = readiness(instance)
             assert code == 503
             assert own in told
@@ -56,7 +60,7 @@ def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_
         assert (lines(first), lines(second)) == (1, 1)
 
         process_of(second).kill()
-        eventually(lambda: readiness(first)[0] == 200, "the one that is left is ready", 60)
+        eventually(lambda: readiness(first)[0] == 200, "the remaining instance is ready", 60)
         assert shared(first) == []
 
 

@@ -1,4 +1,4 @@
-"""Standbys of whole processes: they answer those who accept that while an owner is gone, and take over from there."""
+"""Standbys of processes: they answer queries with maxLag while an owner is down, and take over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OWNER_ANSWERS_WITHIN_SECONDS = SESSION_TIMEOUT_SECONDS + 5.0
 
 
 def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Response:
-    """A balance, with whatever bounds."""
+    """Queries a balance with optional bounds."""
     return httpx.get(
         instance.url + GET_BALANCE, params={"customerId": customer, **parameters}, timeout=30, verify=False
     )
@@ -54,8 +54,10 @@ def test_when_an_owner_is_killed_its_standby_answers_at_once_and_takes_over_with
         customer = customers_of(lost, 1)[0]
         position = add(survivor.url, customer, "12.34")
         assert amount_of(ask_again(survivor.url, customer, position)) == Decimal("12.34")
-        eventually(lambda: lost in tasks(survivor, "standby", "TAILING"), "the survivor stands by")
-        eventually(lambda: get(survivor, customer, maxLag="0").headers.get("Balance-Role") is not None, "lag known")
+        eventually(lambda: lost in tasks(survivor, "standby", "TAILING"), "the survivor is a standby")
+        eventually(
+            lambda: get(survivor, customer, maxLag="0").headers.get("Balance-Role") is not None, "the lag is known"
+        )
 
         victim.kill()
         killed_at = time.monotonic()
@@ -97,7 +99,7 @@ def test_peers_with_different_secrets_do_not_answer_each_other_and_say_why(stack
     one = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "one secret of many"})
     other = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "another secret of many"})
     with running(one, other):
-        # Neither believes what the other publishes, so that neither is told of as known.
+        # Each ignores the other's directory records, so the status does not list the other one.
         eventually(lambda: len(owned(one)) == len(owned(other)) == 1, "each owns a partition")
         (partition,) = owned(other)
         (customer,) = customers_of(partition, 1)

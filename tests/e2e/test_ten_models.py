@@ -1,6 +1,6 @@
-"""Ten read models of two foreign packages beside the balance, each on four partitions, on three instances.
+"""Ten read models from two external packages plus the balance, on four partitions and three instances.
 
-All are right everywhere, after a kill too.
+All answers are exact on every instance, also after a kill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODELS = 10
 _PARTITIONS = 4
 _CUSTOMERS = [f"customer-{n}" for n in range(24)]
 _SECONDS = 120.0
-# Fold → (its type in the state, what it comes to of all amounts).
+# Fold → type in the state, and the expected result over all amounts.
 _FOLDS = {
     'RunningSum("FundsAdded.amount")': ("decimal", sum),
     'Greatest("FundsAdded.amount")': ("decimal", max),
@@ -45,7 +45,7 @@ def _fold(number: int) -> tuple[str, str, Any]:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two packages, five models in a module of each, their schemas beside them."""
+    """A folder with two packages; each has a module with five models and their schemas."""
     folder = tmp_path_factory.mktemp("ten")
     for number in range(_MODELS):
         fold, kind, _ = _fold(number)
@@ -75,7 +75,7 @@ def _package_of(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def instances(stack: LocalStack, packages: Path) -> Iterator[Sequence[LocalInstance]]:
-    """Three instances that host all ten, and the balance."""
+    """Three instances that host all ten models and the balance."""
     settings = application(
         BALANCE_MODELS="balance,first.models,second.models",
         BALANCE_PARTITIONS=str(_PARTITIONS),
@@ -86,7 +86,7 @@ def instances(stack: LocalStack, packages: Path) -> Iterator[Sequence[LocalInsta
 
 
 def _get(instance: LocalInstance, path: str) -> Any:
-    """What is answered, or why nothing is."""
+    """Returns the JSON body, or the error as text."""
     try:
         answer = httpx.get(f"{instance.url}/api/models/{path}", timeout=30)
     except httpx.HTTPError as error:
@@ -95,7 +95,7 @@ def _get(instance: LocalInstance, path: str) -> Any:
 
 
 def _wrong(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> list[str]:
-    """The answers that are not what they should be."""
+    """Returns the wrong answers."""
     found = []
     for instance in instances:
         for number in range(_MODELS):
@@ -110,11 +110,11 @@ def _wrong(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]
 
 
 def _await_right(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> None:
-    eventually(lambda: not _wrong(instances, amounts), lambda: _told(instances, amounts), _SECONDS)
+    eventually(lambda: not _wrong(instances, amounts), lambda: _report(instances, amounts), _SECONDS)
 
 
-def _told(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> str:
-    """What is wrong, and the ends of the logs of those that are not there to ask."""
+def _report(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]]) -> str:
+    """Returns the wrong answers and the log tails of instances that have ended."""
     gone = [f"{each.name} has ended: {each.log.read_text()[-4_000:]}" for each in instances if not each.running]
     return "\n".join((*_wrong(instances, amounts), *gone))
 
@@ -152,7 +152,7 @@ def test_every_key_of_every_model_is_answered_right_by_every_instance_after_a_ki
 
 
 def _added(instances: Sequence[LocalInstance], customer: str, amount: Decimal) -> None:
-    """Add once: an instance that was started anew may not take commands yet."""
+    """Adds funds once; retries while a restarted instance refuses commands."""
 
     def taken() -> bool:
         try:
@@ -161,4 +161,4 @@ def _added(instances: Sequence[LocalInstance], customer: str, amount: Decimal) -
             return False
         return True
 
-    eventually(taken, "the command is taken", _SECONDS)
+    eventually(taken, "the command is accepted", _SECONDS)

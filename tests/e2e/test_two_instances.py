@@ -1,4 +1,4 @@
-"""Two instances: whichever is asked gives the owner's answer, whatever becomes of the other one."""
+"""Two instances: both return the owner's answer while one is added, paused or stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.poller import Poller
+from tests.e2e.clients import Poller
 from tests.support.service import (
     PARTITIONS,
     SESSION_TIMEOUT_SECONDS,
@@ -46,24 +46,24 @@ _MOVING_SILENT_SECONDS = 15.0
 
 @pytest.fixture(scope="module")
 def instances(stack: LocalStack) -> Iterator[Pair]:
-    """The first is up, and no test stops it; the second is as the test before left it."""
+    """The first instance runs and is never stopped; the second is in the state that the previous test left."""
     with one_of_two(stack, application()) as instances:
         yield instances
 
 
 @pytest.fixture
 def alone(instances: Pair) -> Pair:
-    """The first one up and the owner of everything, the second one not running."""
+    """The first instance runs and owns all partitions; the second does not run."""
     first, second = instances
     if second.running:
         terminate(second)
-    eventually(lambda: owned(first) == set(range(PARTITIONS)), "the first owns everything")
+    eventually(lambda: owned(first) == set(range(PARTITIONS)), "the first instance owns all partitions")
     return instances
 
 
 @pytest.fixture
 def pair(instances: Pair) -> Pair:
-    """Both up, with a partition each."""
+    """Both instances run and own a partition each."""
     _, second = instances
     if not second.running:
         second.launch()
@@ -74,7 +74,7 @@ def pair(instances: Pair) -> Pair:
 
 @pytest.fixture
 def balances(instances: Pair) -> dict[str, str]:
-    """Customer → the right body; some more is added for each test."""
+    """Customer → expected body; each test adds an amount first."""
     return _add_and_read(instances[0], _CUSTOMERS, "0.10")
 
 
@@ -111,7 +111,7 @@ def test_both_give_the_same_answer_one_from_its_own_store_and_one_through_the_ot
         assert len(owner) == len(epoch) == len(position) == 1
         assert owner < {address(instance) for instance in pair}
     owners = {ask(pair[0].url, customer).headers["Balance-Application-Server"] for customer in balances}
-    assert owners == {address(instance) for instance in pair}, "each answers for one partition"
+    assert owners == {address(instance) for instance in pair}, "each instance answers for one partition"
 
 
 def test_a_forwarded_query_is_answered_421_by_whoever_does_not_own_the_customer(
@@ -142,16 +142,16 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
     theirs = customers_of(partition, 20)
     process = process_of(paused)
     tree = [process, *process.children(recursive=True)]
-    assert len(tree) > 1, "with its JVM"
+    assert len(tree) > 1, "the tree includes the JVM"
 
     with ThreadPoolExecutor(len(theirs)) as pool:
         try:
             _send(tree, "suspend")
             time.sleep(SESSION_TIMEOUT_SECONDS + 1)
-            eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other takes over")
+            eventually(lambda: owned(awake) == set(range(PARTITIONS)), "the other instance takes over")
             _assert_answers_everything(awake, balances)
             balances |= _add_and_read(awake, theirs, "0.07")
-            # They wait in its socket, and are the first that it sees.
+            # The requests wait in the socket of the paused process, which reads them first.
             waiting = [pool.submit(ask, paused.url, customer) for customer in theirs]
             time.sleep(0.5)
         finally:
@@ -164,7 +164,7 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
                 _assert_answers_everything(instance, balances)
 
     assert not poller.wrong, poller.wrong[:5]
-    assert process.is_running(), "it has come back by itself"
+    assert process.is_running(), "the paused process continues"
     assert poller.counts[paused.name, 200] > 0
 
 
@@ -174,13 +174,13 @@ def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everyt
     staying, leaving = pair
     with Poller([staying], balances) as poller:
         code, seconds = terminate(leaving)
-        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other owns everything")
+        eventually(lambda: owned(staying) == set(range(PARTITIONS)), "the other instance owns all partitions")
         _assert_answers_everything(staying, balances)
 
     assert code == 0, leaving.log
     assert seconds < STOP_SECONDS
     assert not poller.wrong, poller.wrong[:5]
-    # Nobody waits for the end of a session that its member has left.
+    # A member that leaves ends its session at once.
     assert max(poller.silences.values()) < SESSION_TIMEOUT_SECONDS
     listed = [server["applicationServer"] for server in status(staying)["applicationServers"]]
     assert listed == [address(staying)]
@@ -197,7 +197,7 @@ def _assert_answers_everything(instance: LocalInstance, balances: dict[str, str]
 
 
 def _answer(instance: LocalInstance, customer: str, position: str | None = None) -> httpx.Response:
-    """A 200, in the end."""
+    """Queries a balance until the answer is 200."""
     answer = ask_again(instance.url, customer, position)
     assert answer.status_code == 200, (customer, answer.text)
     return answer
@@ -210,6 +210,6 @@ def _assert_right_or_503(answer: httpx.Response, body: str) -> None:
 
 def _send(tree: list[psutil.Process], what: str) -> None:
     for process in tree:
-        # The JVM runs small programs now and then.
+        # The JVM runs short-lived programs now and then.
         with suppress(psutil.NoSuchProcess):
             getattr(process, what)()

@@ -1,4 +1,4 @@
-"""`balance-service local --sample-events`: what it says to try works, and answers what the documents show."""
+"""`balance-service demo`, and `local --sample-events` as docs/systems.md shows it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.commands import Command, started
+from tests.support.commands import Command, run, started
 from tests.support.waiting import eventually
 
-# Few stages at a time, and one instance: others show that any of several answers, and each takes its time to start.
-# With each, commands that are told.
+
+# Takes a minute on an idle machine; each step has its own time limit.
+@pytest.mark.timeout(600)
+def test_the_demo_plays_to_its_end() -> None:
+    done = run({}, "demo", seconds=560)
+
+    assert done.code == 0, done
+
+
+# Few stages at a time and a single instance keep the start short. Each value lists suggested commands.
 SYMBOLS = "produce symbols --key-separator '|' < samples/symbols.txt"
 TOGETHER = {
     ("symbols", "rewards"): (SYMBOLS, "tail notifications --from-beginning"),
@@ -24,18 +32,18 @@ SYSTEMS = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding
 _TRANSCRIPT = re.compile(
     r"^```sh\ncurl 'http://127.0.0.1:\d+([^']+)'\n```\n```json\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
-# As long as `local` gives an instance to start, and its samples to show.
+# The time limit that `local` sets for starting an instance and showing its samples.
 _READY_SECONDS = 240.0
 
 
 def transcripts(model: str) -> dict[str, str]:
-    """What docs/systems.md shows of a read model: query → body."""
+    """Returns the transcripts of a read model in docs/systems.md: query → body."""
     found = re.search(rf"^## `{model}`$(.*?)(?=^## |\Z)", SYSTEMS, re.DOTALL | re.MULTILINE)
     return dict(_TRANSCRIPT.findall(found[1])) if found else {}
 
 
 def is_answered(url: str, body: str) -> bool:
-    """Whether a query has this body, every digit alike."""
+    """Whether a query returns this body, digit for digit."""
     return exactly(get(url).text) == exactly(body)
 
 

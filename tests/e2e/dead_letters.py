@@ -1,4 +1,4 @@
-"""Dead letters as operators meet them: events that cannot be read, yet or ever, and what was decided about them."""
+"""Dead letters from outside the service: records that cause them, the HTTP API, and the Kafka topics."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
 
 PATH = "/api/deadLetters"
-# Instances that come up register schemas of their own.
+# Starting instances register schemas too, which use up ids.
 _IDS_AHEAD = 10
 
 
-class Unread(Writer):
-    """Writes to an application's topic what cannot be read."""
+class PoisonWriter(Writer):
+    """Writes records that the service cannot read to an application's topic."""
 
     def __init__(self, stack: LocalStack, settings: Mapping[str, str]) -> None:
         super().__init__(stack, settings["BALANCE_TOPIC"])
@@ -37,28 +37,28 @@ class Unread(Writer):
         self._decisions = f"{settings['BALANCE_APPLICATION_ID']}-dead-letter-decisions"
 
     def put(self, key: str | bytes, value: bytes, **more: Any) -> str:
-        """Append a record; returns the id that its dead letter has."""
+        """Appends a record; returns the id of its dead letter."""
         placed: list[Any] = []
         self.send(key, value, on_delivery=lambda _, message: placed.append(message), **more)
         assert self.producer.flush(10) == 0
         return f"balance/{placed[0].partition()}:{placed[0].offset()}"
 
     def unknown_id(self) -> int:
-        """An id that no schema has, until it is learned."""
+        """Returns a schema id that is not registered yet."""
         return self._registered() + _IDS_AHEAD
 
     def put_unknown(self, schema_id: int, customer: str, amount: str) -> str:
-        """Append an event under a schema that the registry may not know; returns the id that its dead letter has."""
+        """Appends an event with a schema id that may be unknown; returns the id of its dead letter."""
         return self.put(customer, struct.pack(">bI", 0, schema_id) + self.frame(customer, amount)[5:])
 
-    def learn(self, schema_id: int) -> None:
-        """Have the registry know the id, as one more version of the shipped schema."""
+    def make_known(self, schema_id: int) -> None:
+        """Registers further versions of the shipped schema until one gets this id."""
         while (latest := self._registered()) < schema_id:
             pass
-        assert latest == schema_id, "the registry gave it to somebody else"
+        assert latest == schema_id, "another schema has taken the id"
 
     def written(self) -> list[tuple[str, bytes]]:
-        """The dead letters in their topic: the id that each is known by, and its value."""
+        """Returns id and value of each record in the dead-letter topic."""
         letters = []
         for record in read_topic(self._stack, f"{self.topic}-dead-letters"):
             headers = dict(record.headers())
@@ -67,7 +67,7 @@ class Unread(Writer):
         return letters
 
     def decisions(self, *ids: str) -> list[dict[str, Any]]:
-        """What is kept for ever of the decisions about some letters."""
+        """Returns the recorded decisions about some dead letters."""
         decisions = []
         for record in read_topic(self._stack, self._decisions):
             schema = self.registry.get_schema(int.from_bytes(record.value()[1:5], "big"))
@@ -78,27 +78,27 @@ class Unread(Writer):
         return decisions
 
     def _registered(self) -> int:
-        """The id of a schema that is registered now."""
+        """Registers a schema and returns its id."""
         name = str(uuid.uuid4())
         return self.register(name, {**load_schema("FundsAdded"), "doc": name})
 
 
-def of_partition(partition: int) -> str:
-    """A customer nobody has named yet, whose events lie in that partition."""
+def customer_in(partition: int) -> str:
+    """Returns a new customer whose events lie in a partition."""
     while partition_of((name := f"customer-{uuid.uuid4()}").encode(), PARTITIONS) != partition:
         pass
     return name
 
 
-def place(letter_id: str) -> tuple[str, int, int]:
-    """Stage, partition and offset: in their order letters are listed."""
+def list_order(letter_id: str) -> tuple[str, int, int]:
+    """Returns stage, partition and offset of an id: the sort key of lists."""
     stage, _, record = letter_id.partition("/")
     partition, offset = map(int, record.split(":"))
     return stage, partition, offset
 
 
 def get(instance: LocalInstance, path: str = "", **parameters: str) -> httpx.Response:
-    """An answer about dead letters, 503 asked again, as any client would."""
+    """Sends a GET about dead letters; retries on 503."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:
@@ -110,7 +110,7 @@ def get(instance: LocalInstance, path: str = "", **parameters: str) -> httpx.Res
 
 
 def pages(instance: LocalInstance, **parameters: str) -> list[list[dict[str, Any]]]:
-    """All that are listed, a page at a time."""
+    """Returns all listed dead letters, page by page."""
     found: list[list[dict[str, Any]]] = []
     following: str | None = ""
     while following is not None:
@@ -122,7 +122,7 @@ def pages(instance: LocalInstance, **parameters: str) -> list[list[dict[str, Any
 
 
 def letter(instance: LocalInstance, letter_id: str) -> dict[str, Any]:
-    """One, as soon as it is there."""
+    """Waits until a dead letter exists and returns it."""
     path = f"/{quote(letter_id, safe='')}"
     eventually(lambda: get(instance, path).status_code == 200, lambda: get(instance, path).text)
     known: dict[str, Any] = get(instance, path).json()
@@ -130,7 +130,7 @@ def letter(instance: LocalInstance, letter_id: str) -> dict[str, Any]:
 
 
 def wait_for(instance: LocalInstance, status: str, *ids: str) -> None:
-    """Wait until letters have a status."""
+    """Waits until dead letters have a status."""
     eventually(
         lambda: all(letter(instance, one)["status"] == status for one in ids),
         lambda: str([letter(instance, one) for one in ids]),
@@ -138,7 +138,7 @@ def wait_for(instance: LocalInstance, status: str, *ids: str) -> None:
 
 
 def decide(instance: LocalInstance, decision: str, *ids: str, reason: str = "a test") -> httpx.Response:
-    """What an instance answers to a decision; 503 is asked again, as any client would."""
+    """Sends a decision; retries on 503."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:

@@ -1,7 +1,8 @@
-"""Somebody who asks for balances all the time, and finds every answer that no client should ever get."""
+"""Queries, commands and continuous queries against balances, as clients make them."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import httpx
 
 from balance_service.kafka.partitioner import partition_of
-from tests.support.api import GET_BALANCE
+from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.service import PARTITIONS
 
 if TYPE_CHECKING:
@@ -20,10 +21,41 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalInstance
 
 
-class Poller:
-    """Asks for balances in the background, and keeps every answer that no client should ever get.
+def body_of(customer_id: str, amount: str) -> bytes:
+    """Returns a command body; `amount` is a JSON literal."""
+    return f'{{"customerId": {json.dumps(customer_id)}, "amount": {amount}}}'.encode()
 
-    A 503 with Retry-After is always allowed, and so is no answer from those of whom it is said that they may be away.
+
+def post(http: httpx.Client, body: bytes) -> httpx.Response:
+    return http.post(ADD_FUNDS, content=body, headers={"Content-Type": "application/json"})
+
+
+def add(http: httpx.Client, customer_id: str, amount: str) -> str:
+    """Adds funds; returns the position at which they are visible."""
+    answer = post(http, body_of(customer_id, amount))
+    assert answer.status_code == 202, answer.text
+    return answer.headers["Balance-Position"]
+
+
+def read(http: httpx.Client, customer_id: str, position: str | None) -> httpx.Response:
+    parameters = {"customerId": customer_id} | ({} if position is None else {"minPosition": position})
+    return http.get(GET_BALANCE, params=parameters)
+
+
+def assert_problem(answer: httpx.Response, status: int, detail: str = "") -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"].split(";")[0] == "application/problem+json"
+    problem = answer.json()
+    assert problem.keys() == {"type", "title", "status", "detail"}
+    assert problem["status"] == status
+    assert problem["title"]
+    assert detail in problem["detail"]
+
+
+class Poller:
+    """Queries balances in the background, one thread per instance, and records every wrong answer.
+
+    Accepts a 503 with Retry-After from all instances, and no response from those in `may_be_away`.
     """
 
     def __init__(
@@ -40,7 +72,7 @@ class Poller:
         self.counts: Counter[tuple[str, int]] = Counter()
         self.wrong: list[str] = []
         self.silences: dict[tuple[str, int], float] = {}
-        """Longest time without a 200 by instance and partition, in seconds."""
+        """Longest time without a 200, by instance and partition, in seconds."""
 
     def __enter__(self) -> Self:
         for thread in self._threads:
