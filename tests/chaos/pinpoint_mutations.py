@@ -20,7 +20,7 @@ PINPOINT_MUTATIONS = (
         "        if self._joined is not None:\n            try:\n",
         "        if self._joined is None:\n            try:\n",
         "integration/test_leaderboard",
-        "test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else",
+        "test_a_table_that_is_not_read_blocks_only_the_stages_that_join_it",
     ),
     _pinpoint(
         # Only where a task is behind, and by no more than it pulls.
@@ -207,7 +207,7 @@ PINPOINT_MUTATIONS = (
         "        check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)\n",
         "        assert check_tombstones_since_offset\n",
         "integration/test_compacted_changelog",
-        "test_a_store_that_was_away_while_tombstones_came_and_went_keeps_nothing_that_was_deleted",
+        "test_a_store_that_missed_tombstones_before_their_compaction_keeps_no_deleted_state",
     ),
     _pinpoint(
         "a table goes on, however long it was away",
@@ -215,7 +215,7 @@ PINPOINT_MUTATIONS = (
         "check_tombstones_since_time(context.topics, context.topic, self._partition, store.seen_to_ms)\n",
         "assert check_tombstones_since_time\n",
         "integration/test_tables",
-        "test_a_store_that_was_away_while_a_tombstone_came_and_went_is_read_anew",
+        "test_a_store_that_missed_a_tombstone_before_its_compaction_is_read_again",
     ),
     _pinpoint(
         "a standby goes on after hours without the changelog",
@@ -271,7 +271,7 @@ PINPOINT_MUTATIONS = (
         '.config("spark.authenticate", "true")',
         '.config("spark.authenticate", "false")',
         "integration/test_spark_strangers",
-        "test_the_driver_answers_only_processes_that_have_the_secret_of_its_run",
+        "test_the_driver_answers_only_processes_with_the_secret_of_its_run",
     ),
     _pinpoint(
         "a Spark that runs no query is asked again and again",

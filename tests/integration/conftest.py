@@ -1,4 +1,4 @@
-"""What several integration tests share beyond the stack."""
+"""Servers that several integration tests share."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package")
 def secured(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredStack]:
-    """A secured broker, and the stack's registry behind TLS."""
+    """A secured broker, and the registry of the stack behind TLS."""
     with secured_stack(tmp_path_factory.mktemp("secured"), stack.schema_registry_url) as running:
         yield running

@@ -43,10 +43,10 @@ class Application:
         }
 
     def create(self, name: str, partitions: int = 2, config: dict[str, str] | None = None) -> None:
-        # For ever: some events here are older than the broker would keep them.
+        # The broker would delete the older events of these tests.
         topic = NewTopic(name, partitions, 1, config={"retention.ms": "-1", **(config or {})})
         self.admin.create_topics([topic])[name].result(10)
-        eventually(lambda: name in self.admin.list_topics(timeout=10).topics, "the topic is there")
+        eventually(lambda: name in self.admin.list_topics(timeout=10).topics, "the topic exists")
 
     def repartition(self, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(self.source, partitions)])[self.source].result(10)
@@ -56,7 +56,7 @@ class Application:
             topic = topics.find(self.source)
             return topic is not None and topic.partitions == partitions
 
-        eventually(is_done, "the partitions are there")
+        eventually(is_done, "the partitions exist")
 
     def copy(self, partitions: int | None = None) -> Copied:
         return copy_topic(self.settings, self.source, self.target, partitions, ignore)
@@ -70,7 +70,7 @@ class Application:
             registry.close()
 
     def ends(self, name: str) -> int:
-        """How long a topic is; nothing while it is being made."""
+        """Returns the number of offsets of a topic; 0 while it is being created."""
         topics = Topics(self.settings)
         found = topics.find(name)
         try:
@@ -95,7 +95,7 @@ def contents(messages: list[Any]) -> list[tuple[Any, ...]]:
 
 
 class History:
-    """Events of many customers, a millisecond apart; what was aborted is not in it."""
+    """Events of many customers, a millisecond apart. `sent` leaves out aborted ones."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -104,7 +104,7 @@ class History:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[tuple[Writer, Any]]:
-        """Records sent inside are committed at the end, or aborted."""
+        """Opens a transaction; commits or aborts it at the end."""
         config = {"transactional.id": f"writer-{self._app.source}"}
         with Writer(self._app.stack, self._app.source, **config) as writer:
             writer.producer.init_transactions(10)
@@ -124,7 +124,7 @@ class History:
                 writer.producer.abort_transaction(10)
 
     def add(self, rounds: int, *, commit: bool = True) -> None:
-        """An event of every customer in each round."""
+        """Sends one event of every customer in each round."""
         with self.transaction(commit=commit) as (writer, send):
             frames = {customer: writer.frame(customer, "1.25") for customer in CUSTOMERS}
             for _ in range(rounds):

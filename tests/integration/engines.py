@@ -1,4 +1,4 @@
-"""An engine in this process, on the real stack, and what a test does with it."""
+"""Engines in this process on the real stack, their state, and loads for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SESSION_TIMEOUT_MS = 6_000
 
 
 def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **overrides: Any) -> Settings:
-    """Settings of an instance on the stack."""
+    """Returns the settings of an instance on the stack."""
     return load_settings(
         bootstrap_servers=stack.bootstrap_servers,
         schema_registry_url=stack.schema_registry_url,
@@ -50,7 +50,7 @@ def settings_for(stack: LocalStack, names: dict[str, str], state_dir: Path, **ov
 
 @contextmanager
 def running_engine(settings: Settings) -> Iterator[Engine]:
-    """An engine that has joined its group."""
+    """Runs an engine and stops it at the end."""
     engine = Engine(
         settings, state_directory(settings), stages_in(settings), hosted_models(settings), Metrics(), patience()
     )
@@ -62,20 +62,20 @@ def running_engine(settings: Settings) -> Iterator[Engine]:
 
 
 def state_directory(settings: Settings) -> StateDirectory:
-    """The directory that settings name, taken; an engine closes it when it stops."""
+    """Takes the state directory of the settings. The engine closes it when it stops."""
     launch_jvm(settings, jvm_scratch())
     return StateDirectory(settings.state_dir, settings.application_id)
 
 
-def make_anew(engine: Engine, settings: Settings) -> None:
-    """The changelog is deleted, and another takes its name, while its owner is at work."""
+def recreate_changelog(engine: Engine, settings: Settings) -> None:
+    """Deletes the changelog and creates an empty one with the same name while its owner runs."""
     engine.topics.delete(balance_stage(settings).changelog)
     prepare_changelog(engine.topics, hosted(engine).stage, hosted(engine).source)
 
 
 @contextmanager
 def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
-    """A standby of the engine's partition, opened, as another instance would keep it; nobody makes it tail yet."""
+    """Opens a standby of the engine's partition, as another instance would; it does not tail yet."""
     with closing(StateDirectory(path, engine.settings.application_id)) as directory:
         context = replace(hosted(engine), state_directory=directory)
         task = Task(TaskId("balance", partition), context, Role.STANDBY)
@@ -88,7 +88,7 @@ def opened_standby(engine: Engine, path: Path, partition: int = 0) -> Iterator[T
 
 @contextmanager
 def standing_by(engine: Engine, path: Path, partition: int = 0) -> Iterator[Task]:
-    """A standby of the engine's partition that tails."""
+    """Runs a tailing standby of the engine's partition."""
     with opened_standby(engine, path, partition) as task:
         tailing = threading.Thread(target=_tail, args=(task,))
         tailing.start()
@@ -104,11 +104,11 @@ def _tail(task: Task) -> None:
 
 
 @contextmanager
-def looked_at(engine: Engine, customers: Sequence[str], view_of: Callable[[], StoreView | None]) -> Iterator[set[int]]:
-    """Looks at a view all the time, which must be of one commit: where each event adds 1.00, balances are the position.
+def observed(engine: Engine, customers: Sequence[str], view_of: Callable[[], StoreView | None]) -> Iterator[set[int]]:
+    """Reads a view continuously and checks that it shows whole commits: with events of 1.00, the sum is the position.
 
     Yields:
-        The positions at which it was seen so far.
+        The positions seen so far.
     """
     torn: list[tuple[int, int]] = []
     seen: set[int] = set()
@@ -137,7 +137,7 @@ def looked_at(engine: Engine, customers: Sequence[str], view_of: Callable[[], St
 
 
 def patience() -> Patience:
-    """Waits for ever for what is not up yet."""
+    """Returns a patience that waits indefinitely for servers that are down."""
     return Patience(threading.Event(), lambda _reason: None)
 
 
@@ -153,31 +153,31 @@ def hosted(engine: Engine) -> HostedStage:
 
 
 def balance_stage(settings: Settings) -> Stage:
-    """The names of the balance model's work."""
+    """Returns the stage of the balance model."""
     (stage,) = stages_of(KNOWN["balance"], settings)
     return stage
 
 
 def prepare(topics: Topics, settings: Settings) -> Topic:
-    """The balance model's source; its topics are created and checked."""
+    """Creates and checks the topics of the balance model; returns its source."""
     stage = balance_stage(settings)
     return prepare_topics(topics, settings, [stage])[stage.source]
 
 
 def problems(engine: Engine) -> list[str]:
-    """What the engine says is wrong with its source or with a query; empty while all is well."""
+    """Returns the problems that the engine reports with its source and queries."""
     return engine.problems
 
 
 def is_running(engine: Engine, *partitions: int) -> bool:
-    """Whether the tasks of these partitions run, or of all partitions if none is named."""
+    """Whether the tasks of these partitions run; of all partitions if none is given."""
     wanted = partitions or range(hosted(engine).source.partitions)
     tasks = [tasks_of(engine).task(partition) for partition in wanted]
     return all(task is not None and task.state is TaskState.RUNNING for task in tasks)
 
 
 def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until every partition of the source is applied to its end."""
+    """Waits until every partition of the source is applied to its end."""
     partitions = range(hosted(engine).source.partitions)
 
     def caught_up() -> bool:
@@ -194,7 +194,7 @@ def catch_up(engine: Engine, seconds: float = PATIENCE_SECONDS) -> None:
 
 
 def balance(engine: Engine, customer: str) -> Decimal | None:
-    """A customer's balance as the engine's own stores have it."""
+    """Returns a customer's balance in the stores of the engine."""
     for task in tasks_of(engine).all():
         view = task.view
         frame = view.get(customer.encode()) if view is not None else None
@@ -205,7 +205,7 @@ def balance(engine: Engine, customer: str) -> Decimal | None:
 
 
 def counted(engine: Engine, name: str) -> int:
-    """A counter of the engine, summed over partitions."""
-    text = engine.metrics.text().decode()  # what /metrics shows
+    """Returns a counter of the engine, summed over partitions."""
+    text = engine.metrics.text().decode()
     lines = [line for line in text.splitlines() if line.startswith(f"balance_events_{name}_total")]
     return int(sum(float(line.rpartition(" ")[2]) for line in lines))

@@ -1,4 +1,4 @@
-"""The grants that docs/security.md lists, as the brokers' own bindings."""
+"""The grants that docs/security.md lists, as ACL bindings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class Grant:
-    """One line of the table."""
+    """One row of the table in docs/security.md."""
 
     resource: str
     name: str
@@ -44,11 +44,11 @@ class Grant:
         return f"{self.operation} on {self.resource} {self.name}"
 
     def filled(self, names: Mapping[str, str]) -> str:
-        """The resource's name with the names that its placeholders stand for."""
+        """Returns the resource name with its placeholders replaced."""
         return re.sub(r"<(.+?)>", lambda match: names[match[1]], self.name)
 
     def binding(self, names: Mapping[str, str], principal: str = f"User:{USER}") -> AclBinding:
-        """The grant as the brokers take it."""
+        """Returns the grant as an ACL binding."""
         return AclBinding(
             _RESOURCES[self.resource],
             self.filled(names),
@@ -61,5 +61,5 @@ class Grant:
 
 
 def listed() -> list[Grant]:
-    """Every line of the table."""
+    """Returns all rows of the table."""
     return [Grant(*match.groups()) for match in _ROW.finditer(_DOCUMENT.read_text(encoding="utf-8"))]

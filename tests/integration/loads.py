@@ -23,34 +23,34 @@ _LOOK_EVERY_SECONDS = 0.01
 
 
 def customers_in(partition: int, partitions: int = 2, count: int = 3) -> list[str]:
-    """Customers whose events lie in one partition."""
+    """Returns customers whose events lie in a partition."""
     names = (f"customer-{n}" for n in itertools.count())
     return list(itertools.islice((n for n in names if partition_of(n.encode(), partitions) == partition), count))
 
 
 def assert_counted_once(stack: LocalStack, engine: Engine, events: int | None = None) -> None:
-    """Wait until everything is applied, and compare balances with a recount of the topic.
+    """Waits until everything is applied, and compares balances with a recount of the topic.
 
     Args:
-        events: how many there are, if this engine has applied all of them itself.
+        events: the number of events, if this engine has applied all of them.
     """
     catch_up(engine)
     expected = recount(stack.bootstrap_servers, stack.schema_registry_url, hosted(engine).source.name)
     found = {customer: balance(engine, customer) for customer in expected}
-    assert expected, "there are events"
+    assert expected, "the topic has no events"
     assert found == expected, f"recounted: {expected}; found: {found}"
     applied = counted(engine, "applied")
-    assert events in (None, applied), f"of {events} events {applied} were applied"
+    assert events in (None, applied), f"{applied} of {events} events were applied"
 
 
 def queries(engine: Engine, partition: int, reason: str) -> int:
-    """How many Spark queries were started for a partition, by the reason."""
+    """Returns the number of Spark queries started for a partition with a reason."""
     labels = {"read_model": "balance", "partition": str(partition), "reason": reason}
     return int(engine.metrics.registry.get_sample_value("balance_stream_queries_total", labels) or 0)
 
 
 class Load:
-    """Appends events of 1.00 at a rate from a thread, for as long as it is entered. The frames are made before."""
+    """Appends events of 1.00 from a thread at a fixed rate. Encodes them beforehand."""
 
     def __init__(self, writer: Writer, customers: list[str], per_second: float) -> None:
         self._writer = writer
@@ -80,7 +80,7 @@ class Load:
 
 
 class Progress:
-    """Watches the task of a partition for as long as it is entered: how long its position stands still at the most."""
+    """Observes the task of a partition from a thread; records its longest pause and its states."""
 
     def __init__(self, engine: Engine, partition: int) -> None:
         self._engine = engine

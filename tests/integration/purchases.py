@@ -1,4 +1,4 @@
-"""Purchases for tests: invoices on a topic, the models of them with names of their own, and a naive recount."""
+"""Invoices on a topic, renamed purchase models, and an independent recount of their outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """The shipped models, on topics that no other test uses."""
+    """The shipped purchase models on topics of their own."""
 
     pos: str
     notifications: str
@@ -40,7 +40,7 @@ class Named(NamedTuple):
 
 
 def named(application_id: str) -> Named:
-    """The models of one application."""
+    """Returns the models of an application and makes them known to settings."""
     pos, notifications, shipments, hadoop = (
         f"{application_id}.{topic}" for topic in ("pos", "notifications", "shipments", "hadoop")
     )
@@ -53,7 +53,7 @@ def named(application_id: str) -> Named:
             "name": f"rewards-{application_id}",
             "source": Stream(pos, "PosInvoice").where(col("customerType") == "PRIME").by("customerCardNo"),
             "emits": Emit(notifications, "Notification", each=EVENT),
-            # A path has one model.
+            # Only one model may serve a path.
             "queries": None,
         },
     )
@@ -72,13 +72,12 @@ def named(application_id: str) -> Named:
         },
     )
     made = Named(pos, notifications, shipments, hadoop, rewards, purchases)
-    # So that settings may name them.
     KNOWN.update({model.name: model() for model in (made.rewards, made.purchases)})
     return made
 
 
 def invoice(number: int, card: str, amount: str, *, kind: str = "PRIME", delivery: str = "TAKEAWAY") -> dict[str, Any]:
-    """An invoice of two lines."""
+    """Returns an invoice with two lines."""
     line = {"description": "thing", "quantity": 1, "unitPrice": Decimal(amount) / 2, "amount": Decimal(amount) / 2}
     return {
         "invoiceNumber": f"i{number}",
@@ -94,7 +93,7 @@ def invoice(number: int, card: str, amount: str, *, kind: str = "PRIME", deliver
 
 
 class Till(Writer):
-    """Writes invoices."""
+    """Produces invoices."""
 
     def __init__(self, stack: LocalStack, topic: str, **config: Any) -> None:
         super().__init__(stack, topic, **config)
@@ -103,13 +102,13 @@ class Till(Writer):
         self._id = self.register(f"{topic}-{full_name(schema)}", schema)
 
     def sell(self, *invoices: dict[str, Any], **where: Any) -> None:
-        """Append invoices, each with its store as key."""
+        """Appends invoices with their store as key, and flushes."""
         for sold in invoices:
             self.send(sold["storeId"], self.frame_of(sold), **where)
         assert self.producer.flush(20) == 0
 
     def frame_of(self, sold: dict[str, Any]) -> bytes:
-        """An invoice as its record holds it."""
+        """Returns the framed value of an invoice."""
         body = io.BytesIO()
         body.write(b"\0" + self._id.to_bytes(4, "big"))
         fastavro.schemaless_writer(body, self._schema, sold)
@@ -117,7 +116,7 @@ class Till(Writer):
 
 
 def decoded(till: Till, message: Message) -> dict[str, Any]:
-    """The value of a record, by the schema that it names."""
+    """Decodes the value of a record with its own schema."""
     value = message.value()
     assert value is not None
     schema = json.loads(str(till.registry.get_schema(int.from_bytes(value[1:5], "big")).schema_str))
@@ -127,14 +126,14 @@ def decoded(till: Till, message: Message) -> dict[str, Any]:
 
 
 def origin_of(message: Message) -> str:
-    """What the record says it came of."""
+    """Returns the origin header of a record."""
     (origin,) = [value for name, value in list(message.headers() or ()) if name == "origin"]
     assert isinstance(origin, bytes)
     return origin.decode()
 
 
 def points_of(invoices: Sequence[dict[str, Any]]) -> dict[str, Decimal]:
-    """The points of each card, by a recount of invoices."""
+    """Returns the points of each card, recounted from invoices."""
     points: dict[str, Decimal] = defaultdict(Decimal)
     for sold in invoices:
         if sold["customerType"] == "PRIME":
@@ -143,10 +142,10 @@ def points_of(invoices: Sequence[dict[str, Any]]) -> dict[str, Decimal]:
 
 
 def assert_notified_once(stack: LocalStack, till: Till, models: Named, rekeyed: str) -> int:
-    """Recount every invoice on the source, and compare with what each hop has written, record for record.
+    """Recounts the invoices on the source and compares each hop record by record.
 
     Returns:
-        How many notifications there are.
+        The number of notifications.
     """
     sold = [(m, decoded(till, m)) for m in read_topic(stack, models.pos)]
     prime = {f"{models.pos}:{m.partition()}:{m.offset()}": m for m, record in sold if record["customerType"] == "PRIME"}
@@ -177,10 +176,10 @@ def assert_notified_once(stack: LocalStack, till: Till, models: Named, rekeyed: 
 
 
 def assert_shipped_once(stack: LocalStack, till: Till, models: Named) -> int:
-    """Recount every invoice on the source, and compare with shipments and masked lines, record for record.
+    """Recounts the invoices on the source and compares shipments and masked lines record by record.
 
     Returns:
-        How many shipments there are.
+        The number of shipments.
     """
     sold = {}
     for message in read_topic(stack, models.pos):
@@ -202,7 +201,7 @@ def assert_shipped_once(stack: LocalStack, till: Till, models: Named) -> int:
 
 
 def masked(sold: dict[str, Any]) -> list[dict[str, Any]]:
-    """A HadoopRecord for each line of an invoice, by a recount."""
+    """Returns the expected HadoopRecord of each line of an invoice."""
     return [
         {
             "invoiceNumber": sold["invoiceNumber"],

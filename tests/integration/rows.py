@@ -1,4 +1,4 @@
-"""Rows and events of shipped schemas, written as an application would."""
+"""Produces records of a shipped schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLUSH_SECONDS = 60.0
 
 
 class Rows:
-    """Writes records of one shipped schema to a topic; leaving it waits until they are acknowledged."""
+    """Produces records of one shipped schema to a topic; the end of the context waits for acknowledgements."""
 
     def __init__(self, stack: LocalStack, topic: str, schema: str, **config: Any) -> None:
         self._topic = topic
@@ -44,19 +44,19 @@ class Rows:
         self._registry.__exit__()
 
     def put(self, key: str | None, fields: Mapping[str, Any] | None, **more: Any) -> None:
-        """Write a record; without fields, a tombstone. `more` are the producer's arguments."""
+        """Sends a record, or a tombstone if `fields` is None. `more` are arguments of the producer."""
         value = None
         if fields is not None:
             value = self._serializer(fields, SerializationContext(self._topic, MessageField.VALUE))
         self.put_raw(key, value, **more)
 
     def put_raw(self, key: str | bytes | None, value: bytes | None, **more: Any) -> None:
-        """Write a record with any value."""
+        """Sends a record with any value."""
         key = key.encode() if isinstance(key, str) else key
         self._producer.produce(self._topic, value, key, on_delivery=self._delivered, **more)
 
     def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
-        """Wait until all are acknowledged."""
+        """Waits until all records are acknowledged."""
         assert self._producer.flush(seconds) == 0
         assert not self._refused, self._refused
 

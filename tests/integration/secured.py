@@ -1,6 +1,6 @@
-"""A real broker whose further listeners want TLS and a login, with ACLs for whoever comes by them.
+"""A broker with TLS, SASL and ACLs on extra listeners.
 
-On its first listener, plain, comes the test itself: anonymous there is the superuser.
+The test uses the plaintext listener, where the anonymous user is the superuser.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Planted where secrets belong, looked for everywhere else.
+# Part of every secret; must appear nowhere else.
 CANARY = "canary-7f3a"
 USER = "alice"
 PASSWORD = f'{CANARY}-sasl"; \\ pass'
@@ -48,14 +48,14 @@ _ACL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class SecuredStack:
-    """Where everything is, and who may come in."""
+    """Addresses, certificates and accounts of the secured servers."""
 
     admin: AdminClient
     bootstrap_servers: str
     sasl: str
     """Bootstrap servers of SASL_SSL: PLAIN, SCRAM, OAUTHBEARER."""
     mtls: str
-    """Bootstrap servers of SSL that wants a client certificate."""
+    """Bootstrap servers of SSL that requires a client certificate."""
     ca: Path
     client_certificate: Path
     client_key: Path
@@ -64,7 +64,7 @@ class SecuredStack:
     registry_url: str
 
     def sasl_properties(self, mechanism: str) -> dict[str, str]:
-        """Librdkafka's properties for a login by a password."""
+        """Returns librdkafka properties for a login with a password."""
         return {
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(self.ca),
@@ -74,7 +74,7 @@ class SecuredStack:
         }
 
     def oauth_properties(self) -> dict[str, str]:
-        """Librdkafka's properties for a login by a token."""
+        """Returns librdkafka properties for a login with a token."""
         return {
             "security.protocol": "sasl_ssl",
             "ssl.ca.location": str(self.ca),
@@ -88,7 +88,7 @@ class SecuredStack:
         }
 
     def mtls_properties(self) -> dict[str, str]:
-        """Librdkafka's properties for a login by a certificate."""
+        """Returns librdkafka properties for a login with a certificate."""
         return {
             "security.protocol": "ssl",
             "ssl.ca.location": str(self.ca),
@@ -98,14 +98,14 @@ class SecuredStack:
         }
 
     def grant(self, bindings: Iterable[AclBinding]) -> None:
-        """Let the brokers allow what the bindings say; returns once they do."""
+        """Creates ACLs; returns once the authorizer knows them."""
         wanted = set(bindings)
         for future in self.admin.create_acls(list(wanted)).values():
             future.result(_ACL_SECONDS)
         eventually(lambda: wanted <= self._granted(), "the broker's authorizer knows the grants")
 
     def revoke(self, *bindings: AclBinding) -> None:
-        """Take grants back; returns once they are gone."""
+        """Deletes ACLs; returns once the authorizer has dropped them."""
         filters = [
             AclBindingFilter(
                 b.restype, b.name, b.resource_pattern_type, b.principal, b.host, b.operation, b.permission_type
@@ -114,11 +114,11 @@ class SecuredStack:
         ]
         for future in self.admin.delete_acls(filters).values():
             future.result(_ACL_SECONDS)
-        eventually(lambda: self._granted().isdisjoint(bindings), "the broker's authorizer forgot the grants")
+        eventually(lambda: self._granted().isdisjoint(bindings), "the broker's authorizer has dropped the grants")
 
     def _granted(self) -> set[AclBinding]:
-        """What the broker's authorizer knows: it follows the controller, which answers a change before."""
-        anything: Any = None  # the annotations forget that None stands for anything
+        """Returns the ACLs that the broker's authorizer knows; it lags behind the controller."""
+        anything: Any = None  # None matches anything, which the annotations do not allow
         everything = AclBindingFilter(
             ResourceType.ANY,
             anything,
@@ -133,7 +133,7 @@ class SecuredStack:
 
 @contextmanager
 def secured_stack(folder: Path, registry_url: str) -> Iterator[SecuredStack]:
-    """The broker, and the registry at `registry_url` behind TLS."""
+    """Starts the broker, and a TLS proxy in front of the registry at `registry_url`."""
     folder.mkdir(parents=True, exist_ok=True)
     authority = Authority(folder)
     server = authority.issue("server")

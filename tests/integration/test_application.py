@@ -1,4 +1,4 @@
-"""An application inside a program of one's own: models of its own, answered while it is entered."""
+"""`Application` with its own models in a custom program."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Savings:
-    """What a customer has added."""
+    """The total and the largest amount of a customer."""
 
-    customerId: str  # noqa: N815  (as the events have it)
+    customerId: str  # noqa: N815  (the name in the events)
     total: Annotated[Decimal, scale(2)] = Decimal("0.00")
     largest: Annotated[Decimal, scale(2)] | None = None
 
@@ -55,7 +55,7 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
 
 
 async def _until(ask: Callable[[], Awaitable[httpx.Response]], status: int, wanted: str) -> None:
-    """Ask until the answer is the one that is wanted."""
+    """Sends requests until the response is the expected one."""
     async with asyncio.timeout(90):
         while True:
             answer = await ask()
@@ -64,7 +64,7 @@ async def _until(ask: Callable[[], Awaitable[httpx.Response]], status: int, want
             await asyncio.sleep(0.1)
 
 
-def test_an_application_folds_and_answers_while_it_is_entered_and_goes_on_from_there(settings: Settings) -> None:
+def test_an_application_folds_and_answers_while_it_runs_and_continues_after_a_restart(settings: Settings) -> None:
     async def added(*amounts: str) -> None:
         async with (
             Application(settings, models=[Saved], commands=[ADD_FUNDS]) as application,
@@ -79,6 +79,6 @@ def test_an_application_folds_and_answers_while_it_is_entered_and_goes_on_from_t
             assert (await http.get("/api/saved.get?customerId=bob")).json()["detail"] == "no such saver"
             assert (await http.get("/health/ready")).status_code == httpx.codes.OK
 
-    # What is not above 1 is ignored.
+    # The filter drops amounts up to 1.
     asyncio.run(added("12.00"))
     asyncio.run(added("1.00", "3.50"))

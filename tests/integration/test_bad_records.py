@@ -1,4 +1,4 @@
-"""What cannot be applied goes to the dead letters; what can, is applied; nothing stops."""
+"""Invalid records become dead letters; valid ones are applied; nothing stops."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _wide(scale: int) -> dict[str, Any]:
 
 
 def _frame_of(writer: Writer, customer_id: bytes) -> bytes:
-    """A frame with a customer id that no text would be."""
+    """Returns a frame with a customer id that is not valid text."""
     stand_in = "x" * len(customer_id)
     return writer.frame(stand_in, "1.00").replace(stand_in.encode(), customer_id)
 
 
-def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
+def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -49,9 +49,9 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
         good = writer.frame("good", "1.00")
         elsewhere = 1 - partition_of(b"misplaced", 2)
         not_utf8 = writer.frame("aa", "1.00").replace(b"\x04aa", b"\x04\xff\xfe")
-        # Spark looks at the last 64 bits of a decimal(18,2), and would take this for 1.00.
+        # Spark reads only the last 64 bits of a decimal(18,2), and would decode this as 1.00.
         too_long = writer.frame("w", "1.00").removesuffix(b"\x02\x64") + b"\x12\x01" + (100).to_bytes(8, "big")
-        # Avro would make room for a string of a gigabyte before it looks whether there is one.
+        # Avro would allocate a string of a gigabyte before it checks the length.
         too_large = good[:5] + b"\x80\x80\x80\x80\x08" + good[5:]
         bad: dict[str, tuple[bytes | None, bytes | None, dict[str, int]]] = {
             "key-null": (None, good, {"partition": 0}),
@@ -99,7 +99,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_nothing_stops(
     assert len(letters) == len(bad) + 5
 
 
-def test_bad_records_in_a_backlog_are_told_apart_though_they_are_committed_together_with_good_ones(
+def test_bad_records_in_a_backlog_are_found_although_spark_commits_them_with_good_ones(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", max_records_per_batch=20)
@@ -119,7 +119,7 @@ def test_bad_records_in_a_backlog_are_told_apart_though_they_are_committed_toget
     assert [dict(letter.headers())["dead-letter-cause"] for letter in letters] == [b"customer-id-malformed"] * 3
 
 
-def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(
+def test_an_event_that_overflows_a_balance_is_the_only_one_lost(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -135,10 +135,10 @@ def test_a_balance_that_would_overflow_loses_only_the_event_that_overflows_it(
         assert dict(letter.headers())["dead-letter-cause"] == b"balance-overflow"
 
 
-def test_an_overflow_in_a_backlog_that_is_gathered_in_parts_loses_only_the_event_that_overflows(
+def test_an_event_that_overflows_a_gathered_backlog_is_the_only_one_lost(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Once they are combined, parts do not keep their events.
+    # Combined parts do not keep their events.
     monkeypatch.setattr(gathering, "_PART_ROWS", 1_000)
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with Writer(stack, settings.topic) as writer:
@@ -190,7 +190,7 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
             assert counted(engine, "dead_lettered") == 0
 
 
-def test_the_registry_tells_of_all_schemas_of_a_topic_and_of_no_other(stack: LocalStack, names: dict[str, str]) -> None:
+def test_the_registry_lists_the_schemas_of_a_topic_only(stack: LocalStack, names: dict[str, str]) -> None:
     with Writer(stack, names["topic"]) as writer:
         registry = SchemaRegistry(stack.schema_registry_url)
         assert registry.schema_ids(names["topic"]) == []
@@ -206,7 +206,7 @@ def _other(fields: str) -> dict[str, Any]:
     return {"type": "record", "name": "Other", "namespace": "n", "fields": nullable}
 
 
-def test_a_dead_letter_that_does_not_fit_lies_there_without_its_value(
+def test_an_oversized_dead_letter_is_stored_without_its_value(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -236,7 +236,7 @@ def test_a_dead_letter_that_does_not_fit_lies_there_without_its_value(
     ("partitions", "config", "said"),
     [(1, {}, "has 1 partitions and the source 2"), (2, {"max.message.bytes": "1000"}, "set its max.message.bytes=")],
 )
-def test_a_topic_that_could_not_take_dead_letters_is_refused_at_start(
+def test_an_unsuitable_dead_letter_topic_is_refused_at_start(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, partitions: int, config: dict[str, str], said: str
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")

@@ -1,4 +1,4 @@
-"""What happens when the changelog is not the one it was: balances are folded anew, and none is lost in silence."""
+"""A changelog that is replaced: balances are folded again, and none is lost silently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.integration.engines import (
     balance_stage,
     catch_up,
     hosted,
-    make_anew,
     opened_standby,
+    recreate_changelog,
     running_engine,
     settings_for,
     tasks_of,
@@ -49,7 +49,7 @@ def give_one_each(engine: Engine, writer: Writer) -> None:
 
 def end_of(engine: Engine, topic: str) -> int:
     while True:
-        # A topic that was made a moment ago has no leader yet.
+        # A new topic has no leader yet.
         with suppress(RetriableError):
             return engine.topics.offsets(topic, [0])[0]
 
@@ -63,21 +63,21 @@ def balances(engine: Engine) -> dict[str, Decimal | None]:
     return {customer: balance(engine, customer) for customer in CUSTOMERS}
 
 
-def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
+def test_a_changelog_recreated_under_a_running_task_is_refilled_without_losing_a_balance(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with Writer(stack, settings.topic) as writer:
         with running_engine(settings) as engine:
             give_one_each(engine, writer)
-            make_anew(engine, settings)
+            recreate_changelog(engine, settings)
 
             writer.add(CUSTOMERS[0], "0.50")
             catch_up(engine)
 
-            eventually(lambda: None not in balances(engine).values(), "all are there")
+            eventually(lambda: None not in balances(engine).values(), "all balances exist")
             (epoch,) = {task.epoch for task in tasks_of(engine).snapshots() if task.task_id.partition == 0}
-            assert epoch > 1, "who remembers the epoch before would not believe that it is the owner"
+            assert epoch > 1, "the epoch rises, so that peers accept the owner"
             expected = dict.fromkeys(CUSTOMERS, Decimal("1.00")) | {CUSTOMERS[0]: Decimal("1.50")}
             assert balances(engine) == expected
         with running_engine(settings_for(stack, names, tmp_path / "another")) as engine:
@@ -85,17 +85,17 @@ def test_a_changelog_made_anew_under_a_running_task_costs_a_fold_and_no_balance(
             assert balances(engine) == expected
 
 
-def test_what_would_stand_alone_in_a_new_changelog_is_never_committed_there(
+def test_a_new_changelog_never_holds_only_part_of_the_states(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         give_one_each(engine, writer)
-        make_anew(engine, settings)
+        recreate_changelog(engine, settings)
         for _ in range(3):
             writer.add(CUSTOMERS[0], "0.50")
         catch_up(engine)
-        eventually(lambda: balance(engine, CUSTOMERS[0]) == Decimal("2.50"), "it is folded")
+        eventually(lambda: balance(engine, CUSTOMERS[0]) == Decimal("2.50"), "the events are folded")
 
         keys = {
             bytes(m.key() or b"") for m in read_topic(stack, balance_stage(settings).changelog) if m.partition() == 0
@@ -103,7 +103,7 @@ def test_what_would_stand_alone_in_a_new_changelog_is_never_committed_there(
         assert {customer.encode() for customer in CUSTOMERS} <= keys
 
 
-def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
+def test_a_standby_that_missed_the_replacement_applies_nothing_from_the_new_changelog(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -112,18 +112,18 @@ def test_a_standby_that_slept_through_it_takes_nothing_from_the_new_changelog(
         with opened_standby(engine, tmp_path / "standby") as standby:
             assert standby.state is TaskState.TAILING
             stands_at = end_of(engine, balance_stage(settings).changelog)
-            make_anew(engine, settings)
+            recreate_changelog(engine, settings)
             while end_of(engine, balance_stage(settings).changelog) <= stands_at + len(CUSTOMERS):
                 writer.add(CUSTOMERS[0], "0.50")
                 catch_up(engine)
 
-            # By the offset, where librdkafka has met the new topic's end while it was short; else by its id.
+            # Detected by the offset if librdkafka has seen the end of the shorter topic, otherwise by the topic id.
             with pytest.raises((StoreCorruptedError, RetriableError), match="changelog"):
                 tail(standby)
 
 
 @pytest.mark.parametrize("slept_seconds", [0, 1_800])
-def test_a_standby_gives_up_at_a_position_of_another_changelog(
+def test_a_standby_stops_at_a_position_of_another_changelog(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, slept_seconds: int
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -139,22 +139,20 @@ def test_a_standby_gives_up_at_a_position_of_another_changelog(
                 standby._apply([Part(batch, 100, is_whole=True)])
 
 
-def test_a_standby_is_not_promoted_on_a_changelog_that_is_not_its_own(
+def test_a_standby_is_not_promoted_on_another_changelog(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine:
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
-            make_anew(engine, settings)
+            recreate_changelog(engine, settings)
 
             with pytest.raises(RetriableError, match="recreated"):
                 standby.promote()
 
 
-def test_who_has_lost_the_partition_does_not_fence_its_successor(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_former_owner_does_not_fence_its_successor(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         writer.add(CUSTOMERS[0], "1.00")

@@ -1,4 +1,4 @@
-"""Changelogs that the broker's own cleaner has gone over: old states, expired markers and their tombstones are gone."""
+"""Changelogs after log compaction: old states, expired markers and their tombstones are removed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CUSTOMERS = [f"c{n}" for n in range(40)]
 
 
 class Application:
-    """A source whose events have idempotency keys, which expire, and the changelog of its one partition."""
+    """A source with expiring idempotency keys, and the changelog of its only partition."""
 
     def __init__(self, stack: LocalStack, settings: Settings, writer: Writer) -> None:
         self.settings = settings
@@ -50,7 +50,7 @@ class Application:
         self._sent = 0
 
     def add(self, rounds: int) -> None:
-        """Rounds of one event for each customer, each with a key of its own, ten seconds after the round before."""
+        """Sends rounds, ten seconds of event time apart: one event per customer, each with its own idempotency key."""
         for _ in range(rounds):
             self._time_ms += 10_000
             for customer in CUSTOMERS:
@@ -61,19 +61,18 @@ class Application:
         self._writer.producer.flush(10)
 
     def clean(self, engine: Engine) -> None:
-        """Have the cleaner go over the changelog until nothing is left of what is there now, nor of its tombstones."""
+        """Runs log compaction until no record of the current changelog is left, including tombstones."""
         clean_eagerly(self.settings.bootstrap_servers, self.changelog)
         catch_up(engine)
         end = engine.topics.offsets(self.changelog, [0])[0]
 
         def is_clean() -> bool:
-            # Each round renews every state, and has markers expire, so that in the end nothing is left of what was
-            # there.
+            # Each round replaces every state and expires markers, so that compaction removes all older records.
             self.add(1)
             catch_up(engine)
             return all(message.offset() >= end for message in read_topic(self._stack, self.changelog))
 
-        eventually(is_clean, "the cleaner has gone over all that was there")
+        eventually(is_clean, "the cleaner has compacted the old records")
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def application(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Ite
 
 @contextmanager
 def engine_of(application: Application, state_dir: Path | None = None) -> Iterator[Engine]:
-    """An engine that runs its task, on the application's state directory or another."""
+    """Runs an engine and its task on the application's state directory, or on another one."""
     update = {} if state_dir is None else {"state_dir": state_dir}
     with running_engine(application.settings.model_copy(update=update)) as engine:
         eventually(lambda: is_running(engine), "the task runs")
@@ -93,7 +92,7 @@ def engine_of(application: Application, state_dir: Path | None = None) -> Iterat
 
 
 def kept(task: Task | None) -> dict[bytes, bytes]:
-    """The states and markers in a task's store."""
+    """Returns the states and markers in a task's store."""
     assert task is not None
     store = task._replica.store
     assert store is not None
@@ -102,11 +101,11 @@ def kept(task: Task | None) -> dict[bytes, bytes]:
 
 
 def owned(engine: Engine) -> dict[bytes, bytes]:
-    """The same of the engine's task."""
+    """Returns the states and markers in the store of the engine's task."""
     return kept(tasks_of(engine).task(0))
 
 
-def test_a_store_that_is_restored_from_what_the_cleaner_left_is_as_its_owner_s(
+def test_a_store_restored_from_a_compacted_changelog_equals_its_owners(
     application: Application, tmp_path: Path
 ) -> None:
     with engine_of(application) as engine:
@@ -121,9 +120,7 @@ def test_a_store_that_is_restored_from_what_the_cleaner_left_is_as_its_owner_s(
         assert owned(engine) == before
 
 
-def test_a_standby_that_follows_while_the_cleaner_works_has_what_its_owner_has(
-    application: Application, tmp_path: Path
-) -> None:
+def test_a_standby_equals_its_owner_during_compaction(application: Application, tmp_path: Path) -> None:
     with engine_of(application) as engine, standing_by(engine, tmp_path / "standby") as standby:
         application.add(30)
         application.clean(engine)
@@ -135,7 +132,7 @@ def test_a_standby_that_follows_while_the_cleaner_works_has_what_its_owner_has(
         assert standby.view is not None
 
 
-def test_a_store_that_was_away_while_tombstones_came_and_went_keeps_nothing_that_was_deleted(
+def test_a_store_that_missed_tombstones_before_their_compaction_keeps_no_deleted_state(
     application: Application, tmp_path: Path
 ) -> None:
     with engine_of(application) as engine:

@@ -1,4 +1,4 @@
-"""Conditions on Spark say of every row what they say as functions of it."""
+"""Conditions give the same result on Spark columns and as functions of a row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from balance_service.model.conditions import Condition
 
 
-# Each is of many events and conditions. To shrink one would take minutes, and the message names the two that differ.
+# Each example has many events and conditions. Shrinking would take minutes; the message names the two that differ.
 FEW = settings(
     max_examples=8,
     deadline=None,
@@ -88,7 +88,7 @@ EVERY = record(
         "placeOrNull": ["null", PLACE],
     },
 )
-# What both have is of other types, be it that a value of one might be taken for one of the other.
+# The shared fields differ in type, although a value of one could pass for one of the other.
 ONE = record("One", {"text": "string", "number": "int", "amount": money(38, 0), "what": NESTING["tags"]})
 OTHER = record("Other", {"text": ["null", "string"], "number": "long", "amount": money(38, 10), "what": "double"})
 
@@ -98,7 +98,7 @@ _DAYS = [date(1, 1, 1), date(1500, 3, 1), date(1582, 10, 4), date(1582, 10, 10),
 _MOMENTS = [datetime(day.year, day.month, day.day, 2, 30, 0, 1, UTC) for day in _DAYS]
 _ZURICH = ZoneInfo("Europe/Zurich")
 _NIGHT = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
-# Values of rows, and what they are compared with: some near each other.
+# Values of rows and of literals; some are close to each other.
 KNOWN: dict[str, list[Any]] = {
     "string": _TEXTS,
     "uuid": _TEXTS,
@@ -133,7 +133,7 @@ _JUST_BELOW = ["999999999999999999999999999999999999.99", "-99999999999999999999
 COMPARED: dict[str, list[Any]] = KNOWN | {
     "boolean": [True, False],
     "decimal": [*map(Decimal, [*_AMOUNTS, *_JUST_BELOW]), 0, 1, 10**40],
-    # In a night that has one hour twice, and in a zone where the first moment is one of a year that there is not.
+    # Includes an hour that occurs twice, and a zone where the first moment falls into year 0.
     "timestamp-millis": [
         *_MOMENTS,
         _NIGHT.astimezone(_ZURICH),
@@ -181,7 +181,7 @@ def literals(kind: Any) -> SearchStrategy[Any]:
 
 
 def paths(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields of a record, and of those in it."""
+    """Yields all fields of a record, including nested ones."""
     for name, kind in fields_of(schema).items():
         inner, _ = without_null(kind)
         yield f"{prefix}{name}", inner
@@ -191,7 +191,7 @@ def paths(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @st.composite
 def asked(draw: st.DrawFn, fields: Sequence[tuple[str, Any]]) -> Condition:
-    """A condition on one field."""
+    """Draws a condition on one field."""
     path, kind = draw(st.sampled_from(fields))
     column, name = col(path), simple(kind)
     if name in ("record", "array", "map"):
@@ -202,7 +202,7 @@ def asked(draw: st.DrawFn, fields: Sequence[tuple[str, Any]]) -> Condition:
     sign = draw(st.sampled_from(signs))
     if sign == "null":
         return column.is_null()
-    # Of more than ten, Spark makes a set.
+    # Spark builds a set from more than ten values.
     if sign == "isin":
         return column.isin(*draw(st.lists(literals(kind), min_size=1, max_size=14)))
     return SIGNS[sign](column, draw(literals(kind)))
@@ -229,13 +229,13 @@ def spark() -> Iterator[SparkSession]:
 def assert_same(
     spark: SparkSession, schemas: Sequence[Schema], events: Sequence[tuple[str, Any]], asked: Sequence[Condition]
 ) -> None:
-    """Of each event, by its record's name, each condition says the same in both ways."""
+    """Checks that each condition gives the same result for each event on Spark and as a function."""
     types = pa.schema({schema["name"]: arrow_type(schema) for schema in schemas})
     rows = pa.Table.from_pylist([{name: event} for name, event in events], types)
     columns = [column_of(condition, schemas).alias(f"c{number}") for number, condition in enumerate(asked)]
     on_spark = spark.createDataFrame(rows).select(*columns).toArrow()
     verdicts = zip(*(column.to_pylist() for column in on_spark.columns), strict=True)
-    # As Arrow has them: a float has fewer digits than Python's.
+    # Uses the values from Arrow: a float has fewer digits than in Python.
     for (name, _), row, found in zip(events, arrow_rows.rows_of(rows), verdicts, strict=True):
         for condition, verdict in zip(asked, found, strict=True):
             assert condition.verdict(row[name]) is verdict, f"{condition} of {row[name]}"
@@ -251,7 +251,7 @@ def check_every(spark: SparkSession, events: list[Any], asked: list[Condition]) 
     assert_same(spark, [EVERY], [("Every", event) for event in events], asked)
 
 
-def test_spark_says_of_every_event_what_the_function_says(spark: SparkSession) -> None:
+def test_spark_and_the_function_agree_on_every_event(spark: SparkSession) -> None:
     for condition in (condition for path, kind in paths(EVERY) for condition in compared(path, kind)):
         for part in condition.asked:
             assert part.misfit(part.field.type_in(EVERY)) == ""
@@ -260,7 +260,7 @@ def test_spark_says_of_every_event_what_the_function_says(spark: SparkSession) -
 
 
 def compared(path: str, kind: Any) -> Iterator[Condition]:
-    """A field, compared with all that is known of its type."""
+    """Yields comparisons of a field with all known values of its type."""
     for value in COMPARED.get(simple(kind), ()):
         yield from (col(path) == value, ~(col(path) != value), col(path).isin(value))
         if simple(kind) not in _ORDERED_NOT:
@@ -270,7 +270,7 @@ def compared(path: str, kind: Any) -> Iterator[Condition]:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_spark_and_the_function_compare_what_is_near_and_what_is_at_the_end(spark: SparkSession, name: str) -> None:
+def test_spark_and_the_function_agree_on_close_and_extreme_values(spark: SparkSession, name: str) -> None:
     kind = PLAIN[name]
     known = known_decimals(kind) if simple(kind) == "decimal" else KNOWN.get(simple(kind), [True, False])
     schema = record("Near", {name: ["null", kind]})
@@ -279,7 +279,7 @@ def test_spark_and_the_function_compare_what_is_near_and_what_is_at_the_end(spar
     assert_same(spark, [schema], [("Near", {name: value}) for value in [*known, None]], asked)
 
 
-def test_of_several_records_the_one_that_a_row_has_is_asked(spark: SparkSession) -> None:
+def test_a_condition_on_several_records_applies_to_the_record_of_the_row(spark: SparkSession) -> None:
     events = st.tuples(st.just("One"), values(ONE)) | st.tuples(st.just("Other"), values(OTHER))
 
     @FEW

@@ -1,4 +1,4 @@
-"""Events of every type, decoded by Spark: as the driver for tests has them, and as schemas evolve."""
+"""Events of every type, decoded by Spark: equal to the test driver's, also after schema evolution."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Writers:
-    """A registry of some writers' schemas, with ids from 1 on."""
+    """A registry with some writer schemas, numbered from 1."""
 
     def __init__(self, *schemas: Schema) -> None:
         self.schemas = schemas
@@ -96,10 +96,10 @@ def decoded(
     records: Sequence[tuple[bytes | None, int, bytes | None]],
     stage: Stage | None = None,
 ) -> PartitionRows:
-    """The rows of records: each its key, its schema's number, and its body; None for a record without a value."""
+    """Decodes records, each given as key, schema number and body; a body of None is a record without a value."""
     decoder = Decoder(spark, read_model, stage or read_model.stages[-1], Writers(*schemas))  # type: ignore[arg-type]
     decoder.resolve(range(1, len(schemas) + 1))
-    # In SQL: a DataFrame of Python's objects would need a Python worker.
+    # Uses SQL, because a DataFrame of Python objects would need a Python worker.
     literals = [
         f"({offset}L, {_hex(key)}, {_hex(None if body is None else frame_header(schema_id) + body)})"
         for offset, (key, schema_id, body) in enumerate(records)
@@ -123,7 +123,7 @@ def written(schema: Schema, fields: dict[str, Any]) -> bytes:
 
 
 def update(rows: PartitionRows) -> Any:
-    """The one update."""
+    """Returns the only update."""
     (single,) = rows.singly(rows.updates)
     return single.update
 
@@ -133,7 +133,7 @@ def causes(rows: PartitionRows) -> list[str]:
 
 
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
-def test_spark_makes_the_rows_that_the_driver_makes(spark: SparkSession, read_model: ReadModel) -> None:
+def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_model: ReadModel) -> None:
     records = read_model.source.records
     stage = read_model.stages[-1]
     events = [written_on(given, stage) for given in [*EVENTS, *ENDED] if given.record in records]
@@ -147,7 +147,7 @@ def test_spark_makes_the_rows_that_the_driver_makes(spark: SparkSession, read_mo
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
 
 
-def test_a_tombstone_is_an_update_where_it_is_declared(spark: SparkSession) -> None:
+def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) -> None:
     (stage,) = Symbols().stages
     sent = [event("Symbol", {"symbol": "TCS", "name": "Tata"}), tombstone("TCS"), tombstone("INFY")]
     events = [written_on(given, stage) for given in sent]
@@ -162,7 +162,7 @@ def test_a_tombstone_is_an_update_where_it_is_declared(spark: SparkSession) -> N
     assert causes(decoded(spark, Balance(), [schema], [(b"alice", 1, None)])) == ["value-null"]
 
 
-def test_a_tombstone_needs_a_whole_key_and_what_is_no_event_stays_one(spark: SparkSession) -> None:
+def test_a_tombstone_needs_a_valid_key_and_an_empty_value_is_no_tombstone(spark: SparkSession) -> None:
     records = [(b"\xffkey", 1, None), (b"TCS", 1, b""), (b"TCS", 2, b"")]
 
     assert causes(decoded(spark, Symbols(), [load_schema("Symbol"), load_schema("Player")], records)) == [
@@ -195,7 +195,7 @@ IN_TURN = [
 
 
 @pytest.mark.parametrize("source", IN_TURN, ids=["one condition", "case ignored", "two conditions", "any of three"])
-def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, source: Stream) -> None:
+def test_spark_passes_on_the_same_records_as_the_row_interpreter(spark: SparkSession, source: Stream) -> None:
     stage, schema, read_model = declared("rewards", source)[0], load_schema("PosInvoice"), Rewards()
 
     @settings(max_examples=4, deadline=None)
@@ -213,10 +213,10 @@ def test_spark_passes_on_what_the_row_interpreter_does(spark: SparkSession, sour
     check()
 
 
-def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: SparkSession) -> None:
+def test_spark_does_not_decode_columns_that_are_not_selected(spark: SparkSession) -> None:
     invoice = load_schema("PosInvoice")
     money = {"type": "fixed", "name": "Money", "size": 8, "logicalType": "decimal", "precision": 18, "scale": 2}
-    # Its lines are others than ours, and what the total is made of is defined by a field that nobody wants.
+    # `lines` has another type, and `totalAmount` uses a type that an unselected field defines.
     changed = {"totalAmount": "Money", "lines": {"type": "array", "items": {"type": "map", "values": "long"}}}
     fields = [{**field, "type": changed.get(field["name"], field["type"])} for field in invoice["fields"]]
     later = {**invoice, "fields": [{"name": "fee", "type": money}, *fields]}
@@ -230,18 +230,18 @@ def test_columns_that_are_not_selected_cost_nothing_whatever_they_are(spark: Spa
     wanted = {"invoiceNumber": "", "customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")}
     assert [single.update["PosInvoice"] for single in rows.singly(rows.updates)] == [wanted] * 2
     assert causes(rows) == []
-    # Where somebody wants them, they are looked at.
+    # A model that selects these columns decodes them.
     assert causes(decoded(spark, Purchases(), [invoice, later], records[1:])) == ["schema-incompatible"]
 
 
 class Chosen(Balance):
-    """Balances, of the columns that it folds."""
+    """Balances that select only the columns they fold."""
 
     name = "test-chosen"
     source = Balance.source.select("amount")
 
 
-def test_damage_in_a_column_that_only_the_producer_knows_is_found_unless_columns_are_selected(
+def test_damage_in_a_column_unknown_to_the_reader_is_found_unless_columns_are_selected(
     spark: SparkSession,
 ) -> None:
     till = {"type": "enum", "name": "Till", "symbols": ["SHOP", "WEB"]}
@@ -257,14 +257,14 @@ def test_damage_in_a_column_that_only_the_producer_knows_is_found_unless_columns
 
 
 class Named(ReadModel):
-    """Invoices that name their customer."""
+    """Invoices with the customer's name only."""
 
     name = "test-named"
     source = Stream("pos", "PosInvoice").select("customerName")
     emits = Emit("named")
 
 
-def test_an_event_without_a_value_in_what_is_selected_is_decoded(spark: SparkSession) -> None:
+def test_an_event_with_null_in_a_selected_column_is_decoded(spark: SparkSession) -> None:
     invoice = load_schema("PosInvoice")
     sold = [event("PosInvoice", {"customerName": name}) for name in (None, "Ann")]
     events = [written_on(given, Named().stages[0]) for given in sold]
@@ -279,7 +279,7 @@ def test_an_event_without_a_value_in_what_is_selected_is_decoded(spark: SparkSes
     assert causes(decoded(spark, Rewards(), [invoice], records, by_name)) == ["field-null"]
 
 
-def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: SparkSession) -> None:
+def test_spark_encodes_numeric_keys_and_passes_on_records_without_a_key(spark: SparkSession) -> None:
     stage, schema, read_model = (
         declared("m", Stream("s", "ScoreEvent").by("player_id"))[0],
         load_schema("ScoreEvent"),
@@ -292,12 +292,12 @@ def test_spark_writes_numbers_as_keys_and_passes_on_records_without_one(spark: S
 
     expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
     assert rows.updates["key"].to_pylist() == expected.updates["key"].to_pylist()
-    # The greatest would begin with the byte of what is no state.
+    # The greatest number would start with the byte that is reserved for other records.
     assert causes(rows) == causes(expected) == ["key-reserved"] * 2
 
 
 def evolved(**changed: Any) -> Schema:
-    """`Scored` as another version has it; a field that is None is left out."""
+    """Returns another version of `Scored`; a field with type None is left out."""
     schema = copy.deepcopy(load_schema("Scored"))
     fields = {field["name"]: field["type"] for field in schema["fields"]} | changed
     return {**schema, "fields": [{"name": name, "type": kind} for name, kind in fields.items() if kind is not None]}
@@ -314,7 +314,7 @@ PLACE_OF_LATER = {
 }
 
 
-def test_nested_fields_are_found_by_name(spark: SparkSession) -> None:
+def test_nested_fields_are_matched_by_name(spark: SparkSession) -> None:
     later = evolved(place=PLACE_OF_LATER, level="int", tags={"type": "array", "items": ["null", "string"]})
     fields = {**SCORED, "level": 3, "place": {"street": "s", "since": None, "city": "Bern"}}
 
@@ -323,7 +323,7 @@ def test_nested_fields_are_found_by_name(spark: SparkSession) -> None:
     assert (scored["place"], scored["level"], scored["tags"]) == ({"city": "Bern", "since": None}, 3, ["a", "é"])
 
 
-def test_types_that_a_field_defines_which_nobody_wants_are_found_by_their_full_names(spark: SparkSession) -> None:
+def test_types_that_an_unselected_field_defines_are_resolved_by_full_name(spark: SparkSession) -> None:
     defined = {"anId": {"type": "enum", "name": "Id", "symbols": ["g"]}, "aKind": fields_of(evolved())["kind"]}
     fields = {**defined, **fields_of(evolved(id="tests.Id", kind="tests.Kind"))}
     later = {**evolved(), "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
@@ -362,13 +362,13 @@ def test_types_that_a_field_defines_which_nobody_wants_are_found_by_their_full_n
         "inexact",
     ],
 )
-def test_a_schema_whose_values_would_mean_something_else_is_incompatible(
+def test_a_schema_that_would_change_the_meaning_of_values_is_incompatible(
     spark: SparkSession, changed: dict[str, Any]
 ) -> None:
     assert causes(decoded(spark, Session(), [evolved(**changed)], [(b"g", 1, b"")])) == ["schema-incompatible"]
 
 
-def test_an_unknown_symbol_does_not_decode(spark: SparkSession) -> None:
+def test_an_unknown_enum_symbol_is_undecodable(spark: SparkSession) -> None:
     later = evolved(kind={"type": "enum", "name": "Kind", "symbols": ["HUGE", "SMALL"]})
     bodies = [written(later, {**SCORED, "kind": kind}) for kind in ("HUGE", "SMALL")]
 
@@ -378,7 +378,7 @@ def test_an_unknown_symbol_does_not_decode(spark: SparkSession) -> None:
     assert update(rows)["Scored"]["kind"] == "SMALL"
 
 
-def test_a_text_that_is_none_and_a_time_beyond_ours_are_dead_letters(spark: SparkSession) -> None:
+def test_invalid_utf_8_and_out_of_range_times_are_dead_letters(spark: SparkSession) -> None:
     raw = copy.deepcopy(load_schema("Ended"))
     raw["fields"] = [{"name": "id", "type": "bytes"}, {"name": "reason", "type": ["null", "string"]}]
     stamped = copy.deepcopy(load_schema("FundsAdded"))
@@ -396,7 +396,7 @@ def test_a_text_that_is_none_and_a_time_beyond_ours_are_dead_letters(spark: Spar
 
     assert causes(broken) == ["id-malformed"]
     assert causes(late) == ["time-out-of-range"] * 2
-    # As the field means it: milliseconds.
+    # The field is in milliseconds.
     assert update(late)["first"] == datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)
     assert update(balance) == {"amount": Decimal("1.00")}
 

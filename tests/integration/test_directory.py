@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
 
-# So that the new topic is shorter than what was read of the old one.
+# Makes the old topic longer than the new one.
 _MORE = 100
 
 
@@ -58,19 +58,19 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
     registry.close()
 
 
-def heard_of(directory: Directory) -> set[str]:
-    """The instances that it would route to."""
+def known_servers(directory: Directory) -> set[str]:
+    """Returns the instances to which the directory would route."""
     return {server["applicationServer"] for server in directory.status() if not server["suspect"]}
 
 
-def test_a_directory_whose_topic_was_made_anew_is_followed_on(
+def test_a_directory_follows_its_topic_after_the_topic_was_recreated(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     topics = Topics(settings)
     prepare(topics, settings)
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
-        eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
+        eventually(lambda: known_servers(one) == known_servers(other) == {"a:1", "b:1"}, "both know both")
         for _ in range(_MORE):
             one.publish_soon()
             time.sleep(0.05)
@@ -78,12 +78,12 @@ def test_a_directory_whose_topic_was_made_anew_is_followed_on(
         topics.delete(settings.application_servers_topic)
         prepare(topics, settings)
 
-        # Long enough for what was heard before to count no more.
+        # Waits until both have forgotten the earlier records.
         time.sleep(2 * SUSPECT_AFTER_SECONDS)
-        eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both again")
+        eventually(lambda: known_servers(one) == known_servers(other) == {"a:1", "b:1"}, "both know both again")
 
 
-def test_an_instance_hears_of_others_that_publish_all_the_time(
+def test_an_instance_learns_of_others_that_publish_continuously(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -92,16 +92,16 @@ def test_an_instance_hears_of_others_that_publish_all_the_time(
         over = threading.Event()
 
         def publish() -> None:
-            # Before a consumer's wait for more is over, there is more.
+            # The next record always arrives before the consumer's poll times out.
             while not over.wait(0.1):
                 busy.publish_soon()
 
         publishing = threading.Thread(target=publish)
         publishing.start()
         try:
-            eventually(lambda: heard_of(busy) == {"a:1"}, "it knows itself")
+            eventually(lambda: known_servers(busy) == {"a:1"}, "the instance knows itself")
             with following(settings, "b:1") as new:
-                eventually(lambda: new.is_read and "a:1" in heard_of(new), "it knows the others", 5)
+                eventually(lambda: new.is_read and "a:1" in known_servers(new), "the new instance knows the other", 5)
         finally:
             over.set()
             publishing.join()

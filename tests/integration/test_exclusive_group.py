@@ -62,7 +62,7 @@ def test_a_member_that_joins_during_the_rebuild_is_detected(settings: Settings) 
         other.subscribe([settings.topic])
         try:
             other.poll(1)
-            eventually(lambda: topics.group_members() > 1, "the other asks to join", _SECONDS)
+            eventually(lambda: topics.group_members() > 1, "the other member requests to join", _SECONDS)
             with pytest.raises(ConfigurationError, match="1 other instance"):
                 alone.check()
         finally:
@@ -98,7 +98,7 @@ def test_a_member_that_the_group_rejects_is_told_why_at_once(settings: Settings)
     assert time.monotonic() - began < _SECONDS
 
 
-def test_a_consumer_of_another_kind_is_told_of(settings: Settings) -> None:
+def test_an_incompatible_consumer_in_the_group_is_named(settings: Settings) -> None:
     topics = Topics(settings)
     source = prepare(topics, settings)
     with (

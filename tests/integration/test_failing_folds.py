@@ -1,4 +1,4 @@
-"""A read model's own fold that fails: its task halts and says where and why; nothing is skipped, others go on."""
+"""A custom fold that fails: its task halts with place and reason, skips nothing, and other tasks continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(),
 
 
 class Superstitious(ReadModel):
-    """The last amount, with a bug."""
+    """The last amount, with a bug at 13."""
 
     name = "test-superstitious"
     source = Stream("balance", "FundsAdded")
@@ -46,7 +46,7 @@ def task_of(engine: Engine, partition: int) -> Task:
     return task
 
 
-def test_a_fold_that_fails_halts_its_partition_with_the_reason_and_no_other(
+def test_a_failing_fold_halts_only_its_own_partition_with_the_reason(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -64,9 +64,9 @@ def test_a_fold_that_fails_halts_its_partition_with_the_reason_and_no_other(
             writer.add(IN_0, "12.00")
             eventually(lambda: balance(engine, IN_0) == Decimal("12.00"), "the first event is folded")
             writer.add(IN_0, "13.00", "14.00")
-            eventually(lambda: task_of(engine, 0).state is TaskState.HALTED, "the task of the event is halted")
+            eventually(lambda: task_of(engine, 0).state is TaskState.HALTED, "the task of the partition is halted")
             writer.add(IN_1, "14.00")
-            eventually(lambda: balance(engine, IN_1) == Decimal("14.00"), "the other partition goes on")
+            eventually(lambda: balance(engine, IN_1) == Decimal("14.00"), "the other partition continues")
 
         assert task_of(engine, 0).snapshot().reason == (
             f"the code of the read model test-superstitious fails at offset 1 of {settings.topic}:0 with KeyError; "

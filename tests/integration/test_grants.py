@@ -1,4 +1,4 @@
-"""With each grant of docs/security.md missing: one sentence that names the resource and what to grant."""
+"""Each grant of docs/security.md in turn is missing: one error line names the resource and the grant."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def settings_of(secured: SecuredStack, stack: LocalStack, names: dict[str, str],
 
 @pytest.fixture(scope="module")
 def existing(secured: SecuredStack, stack: LocalStack) -> dict[str, str]:
-    """Names whose topics are there, made by the superuser, and for which everything is granted."""
+    """Names whose topics exist and for which everything is granted."""
     names = new_names()
     settings = settings_of(secured, stack, names, bootstrap_servers=secured.bootstrap_servers, kafka_config={})
     prepare(Topics(settings), settings)
@@ -73,7 +73,7 @@ def existing(secured: SecuredStack, stack: LocalStack) -> dict[str, str]:
     return names
 
 
-# What needs a grant, with the service's own clients; each raises, or returns a reason, if it may not.
+# Operations that need a grant. Each raises, or returns the reason, if it is denied.
 
 
 def prepare_all(settings: Settings) -> None:
@@ -122,7 +122,7 @@ def read_decisions(settings: Settings) -> None:
     topics = Topics(settings)
     topic = topics.find(settings.dead_letter_decisions_topic)
     assert topic is not None
-    # A commit returns before the broker has marked its end, and nothing may be read up to there.
+    # A commit returns before the broker has written its marker, which a read-committed reader waits for.
     with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
         list(reader)
 
@@ -185,7 +185,7 @@ class _Anyone:
 
 
 def _problem(told: Callable[[], str]) -> str:
-    eventually(lambda: bool(told()), "it says what is not allowed")
+    eventually(lambda: bool(told()), "the client reports what is denied")
     return told()
 
 
@@ -213,7 +213,7 @@ _NEEDED_BY: dict[tuple[str, str], Callable[[Settings], str | None]] = {
 
 @contextmanager
 def missing(secured: SecuredStack, binding: Any) -> Iterator[None]:
-    """A grant is taken back for a while."""
+    """Revokes a grant for the duration of the context."""
     secured.revoke(binding)
     try:
         yield
@@ -222,19 +222,19 @@ def missing(secured: SecuredStack, binding: Any) -> Iterator[None]:
 
 
 def said_by(attempt: Callable[[], str | None]) -> str:
-    """The sentence about what is not allowed."""
+    """Returns the error text of a denied operation."""
     try:
         said = attempt()
     except BalanceServiceError as error:
         said = str(error)
-    assert said, "it was allowed"
+    assert said, "the operation was allowed"
     return said
 
 
 @pytest.mark.parametrize(
     "grant", [g for g in _LISTED if g.needed_for not in (_CREATING, _COPYING)], ids=lambda g: str(g)
 )
-def test_without_it_what_needs_it_says_what_to_grant(
+def test_an_operation_without_its_grant_names_the_grant(
     secured: SecuredStack, stack: LocalStack, existing: dict[str, str], grant: Grant
 ) -> None:
     settings = settings_of(secured, stack, existing)
@@ -250,7 +250,7 @@ def test_without_it_what_needs_it_says_what_to_grant(
 
 
 @pytest.mark.parametrize("grant", [g for g in _LISTED if g.needed_for == _CREATING], ids=lambda g: g.name)
-def test_without_it_a_topic_that_is_missing_is_named_with_what_to_grant(
+def test_a_missing_topic_without_its_create_grant_is_named_with_the_grant(
     secured: SecuredStack, stack: LocalStack, grant: Grant
 ) -> None:
     names = new_names()
@@ -262,7 +262,7 @@ def test_without_it_a_topic_that_is_missing_is_named_with_what_to_grant(
     assert f"grant this user Create on topic '{grant.filled(names)}', or create it beforehand" in str(caught.value)
 
 
-def test_a_copy_needs_exactly_the_grants_of_copies(
+def test_a_copy_needs_exactly_the_grants_for_copies(
     secured: SecuredStack, stack: LocalStack, existing: dict[str, str]
 ) -> None:
     names = existing | {"to": new_names()["to"]}
@@ -277,7 +277,7 @@ def test_a_copy_needs_exactly_the_grants_of_copies(
         return None
 
     try:
-        # First what is not needed any more once the copy is there, then what is not once it is whole.
+        # Revokes first what only a new copy needs, then what only an incomplete copy needs.
         order = ["Create", "Write", "Read", "DescribeConfigs"]
         for grant in sorted(grants, key=lambda grant: order.index(grant.operation)):
             secured.grant(g.binding(names) for g in grants)

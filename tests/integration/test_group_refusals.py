@@ -1,4 +1,4 @@
-"""What the group refuses a member for: told with what to do, and over once the member is let in."""
+"""Group errors of a member: reported with a remedy, and cleared once the member joins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.settings import Settings
 
-# Below the least that brokers take, unless they are told otherwise.
+# Below the default minimum of brokers.
 TOO_SHORT_MS = 3_000
 
 
@@ -49,9 +49,9 @@ def member_of(settings: Settings, session_timeout_ms: int) -> Iterator[Membershi
         member.stop()
 
 
-def test_a_session_timeout_that_the_brokers_do_not_take_is_named_with_their_bounds(settings: Settings) -> None:
+def test_a_rejected_session_timeout_is_named_with_the_brokers_bounds(settings: Settings) -> None:
     with member_of(settings, TOO_SHORT_MS) as member:
-        eventually(lambda: bool(member.problem), "it says what is wrong")
+        eventually(lambda: bool(member.problem), "the member reports the problem")
 
     assert f"group '{settings.application_id}' does not admit this member" in member.problem
     assert "Invalid session timeout" in member.problem
@@ -59,14 +59,14 @@ def test_a_session_timeout_that_the_brokers_do_not_take_is_named_with_their_boun
         assert setting in member.problem
 
 
-def test_a_consumer_of_another_kind_in_the_group_is_told_of_until_it_is_gone(settings: Settings) -> None:
+def test_an_incompatible_consumer_in_the_group_is_reported_until_it_leaves(settings: Settings) -> None:
     alien_config = {**common_config(settings), "group.id": settings.application_id}
     with joined(alien_config, settings.topic) as alien, member_of(settings, settings.session_timeout_ms) as member:
-        eventually(lambda: bool(member.problem), "it says what is wrong")
+        eventually(lambda: bool(member.problem), "the member reports the problem")
         told, had_joined = member.problem, member.joined.is_set()
         alien.close()
-        eventually(member.joined.is_set, "it is let in")
-        eventually(lambda: not member.problem, "that is over")
+        eventually(member.joined.is_set, "the member joins")
+        eventually(lambda: not member.problem, "the problem is cleared")
 
     assert not had_joined
     assert "Inconsistent group protocol" in told

@@ -16,7 +16,7 @@ from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import hosted, prepare, running_engine, settings_for, tasks_of
 from tests.integration.loads import customers_in
-from tests.integration.test_directory import following, heard_of
+from tests.integration.test_directory import following, known_servers
 from tests.support.kafka import Writer, append_with_header
 from tests.support.waiting import eventually
 
@@ -31,7 +31,7 @@ NO_UTF_8 = b"\xff\xfe"
 UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xfe" + b"nobody knows"
 (IN_0,) = customers_in(0, count=1)
 SECONDS = 60.0
-# By then the interpreter makes calls faster that it has seen often.
+# Repeats, because CPython specializes calls after some executions.
 OFTEN = 40
 
 
@@ -45,14 +45,14 @@ def append_strange(settings: Settings, topic: str, value: bytes) -> None:
 
 
 def letters_of(engine: Engine) -> list[tuple[str, Status]]:
-    """Cause and status of each dead letter of partition 0."""
+    """Returns cause and status of each dead letter of partition 0."""
     task = tasks_of(engine).task(0)
     view = None if task is None else task.view
     found = [] if view is None else hosted(engine).processor.letters.page(view, 0, 99)
     return [(letter.cause, letter.status) for letter in found]
 
 
-def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStack, settings: Settings) -> None:
+def test_each_record_with_a_malformed_header_name_is_reported(stack: LocalStack, settings: Settings) -> None:
     topics = Topics(settings)
     prepare(topics, settings)
     with Writer(stack, settings.topic) as writer:
@@ -77,7 +77,9 @@ def test_whoever_asks_is_told_however_often_such_a_record_comes(stack: LocalStac
     assert sum('"headers":null' in line for line in seen) == OFTEN
 
 
-def test_a_dead_letter_with_such_a_header_is_final_and_holds_up_no_other(stack: LocalStack, settings: Settings) -> None:
+def test_a_dead_letter_with_a_malformed_header_name_is_final_and_delays_no_other(
+    stack: LocalStack, settings: Settings
+) -> None:
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         append_strange(settings, settings.topic, UNKNOWN_SCHEMA)
         writer.send(IN_0, UNKNOWN_SCHEMA)
@@ -91,13 +93,17 @@ def test_a_dead_letter_with_such_a_header_is_final_and_holds_up_no_other(stack: 
             view = None if task is None else task.view
             return view is not None and view.get(IN_0.encode()) is not None
 
-        eventually(applied, "what comes after it is applied", SECONDS)
+        eventually(applied, "the next event is applied", SECONDS)
 
 
-def test_the_directory_passes_over_such_a_record_and_hears_the_others(settings: Settings) -> None:
+def test_the_directory_skips_a_record_with_a_malformed_header_name(settings: Settings) -> None:
     prepare(Topics(settings), settings)
     with following(settings, "a:1") as one:
         for _ in range(OFTEN):
             append_strange(settings, settings.application_servers_topic, b"x")
         with following(settings, "b:1") as other:
-            eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both", SECONDS)
+            eventually(
+                lambda: known_servers(one) == known_servers(other) == {"a:1", "b:1"},
+                "both instances know each other",
+                SECONDS,
+            )

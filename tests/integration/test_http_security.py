@@ -1,4 +1,4 @@
-"""Two secured instances as far as they answer HTTP: real TLS, real certificates, real tokens, a hop between them."""
+"""The HTTP side of two secured instances: TLS, certificates and tokens, with a hop between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
-    """Settings of an instance with all that there is."""
+    """Settings of an instance with every security feature."""
     certificate, key = authority.issue("instance", password="open sesame")
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     tokens = tmp_path / "tokens.json"
@@ -87,7 +87,7 @@ async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncItera
 async def get(
     url: str, ca: Path, certificate: tuple[Path, Path] | None = None, bearer: str | None = None
 ) -> tuple[int, str, Mapping[str, str]]:
-    """Status, text and headers of an answer, over a connection of its own."""
+    """Sends a GET on its own connection; returns status, text and headers."""
     context = client_context(ca, None if certificate is None else TlsFiles(*certificate))
     headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
     async with aiohttp.ClientSession(headers=headers) as session, session.get(url, ssl=context) as answer:
@@ -103,14 +103,14 @@ def operated(front: Front, path: str = "/api/status") -> str:
 
 
 def two(tmp_path: Path) -> tuple[Instance, Instance]:
-    """One that is asked, and the one that owns the customer's partition."""
+    """Returns an instance to query, and the owner of the customer's partition."""
     asked = Instance(tmp_path / "asked", owns=False, timeout_seconds=_READ_TIMEOUT_SECONDS)
     owner = Instance(tmp_path / "owner", timeout_seconds=_READ_TIMEOUT_SECONDS)
     owner.put("12.34")
     return asked, owner
 
 
-def test_a_query_reaches_the_owner_through_a_peer_over_mutual_tls_with_the_peers_proof_not_the_clients_token(
+def test_a_query_is_forwarded_to_the_owner_over_mutual_tls_with_the_peers_proof_instead_of_the_clients_token(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     asked, owner = two(tmp_path)
@@ -156,7 +156,7 @@ def test_instances_of_different_authorities_do_not_answer_each_other(
     assert trusts_the_owner or "BALANCE_TLS_CA" in detail
 
 
-def test_who_has_no_certificate_gets_no_answer_but_on_the_port_for_probes(
+def test_a_client_without_a_certificate_reaches_only_the_probe_port(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     certificate = authority.issue("client")
@@ -173,7 +173,7 @@ def test_who_has_no_certificate_gets_no_answer_but_on_the_port_for_probes(
     assert asyncio.run(run()) == [200, 200, 200, 404, 404]
 
 
-def test_old_versions_of_tls_and_plain_http_are_not_spoken(
+def test_old_tls_versions_and_plain_http_are_refused(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     settings = secured | {"tls_client_ca": None}
@@ -202,7 +202,7 @@ def test_old_versions_of_tls_and_plain_http_are_not_spoken(
     assert asyncio.run(run()) == ["TLSv1.2 http/1.1", "TLSv1.3 http/1.1"]
 
 
-def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not_while_clients_go_on(
+def test_a_renewed_certificate_is_used_and_a_broken_one_is_not_without_interruption(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     certificate, key = authority.issue("renewed")
@@ -264,7 +264,7 @@ def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not_while_clients_go
     assert (found, connections) == ([200] * 5, 1)
 
 
-def test_a_token_that_is_taken_from_the_file_is_refused_from_then_on(
+def test_a_token_removed_from_the_file_is_refused_from_then_on(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     file = secured["tokens_file"]
@@ -287,7 +287,7 @@ def test_a_token_that_is_taken_from_the_file_is_refused_from_then_on(
     assert (found[0], found[-1]) == (200, 401)
 
 
-def test_commands_ask_a_secured_instance_by_their_settings_and_say_what_is_missing(
+def test_commands_use_their_security_settings_and_name_the_missing_one(
     tmp_path: Path, secured: dict[str, Any], authority: Authority
 ) -> None:
     certificate, key = authority.issue("person")
@@ -329,14 +329,14 @@ def test_commands_ask_a_secured_instance_by_their_settings_and_say_what_is_missi
     assert TOKEN not in str((asked, status, elsewhere, no_token, no_certificate, no_file))
 
 
-def test_a_port_for_probes_that_is_in_use_is_named(tmp_path: Path) -> None:
+def test_a_probe_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
             Front(settings, Handlers(Operations(Nobody())), MODELS)
 
 
-def test_listening_beyond_this_machine_unsecured_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsecured_non_loopback_listener_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
         front = Front(settings, Handlers(Operations(Nobody())), MODELS)

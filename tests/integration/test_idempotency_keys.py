@@ -1,4 +1,4 @@
-"""Idempotency keys from the topic's headers to the balance, and over a restore and a rebuild."""
+"""Idempotency keys from record headers to balances, also after a restore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 
-def test_an_event_sent_again_counts_once_even_after_the_store_was_lost(
+def test_an_event_sent_again_counts_once_also_after_the_store_was_lost(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")

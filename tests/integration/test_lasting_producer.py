@@ -1,4 +1,4 @@
-"""A producer that fails for ever, as librdkafka's own test hook makes it, and what goes on without it."""
+"""A producer with a fatal error, injected through librdkafka's test hook, and its replacement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.funds_publisher import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
-from tests.integration.test_directory import following, heard_of
+from tests.integration.test_directory import following, known_servers
 from tests.support.kafka import fail_fatally
 from tests.support.waiting import eventually
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settings:
-    """Of an application whose topics are there."""
+    """Settings of an application whose topics exist."""
     made = settings_for(stack, names, tmp_path / "state")
     prepare(Topics(made), made)
     return made
@@ -42,7 +42,7 @@ def publisher(settings: Settings) -> Iterator[FundsAddedPublisher]:
     registry.close()
 
 
-def test_events_are_added_again_and_what_was_under_way_is_reported(
+def test_events_are_published_after_a_fatal_error_and_pending_ones_are_reported(
     settings: Settings, publisher: FundsAddedPublisher
 ) -> None:
     first = publisher.publish_and_wait("c1", Decimal(1))
@@ -59,18 +59,20 @@ def test_events_are_added_again_and_what_was_under_way_is_reported(
     assert publisher._producer._producer is not held
 
 
-def test_an_instance_is_heard_of_again(settings: Settings) -> None:
+def test_an_instance_publishes_again_after_a_fatal_error(settings: Settings) -> None:
     with following(settings, "a:1") as one, following(settings, "b:1") as other:
-        eventually(lambda: heard_of(one) == heard_of(other) == {"a:1", "b:1"}, "both know both")
+        eventually(
+            lambda: known_servers(one) == known_servers(other) == {"a:1", "b:1"}, "both instances know each other"
+        )
         failed = one._producer._producer
         fail_fatally(failed)
         one.publish_soon()
-        eventually(lambda: one._producer._producer is not failed, "another producer took its place")
+        eventually(lambda: one._producer._producer is not failed, "a new producer has replaced the failed one")
         one.stop(10)
-        eventually(lambda: heard_of(other) == {"b:1"}, "its farewell came by that")
+        eventually(lambda: known_servers(other) == {"b:1"}, "the new producer has published the tombstone")
 
 
-def test_an_event_is_called_certainly_not_written_only_where_no_attempt_can_have_been(
+def test_an_event_counts_as_certainly_not_written_only_if_no_attempt_can_have_written_it(
     publisher: FundsAddedPublisher,
 ) -> None:
     told = {

@@ -1,4 +1,4 @@
-"""The leaderboard on a real broker: scores joined with players and games as of their time, exactly once."""
+"""The leaderboard on a broker: scores joined with players and games as of their time, exactly once."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 SECONDS = 60.0
-# A task that waits looks again every two seconds, for five seconds at most.
+# A waiting task retries after two seconds; the test observes it for five.
 _LOOKED_AT_AGAIN_SECONDS = 5.0
 KEY = KeyType("product_id", is_number=True)
 _ids = itertools.count(random.randrange(1 << 40))
 
 
 class Games:
-    """What is told of players, games and scores. The topics are all tests'; the ids are each test's own."""
+    """Produces players, games and scores. All tests share the topics; each test uses its own ids."""
 
     def __init__(self, stack: LocalStack) -> None:
         self.players = Rows(stack, "players", "Player")
@@ -59,7 +59,7 @@ class Games:
         self.players.flush()
 
     def game(self, name: str) -> int:
-        """A game of its own."""
+        """Produces a game and returns its id."""
         product = next(_ids)
         self.products.put(str(product), {"id": product, "name": name})
         self.products.flush()
@@ -81,7 +81,7 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
     return settings_for(stack, names, tmp_path / "first", models="leaderboard")
 
 
-def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_waited_for(
+def test_a_grant_revoked_while_a_task_waits_for_a_table_is_reported_and_waited_for(
     settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catches_up, away = JoinedTables.catch_up, [RetriableError("the broker is away"), NotAuthorizedError("no grant")]
@@ -95,7 +95,7 @@ def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_
         game, player = games.game("Slow"), next(_ids)
         games.player(player, "Slow")
         joining = engine.stages["leaderboard-by-product_id"]
-        eventually(lambda: {task.state for task in joining.snapshots()} == {"RUNNING"}, "all run", SECONDS)
+        eventually(lambda: {task.state for task in joining.snapshots()} == {"RUNNING"}, "all tasks run", SECONDS)
         monkeypatch.setattr(JoinedTables, "catch_up", catch_up)
         games.score(game, player, 1.0)
         while away:
@@ -109,7 +109,7 @@ def test_a_grant_that_is_revoked_while_a_task_waits_for_a_table_is_reported_and_
 
 
 def best(engine: Engine, product: int) -> list[tuple[str, str, float]]:
-    """The high scores of a game in the engine's own stores: player, game, score."""
+    """Returns player, game and score of a game's high scores in the stores of the engine."""
     tasks = engine.models["leaderboard"]
     for task in tasks.all():
         view = task.view
@@ -129,7 +129,7 @@ def wait_for(engine: Engine, product: int, expected: list[tuple[str, str, float]
 
 
 def records(engine: Engine, name: str) -> list[Message]:
-    """Everything that is committed in a topic."""
+    """Returns all committed records of a topic."""
     topic = engine.topics.find(name)
     assert topic is not None
     with reader_to_end(engine.settings, engine.topics, topic) as reader:
@@ -137,13 +137,13 @@ def records(engine: Engine, name: str) -> list[Message]:
 
 
 def joined_of(engine: Engine, product: int) -> int:
-    """How many scores of a game were passed on, joined."""
+    """Returns the number of joined scores of a game that were passed on."""
     passed_on = records(engine, engine.stages["leaderboard-by-product_id"].hosted.stage.rekeyed)
     return sum(message.key() == KEY.encode(product) for message in passed_on)
 
 
 def letters(engine: Engine, player: int) -> list[str]:
-    """The causes of the dead letters of a player's scores."""
+    """Returns the causes of the dead letters of a player's scores."""
     source = engine.stages["leaderboard-by-product_id"].hosted.stage.dead_letters
     causes = []
     for message in records(engine, source):
@@ -154,7 +154,7 @@ def letters(engine: Engine, player: int) -> list[str]:
     return causes
 
 
-def test_scores_are_joined_ranked_sent_and_audited(settings: Settings, games: Games) -> None:
+def test_scores_are_joined_ranked_and_emitted_with_their_versions(settings: Settings, games: Games) -> None:
     racer, isabelle, kazuya = next(_ids), next(_ids), next(_ids)
     with running_engine(settings) as engine:
         game = games.game("Racing")
@@ -182,7 +182,7 @@ def test_scores_are_joined_ranked_sent_and_audited(settings: Settings, games: Ga
         assert [entry["score"] for entry in codec.decode(value)["entries"]] == [3000.0, 2500.0, 2000.0]
 
 
-def test_a_score_right_after_its_player_always_finds_it(settings: Settings, games: Games) -> None:
+def test_a_score_that_follows_its_player_always_finds_it(settings: Settings, games: Games) -> None:
     with running_engine(settings) as engine:
         game = games.game("Rush")
         for number in range(30):
@@ -192,9 +192,7 @@ def test_a_score_right_after_its_player_always_finds_it(settings: Settings, game
             wait_for(engine, game, [(f"player {n}", "Rush", float(n)) for n in range(number, max(-1, number - 3), -1)])
 
 
-def test_a_score_without_a_player_is_a_dead_letter_and_one_without_an_id_finds_none(
-    settings: Settings, games: Games
-) -> None:
+def test_a_score_of_an_unknown_or_deleted_player_is_a_dead_letter(settings: Settings, games: Games) -> None:
     known, unknown, gone = next(_ids), next(_ids), next(_ids)
     with running_engine(settings) as engine:
         game = games.game("Lost")
@@ -207,11 +205,12 @@ def test_a_score_without_a_player_is_a_dead_letter_and_one_without_an_id_finds_n
 
         wait_for(engine, game, [("Known", "Lost", 1.0)])
         eventually(
-            lambda: letters(engine, unknown) == letters(engine, gone) == ["join-missing"], "both are dead letters"
+            lambda: letters(engine, unknown) == letters(engine, gone) == ["join-missing"],
+            "both scores are dead letters",
         )
 
 
-def test_a_score_is_joined_with_the_player_as_of_its_time(settings: Settings, games: Games) -> None:
+def test_a_score_is_joined_with_the_player_at_its_own_time(settings: Settings, games: Games) -> None:
     player, now = next(_ids), int(time.time() * 1000)
     with running_engine(settings) as engine:
         game = games.game("Then")
@@ -223,7 +222,7 @@ def test_a_score_is_joined_with_the_player_as_of_its_time(settings: Settings, ga
         wait_for(engine, game, [("after", "Then", 3.0), ("before", "Then", 2.0), ("before", "Then", 1.0)])
 
 
-def test_what_is_restored_and_read_anew_is_what_was(settings: Settings, games: Games, tmp_path: Path) -> None:
+def test_a_restored_leaderboard_equals_the_original(settings: Settings, games: Games, tmp_path: Path) -> None:
     player = next(_ids)
     expected = [("first name", "Again", 2.0), ("first name", "Again", 1.0)]
     with running_engine(settings) as engine:
@@ -242,7 +241,7 @@ def test_what_is_restored_and_read_anew_is_what_was(settings: Settings, games: G
         assert (joined, joined_of(engine, game)) == (2, 3)
 
 
-def test_a_table_that_is_not_read_makes_what_joins_with_it_wait_and_nothing_else(
+def test_a_table_that_is_not_read_blocks_only_the_stages_that_join_it(
     settings: Settings, games: Games, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, may_read, player = TableRows.of, threading.Event(), next(_ids)

@@ -1,4 +1,4 @@
-"""The local stack: real processes, so a few seconds each."""
+"""The local stack: topics, schemas and child processes. Starts processes, so each test takes seconds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield stack
 
 
-def test_topics_records_and_schemas_survive_a_reopening_on_other_ports(tmp_path: Path) -> None:
+def test_topics_records_and_schemas_survive_a_restart_on_other_ports(tmp_path: Path) -> None:
     with LocalStack(tmp_path) as first:
         _create_topic(first, "facts", partitions=3)
         _commit(first, "facts", [b"a", b"b"])
@@ -84,7 +84,7 @@ def test_an_aborted_transaction_is_never_read(stack: LocalStack) -> None:
     assert _read_committed(stack, "transactions", 1) == [b"committed"]
 
 
-def test_committed_records_survive_a_kill_of_the_broker(stack: LocalStack) -> None:
+def test_committed_records_survive_a_broker_kill(stack: LocalStack) -> None:
     _create_topic(stack, "broker-killed")
     _commit(stack, "broker-killed", [b"kept"])
     address = stack.bootstrap_servers
@@ -96,7 +96,7 @@ def test_committed_records_survive_a_kill_of_the_broker(stack: LocalStack) -> No
     assert _read_committed(stack, "broker-killed", 1) == [b"kept"]
 
 
-def test_a_registered_schema_survives_a_kill_of_the_registry(stack: LocalStack) -> None:
+def test_a_registered_schema_survives_a_registry_kill(stack: LocalStack) -> None:
     schema_id = _register(stack, "registry-killed")
     address = stack.schema_registry_url
 
@@ -112,14 +112,12 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path, sent: signal.Signal
     _assert_children_end(_PARENT_OF_A_CHILD, tmp_path, sent, processes=2)
 
 
-def test_the_stack_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+def test_the_stack_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     _assert_children_end(_PARENT_OF_A_STACK, tmp_path, signal.SIGKILL, processes=4)
 
 
 @pytest.mark.parametrize(("setting", "flag"), [("kafka_port", "--kafka-port"), ("registry_port", "--registry-port")])
-def test_a_port_in_use_is_named_with_its_flag_and_nothing_is_left_running(
-    tmp_path: Path, setting: str, flag: str
-) -> None:
+def test_a_port_in_use_is_named_with_its_flag_and_no_process_is_left(tmp_path: Path, setting: str, flag: str) -> None:
     before = psutil.Process().children(recursive=True)
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
@@ -142,7 +140,7 @@ def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: P
     child.stop()
 
 
-def test_a_child_that_ignores_sigterm_is_killed_within_a_bound(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     child = ChildProcess("server", tmp_path, tmp_path / "server.log")
     child.run(["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
     child.wait_until(lambda: "up" in child.log.read_text())
@@ -152,7 +150,7 @@ def test_a_child_that_ignores_sigterm_is_killed_within_a_bound(tmp_path: Path) -
     assert not child.running
 
 
-def test_free_ports_are_given_out_once() -> None:
+def test_free_ports_are_unique() -> None:
     ports = [free_port() for _ in range(50)]
     assert len(set(ports)) == 50
 
@@ -207,12 +205,12 @@ def _assert_children_end(program: str, folder: Path, sent: signal.Signals, proce
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) == processes, "a guard for each server"
+        assert len(children) == processes, "each server has a guard"
 
         parent.send_signal(sent)
         parent.wait(60)
 
-    eventually(lambda: not any(map(_alive, children)), "no child is left")
+    eventually(lambda: not any(map(_alive, children)), "all children have ended")
 
 
 def _alive(process: psutil.Process) -> bool:

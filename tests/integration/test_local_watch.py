@@ -20,12 +20,12 @@ _STOP_SECONDS = 60.0
     ("program", "name", "log"),
     [("kafka.Kafka", "the Kafka broker", "broker.log"), ("quarkus-run.jar", "the schema registry", "registry.log")],
 )
-def test_a_server_that_ends_by_itself_is_named_and_nothing_is_left_running(
+def test_a_server_that_ends_unexpectedly_is_named_and_no_process_is_left(
     tmp_path: Path, program: str, name: str, log: str
 ) -> None:
     ports = ["--kafka-port", "0", "--registry-port", "0", "--data-dir", str(tmp_path / "data")]
     with started({}, "local", "--instances", "0", *ports) as local:
-        eventually(lambda: local.process.poll() is not None or "ready; Ctrl-C" in local.stdout, "it is ready")
+        eventually(lambda: local.process.poll() is not None or "ready; Ctrl-C" in local.stdout, "the stack is ready")
         children = psutil.Process(local.process.pid).children(recursive=True)
         (server,) = [c for c in children if c.name() == "java" and any(program in part for part in c.cmdline())]
         server.kill()

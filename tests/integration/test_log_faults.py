@@ -1,4 +1,4 @@
-"""What happens when the source is not the log it was: nothing is skipped, and the task says why it does not go on."""
+"""Faults of the source topic: nothing is skipped, and the task reports why it halts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.integration.engines import (
     counted,
     hosted,
     is_running,
-    make_anew,
     prepare,
     problems,
+    recreate_changelog,
     running_engine,
     settings_for,
     tasks_of,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from balance_service.hosting.engine import Engine
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
-# It is looked at every 5 s.
+# The source is checked every 5 s.
 HALTS_WITHIN_SECONDS = 10
 
 
@@ -56,8 +56,8 @@ def delete_below(admin: AdminClient, topic: str, partition: int, offset: int) ->
     admin.delete_records([below])[below].result(10)
 
 
-def let_go(engine: Engine) -> None:
-    """As when the group takes every partition away."""
+def revoke_all(engine: Engine) -> None:
+    """Closes all tasks, as when the group revokes every partition."""
     for task in tasks_of(engine).dismiss([0, 1]):
         task.close(5)
 
@@ -74,7 +74,7 @@ def reason_of_halt(engine: Engine, partition: int) -> str:
     return task.snapshot().reason
 
 
-def test_records_deleted_below_the_position_are_not_missed(
+def test_records_deleted_below_the_position_are_irrelevant(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -92,7 +92,7 @@ def test_records_deleted_below_the_position_are_not_missed(
             assert balance(engine, IN_0) == Decimal("31.00")
 
 
-def test_a_gap_above_the_position_halts_its_partition_and_no_other(
+def test_a_gap_above_the_position_halts_only_its_own_partition(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -105,11 +105,11 @@ def test_a_gap_above_the_position_halts_its_partition_and_no_other(
         with running_engine(settings) as engine:
             assert "events 1 to 2" in reason_of_halt(engine, 0)
             writer.add(IN_1, "5.00")
-            eventually(lambda: balance(engine, IN_1) == Decimal("5.00"), "the other partition goes on")
+            eventually(lambda: balance(engine, IN_1) == Decimal("5.00"), "the other partition continues")
             assert counted(engine, "applied") == 1
 
 
-def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
+def test_a_recreated_source_halts_and_names_the_rebuild(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -119,7 +119,7 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
         engine.topics.delete(settings.topic)
         prepare(engine.topics, engine.settings)
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
-    # A new producer: the old one's ids of partitions are those of the old topic.
+    # A new producer: the old one caches partition ids of the old topic.
     with Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "32.00")
     rebuild(settings, Balance(), lambda _at, _of: None)
@@ -129,7 +129,7 @@ def test_a_source_deleted_and_made_anew_halts_and_names_the_rebuild(
 
 
 @pytest.mark.parametrize("while_running", [True, False])
-def test_a_changelog_that_is_lost_together_with_its_first_events_halts_until_a_rebuild(
+def test_a_changelog_lost_together_with_the_first_events_halts_until_a_rebuild(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path, while_running: bool
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", allow_finite_retention=True)
@@ -140,13 +140,13 @@ def test_a_changelog_that_is_lost_together_with_its_first_events_halts_until_a_r
         catch_up(engine)
         delete_below(admin, settings.topic, 0, 1)
         if while_running:
-            make_anew(engine, settings)
+            recreate_changelog(engine, settings)
             writer.add(IN_0, "4.00")
             assert "first 1 offsets" in reason_of_halt(engine, 0)
         else:
             engine.topics.delete(changelog)
 
-    # The store is still there, and so is what it knows.
+    # The store still exists, with all that it holds.
     with running_engine(settings) as engine:
         reason = reason_of_halt(engine, 0)
     assert all(part in reason for part in (changelog, "first 1 offsets", "balance-service rebuild"))
@@ -157,14 +157,14 @@ def test_a_changelog_that_is_lost_together_with_its_first_events_halts_until_a_r
         assert balance(engine, IN_0) == Decimal("6.00" if while_running else "2.00")
 
 
-def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
+def test_a_standby_of_a_recreated_source_does_not_answer(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        let_go(engine)
+        revoke_all(engine)
         tasks_of(engine).stand_by([0])
         eventually(lambda: any(task.view is not None for task in tasks_of(engine).all()), "the standby answers")
         engine.topics.delete(settings.topic)
@@ -172,15 +172,15 @@ def test_a_standby_of_a_source_that_was_made_anew_answers_nobody(
         assert "balance-service rebuild" in reason_of_halt(engine, 0)
 
 
-def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
+def test_an_empty_standby_is_not_mistaken_for_one_that_missed_events(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0, "1.00")
         catch_up(engine)
-        let_go(engine)
-        make_anew(engine, settings)
+        revoke_all(engine)
+        recreate_changelog(engine, settings)
         tasks_of(engine).stand_by([0])
         eventually(lambda: tasks_of(engine).answering().keys() == {0}, "the standby is open")
         SourceCheck(tasks_of(engine)).run_once()
@@ -188,14 +188,14 @@ def test_a_standby_that_has_nothing_yet_is_not_taken_for_one_that_missed_events(
         assert [(task.state, task.position) for task in tasks_of(engine).snapshots()] == [("TAILING", -1)]
 
 
-def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else(
+def test_an_instance_without_tasks_reports_that_the_source_was_deleted(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine:
         catch_up(engine)
-        # As the group does once the topic is gone, or others are to own its partitions.
-        let_go(engine)
+        # Simulates the group's revocation after the topic is gone or others own its partitions.
+        revoke_all(engine)
         tasks_of(engine).source_problem = "the broker was away"
         eventually(lambda: not tasks_of(engine).source_problem, "that is over", HALTS_WITHIN_SECONDS)
         admin.delete_topics([settings.topic])[settings.topic].result(10)
@@ -204,7 +204,7 @@ def test_an_instance_without_tasks_says_that_the_source_is_gone_and_nothing_else
         )
 
 
-def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
+def test_a_task_is_opened_although_the_dead_letter_topic_was_deleted(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -223,7 +223,7 @@ def test_a_task_is_opened_though_the_topic_of_dead_letters_was_deleted(
         assert [letter.value() for letter in read_topic(stack, letters)] == [b"poison"]
 
 
-def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
+def test_a_commit_during_a_slow_end_offset_request_halts_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -237,16 +237,16 @@ def test_a_commit_while_the_broker_is_slow_to_tell_the_end_halts_nothing(
             task = tasks_of(engine).task(0)
             if threading.current_thread().name.startswith("source-check") and not which and task is not None:
                 writer.add(IN_0, "1.00")
-                eventually(lambda: task.position > found[0], "it is committed meanwhile")
+                eventually(lambda: task.position > found[0], "the event is committed")
                 checked.append(found)
             return found
 
         monkeypatch.setattr(engine.topics, "offsets", late)
-        eventually(lambda: len(checked) > 1, "the source was looked at")
+        eventually(lambda: len(checked) > 1, "the source was checked")
         assert [task.state for task in tasks_of(engine).snapshots()] == ["RUNNING"]
 
 
-def test_more_partitions_halt_all_and_the_way_out_is_named(
+def test_added_partitions_halt_all_tasks_and_name_the_remedy(
     stack: LocalStack, admin: AdminClient, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -260,7 +260,7 @@ def test_more_partitions_halt_all_and_the_way_out_is_named(
         rebuild(settings, Balance(), lambda _at, _of: None)
 
 
-def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_committed(
+def test_an_open_transaction_delays_the_position_shows_as_lag_and_counts_once_committed(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -286,7 +286,7 @@ def test_an_open_transaction_holds_up_the_position_shows_as_lag_and_counts_once_
         assert balance(engine, IN_0) == Decimal("3.00")
 
 
-def test_after_an_outage_of_the_broker_the_tasks_go_on_though_no_event_comes(
+def test_tasks_continue_after_a_broker_outage_without_new_events(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -295,10 +295,12 @@ def test_after_an_outage_of_the_broker_the_tasks_go_on_though_no_event_comes(
         catch_up(engine)
         stack.broker.stop()
         try:
-            eventually(lambda: bool(problems(engine)) or not engine.membership.lease.holds, "it notices")
+            eventually(
+                lambda: bool(problems(engine)) or not engine.membership.lease.holds, "the engine notices the outage"
+            )
         finally:
             stack.broker.start()
-        eventually(lambda: not problems(engine) and engine.membership.lease.holds, "it goes on")
+        eventually(lambda: not problems(engine) and engine.membership.lease.holds, "the engine continues")
         eventually(lambda: {t.state for t in tasks_of(engine).all()} == {TaskState.RUNNING}, "its tasks run")
         assert balance(engine, IN_0) == Decimal("1.00")
         with suppress(KafkaException):

@@ -1,4 +1,4 @@
-"""A million open dead letters of one partition, in a real store: what a tick, a page and their bytes come to."""
+"""A million open dead letters in one partition of a store: the cost of a tick, a page, and their size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LETTER_BYTES = 200
 
 
 class Partition:
-    """A store at a position beyond its letters, and a clock."""
+    """A store whose position lies beyond its dead letters, and a clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now_ms = NOW_MS
@@ -38,15 +38,15 @@ class Partition:
         self.codec = position_codec()
         self.store = StateStore(folder, self.codec)
         for start in range(0, MANY, PART):
-            # Written a millisecond apart, so each second a thousand become due.
+            # The dead letters are a millisecond apart, so a thousand become due each second.
             made = [
                 Letter.first(at, "schema-id-unknown", b"c%07d" % at, NOW_MS + at, EVERY_MS)
                 for at in range(start, start + PART)
             ]
             self._write(self.letters.on_commit(self.store, {}, (), (), made), start + PART)
 
-    def try_in_vain(self) -> int:
-        """One tick: what is due is tried again in vain; returns how many were."""
+    def retry_and_fail(self) -> int:
+        """Runs a tick in which each due retry fails; returns their number."""
         due = self.letters.due(self.store).again
         known = {letter.offset: letter for letter in due}
         failed = [DeadLetter(letter.offset, 0, letter.key, None, letter.cause) for letter in due]
@@ -67,7 +67,7 @@ def partition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Partition]:
 
 
 def seconds(look: Callable[[], object]) -> float:
-    """The processor's time that a look takes, at best of five: what else the machine does is not its own."""
+    """Returns the best CPU time of five calls, which excludes other work of the machine."""
 
     def once() -> float:
         began = time.thread_time()
@@ -77,17 +77,17 @@ def seconds(look: Callable[[], object]) -> float:
     return min(once() for _ in range(5))
 
 
-def test_a_tick_finds_what_is_due_within_50_ms_however_many_wait(partition: Partition) -> None:
+def test_a_tick_finds_due_letters_within_50_ms_however_many_wait(partition: Partition) -> None:
     assert seconds(lambda: partition.letters.due(partition.store)) < TICK_SECONDS
     assert not partition.letters.due(partition.store).again
 
     partition.now_ms = NOW_MS + EVERY_MS + MANY // 2
     for _ in range(20):
-        assert partition.try_in_vain() == AT_ONCE
+        assert partition.retry_and_fail() == AT_ONCE
         assert seconds(lambda: partition.letters.due(partition.store)) < TICK_SECONDS
 
 
-def test_they_are_counted_and_listed_by_pages_from_anywhere(partition: Partition) -> None:
+def test_letters_are_counted_and_paged_from_any_offset(partition: Partition) -> None:
     view = partition.store.view
     assert view is not None
     assert view.position is not None
@@ -99,9 +99,9 @@ def test_they_are_counted_and_listed_by_pages_from_anywhere(partition: Partition
         assert seconds(page) < TICK_SECONDS
 
 
-def test_what_they_take_is_bounded_and_told(partition: Partition) -> None:
+def test_the_size_of_letters_is_bounded_and_reported(partition: Partition) -> None:
     assert 0 < partition.store.sizes.store_bytes < LETTER_BYTES * MANY
 
 
-def test_a_query_starts_beyond_them_without_reading_them(partition: Partition) -> None:
+def test_a_query_starts_beyond_the_letters_without_reading_them(partition: Partition) -> None:
     assert seconds(lambda: partition.letters.left_out_from(partition.store, MANY)) < TICK_SECONDS

@@ -1,4 +1,4 @@
-"""What an instance holds on to: no more after many commits and many queries than after a few."""
+"""Resources of an instance: no more after many commits and queries than after a few."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 FEW, MANY = 10, 30
 COMMITS_PER_ROUND = 6
-# Plans that are on their way out, or that Python's garbage collector has yet to come by.
+# Allowance for plans that are being released or await Python's garbage collection.
 PLANS_ON_THEIR_WAY = 3 * PARTITIONS
-# Of Spark's own accounts of what it has run, it removes the old ones in the background.
+# Spark trims its own history of executions in the background.
 RUNS_ON_THEIR_WAY = 20
-# Connections of the broker's clients come and go.
+# The broker's clients open and close connections.
 FILES_ON_THEIR_WAY = 12
-# Spark keeps the consumer of a query that has ended for up to 20 seconds.
+# Spark keeps the consumer of an ended query for up to 20 seconds.
 COOLS_DOWN_WITHIN_SECONDS = 60
 
 
 class Held(NamedTuple):
-    """What is held while nothing happens."""
+    """Resources in use while the engine is idle."""
 
     plans: int
     handover_threads: int
@@ -52,7 +52,7 @@ class Held(NamedTuple):
     files: int
 
 
-def test_what_many_commits_and_many_queries_have_used_is_let_go_of(
+def test_many_commits_and_queries_release_their_resources(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=PARTITIONS)
@@ -63,7 +63,7 @@ def test_what_many_commits_and_many_queries_have_used_is_let_go_of(
         for turn in range(FEW):
             _restart_queries(engine, writer, watched, turn % PARTITIONS)
         catch_up(engine)
-        eventually(lambda: watched.held().handover_threads == PARTITIONS, "each has a query, and no more")
+        eventually(lambda: watched.held().handover_threads == PARTITIONS, "each partition has exactly one query")
         few = watched.held()
         for turn in range(MANY - FEW):
             _restart_queries(engine, writer, watched, turn % PARTITIONS)
@@ -77,7 +77,7 @@ def test_what_many_commits_and_many_queries_have_used_is_let_go_of(
             many = watched.held()
             return _is_no_more(many, few)
 
-        eventually(has_cooled_down, lambda: f"no more is held: {many}; before: {few}", COOLS_DOWN_WITHIN_SECONDS)
+        eventually(has_cooled_down, lambda: f"after many: {many}; after few: {few}", COOLS_DOWN_WITHIN_SECONDS)
     assert _checkpoints(engine) == []
     assert not engine.state_directory.scratch.sockets.exists()
 
@@ -100,7 +100,7 @@ def _is_no_more(many: Held, few: Held) -> bool:
 
 
 class _Watched:
-    """Counts what an engine holds."""
+    """Counts the resources of an engine."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self._engine = engine
@@ -118,16 +118,16 @@ class _Watched:
 
     @property
     def queries(self) -> int:
-        """How many were started since the engine was."""
+        """Returns the number of queries started."""
         return len(self._plans)
 
     def commits(self) -> float:
-        """How many there were."""
+        """Returns the number of commits."""
         (histogram,) = self._engine.metrics.batch_seconds.collect()
         return sum(sample.value for sample in histogram.samples if sample.name.endswith("_count"))
 
     def held(self) -> Held:
-        """After both collectors of garbage have come by."""
+        """Returns the resources in use after both garbage collectors have run."""
         gc.collect()
         self._jvm.java.lang.System.gc()
         spark: Any = self._engine.spark
@@ -149,7 +149,7 @@ class _Watched:
 
 
 def _restart_queries(engine: Engine, writer: Writer, watched: _Watched, partition: int) -> None:
-    """Some commits, then another query of each partition: of one as its task is opened anew, else as Spark ends it."""
+    """Makes some commits, then replaces all queries: one by reopening its task, the others by stopping them."""
     for n in range(COMMITS_PER_ROUND):
         writer.add(f"customer-{n}", "0.01")
         time.sleep(0.03)
@@ -160,4 +160,4 @@ def _restart_queries(engine: Engine, writer: Writer, watched: _Watched, partitio
     tasks_of(engine).failed(task, RetriableError("for the test"))
     for query in engine.spark.streams.active:
         query.stop()
-    eventually(lambda: watched.queries >= seen + PARTITIONS and is_running(engine), "other queries run")
+    eventually(lambda: watched.queries >= seen + PARTITIONS and is_running(engine), "new queries run")

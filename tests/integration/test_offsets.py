@@ -1,4 +1,4 @@
-"""The ends of a topic as Kafka tells of them, while the broker is killed and comes back."""
+"""End offsets of a topic while the broker is killed and restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOPICS = 20
 _KNOWN_WITHIN_SECONDS = 15
 
 
-def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when_it_is_back(
+def test_offsets_are_correct_or_an_error_during_a_broker_kill_and_known_afterwards(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path)
@@ -46,7 +46,7 @@ def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when
 
     def wait_for_one_more() -> None:
         before = len(answers)
-        eventually(lambda: len(answers) > before, "the topic's end is known", _KNOWN_WITHIN_SECONDS)
+        eventually(lambda: len(answers) > before, "the end offset is known", _KNOWN_WITHIN_SECONDS)
 
     asking = [threading.Thread(target=ask) for _ in range(4)]
     for thread in asking:
@@ -66,7 +66,7 @@ def test_offsets_are_true_or_an_error_while_the_broker_dies_and_known_again_when
     assert set(answers) == {_RECORDS}
 
 
-def test_offsets_of_topics_made_a_moment_ago_are_told_though_no_leader_is_elected_yet(
+def test_offsets_of_new_topics_are_returned_before_a_leader_is_elected(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path)

@@ -1,4 +1,4 @@
-"""Re-keyed streams and outputs, from the source's topic to what an independent consumer reads."""
+"""Re-keyed streams and outputs, from the source topic to an independent consumer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.timeout(600)
-# Each stage has a query for each partition to start.
+# Starts one query per stage and partition.
 _CATCH_UP_SECONDS = 150.0
 
 
@@ -46,7 +46,7 @@ def wait_until_caught_up(engine: Engine) -> None:
 
 
 def caught_up(engine: Engine) -> bool:
-    """Whether every stage stands at its source's end, the first ones first."""
+    """Whether every stage has reached the end of its source, earlier stages first."""
     for tasks in engine.stages.values():
         source = tasks.hosted.source
         ends = engine.topics.offsets(source.name, range(source.partitions))
@@ -57,19 +57,19 @@ def caught_up(engine: Engine) -> bool:
 
 
 def states(engine: Engine, name: str) -> dict[bytes, bytes]:
-    """Every state of a model, framed."""
+    """Returns all framed states of a model."""
     views = [task.view for task in engine.stages[name].all()]
     return {key: frame for view in views if view for key, frame in view.scan(b"", b"\xff", 1_000)}
 
 
 def points(engine: Engine, models: Named) -> dict[str, Decimal]:
-    """The points of each card, as the engine's stores have them."""
+    """Returns the points of each card in the stores of the engine."""
     hosted = engine.stages[models.rewards.name].hosted
     return {key.decode(): hosted.state(frame)["points"] for key, frame in states(engine, models.rewards.name).items()}
 
 
 def sales(count: int, first: int = 1) -> list[dict[str, Any]]:
-    """Invoices of some customers, two of three PRIME, every other one to be delivered."""
+    """Returns invoices of seven customers; two of three are PRIME, and every other one is for delivery."""
     return [
         invoice(
             n,
@@ -82,7 +82,7 @@ def sales(count: int, first: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-def test_invoices_are_passed_on_by_card_counted_and_notified_each_once(
+def test_each_invoice_is_rekeyed_counted_and_notified_once(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -99,7 +99,7 @@ def test_invoices_are_passed_on_by_card_counted_and_notified_each_once(
         assert assert_notified_once(stack, till, models, rekeyed) == sum(s["customerType"] == "PRIME" for s in sold)
 
 
-def test_a_rebuild_makes_the_same_states_and_emits_nothing(
+def test_a_rebuild_restores_the_states_and_emits_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -122,7 +122,7 @@ def test_a_rebuild_makes_the_same_states_and_emits_nothing(
             assert points(engine, models) == points_of(sales(60))
         assert_notified_once(stack, till, models, rekeyed)
 
-        # What is no longer there was sent, too.
+        # Records that were purged from the output topic also count as sent.
         topics = Topics(settings)
         ends = topics.offsets(models.notifications, range(2))
         purge(stack, models.notifications, ends)
@@ -131,7 +131,7 @@ def test_a_rebuild_makes_the_same_states_and_emits_nothing(
         assert topics.offsets(models.notifications, range(2)) == ends
 
 
-def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_nothing(
+def test_a_repeated_rebuild_after_the_changelog_was_dropped_emits_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -154,7 +154,7 @@ def test_a_rebuild_that_is_run_again_after_it_had_dropped_the_changelog_emits_no
             assert states(engine, models.rewards.name) == before
 
 
-def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
+def test_a_stage_that_lost_its_changelog_sends_nothing_twice(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -175,7 +175,7 @@ def test_a_stage_whose_changelog_is_gone_passes_nothing_on_twice(
             assert_shipped_once(stack, till, models)
 
 
-def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_masked(
+def test_delivered_invoices_are_shipped_unchanged_and_every_line_is_masked(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -193,7 +193,7 @@ def test_invoices_to_be_delivered_are_shipped_as_they_are_and_every_line_is_mask
         assert ("note", b"n") in (noted.headers() or [])
 
 
-def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_and_stops_nothing(
+def test_a_record_without_a_key_for_a_compacted_topic_is_a_dead_letter_and_stops_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -212,7 +212,7 @@ def test_what_a_compacted_topic_refuses_for_its_want_of_a_key_is_a_dead_letter_a
         assert shipped.key() == b"store-2"
 
 
-def test_what_is_too_large_for_its_next_topic_once_it_is_no_longer_compressed_is_a_dead_letter_and_stops_nothing(
+def test_a_record_that_exceeds_the_limit_once_decompressed_is_a_dead_letter_and_stops_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -228,7 +228,7 @@ def test_what_is_too_large_for_its_next_topic_once_it_is_no_longer_compressed_is
         assert points(engine, models) == points_of([invoice(2, "card", "2.00")])
 
 
-def test_a_topic_with_another_partition_count_is_refused_in_a_sentence_that_names_both(
+def test_a_different_partition_count_is_refused_and_names_both_topics(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     models = named(names["application_id"])
@@ -249,7 +249,7 @@ def test_a_model_without_states_is_not_rebuilt(stack: LocalStack, names: dict[st
 
 
 def purge(stack: LocalStack, topic: str, ends: Mapping[int, int]) -> None:
-    """Delete every record of a topic below some offsets."""
+    """Deletes every record of a topic below the given offsets."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
     deleted = admin.delete_records([TopicPartition(topic, partition, end) for partition, end in ends.items()])
     for future in deleted.values():
@@ -257,5 +257,5 @@ def purge(stack: LocalStack, topic: str, ends: Mapping[int, int]) -> None:
 
 
 def places(messages: list[Any]) -> list[tuple[int, int, bytes]]:
-    """Where records lie, and what they hold."""
+    """Returns partition, offset and value of each record."""
     return [(m.partition(), m.offset(), m.value()) for m in messages]

@@ -1,4 +1,4 @@
-"""What goes in parts of a few records is never shown in part, whoever follows it and wherever it is cut off."""
+"""Writes in parts of a few records: no reader ever sees a part alone, and an interrupted write counts once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from balance_service.process.failpoints import arm
 from tests.integration.engines import (
     balance,
     catch_up,
-    looked_at,
+    observed,
     running_engine,
     settings_for,
     standing_by,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _CUSTOMERS = [f"c{n}" for n in range(40)]
 _ROUNDS = 60
-# Between parts of the twelfth commit or so, and of what is committed next.
+# Interrupts a commit between its parts, and the next commit too.
 _CUT_AT = (60, 62)
 _PAUSE_SECONDS = 0.05
 
@@ -52,17 +52,17 @@ def test_a_standby_never_answers_from_part_of_a_transaction(
         Writer(stack, settings.topic) as writer,
         standing_by(engine, tmp_path / "standby") as standby,
     ):
-        # So that Spark reads already when there is more to come.
+        # Starts Spark's reads before the bulk of the events.
         _send(writer, 1)
         catch_up(engine)
-        with looked_at(engine, _CUSTOMERS, lambda: standby.view) as seen:
+        with observed(engine, _CUSTOMERS, lambda: standby.view) as seen:
             _send(writer, _ROUNDS - 1)
             catch_up(engine)
             eventually(lambda: standby.position == _ROUNDS * len(_CUSTOMERS), "the standby has caught up")
-        assert seen, "nothing was ever shown"
+        assert seen, "the standby never answered"
 
 
-def test_a_write_that_is_cut_off_between_two_parts_is_never_shown_and_counts_once(
+def test_a_write_interrupted_between_two_parts_is_never_visible_and_counts_once(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -71,18 +71,18 @@ def test_a_write_that_is_cut_off_between_two_parts_is_never_shown_and_counts_onc
     def cut_off(point: str) -> None:
         reached.append(point)
         if len(reached) in _CUT_AT:
-            raise RetriableError("the disk refuses what comes next")
+            raise RetriableError("the disk refuses the next write")
 
     monkeypatch.setattr("balance_service.engine.store.reach", cut_off)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
-        # So that Spark reads already when there is more to come.
+        # Starts Spark's reads before the bulk of the events.
         _send(writer, 1)
         catch_up(engine)
-        with looked_at(engine, _CUSTOMERS, lambda: _view(engine)) as seen:
+        with observed(engine, _CUSTOMERS, lambda: _view(engine)) as seen:
             _send(writer, _ROUNDS - 1)
             catch_up(engine)
-        assert seen, "nothing was ever shown"
-        assert len(reached) >= max(_CUT_AT), "it was not cut off"
+        assert seen, "the task never answered"
+        assert len(reached) >= max(_CUT_AT), "no write was interrupted"
         assert {balance(engine, customer) for customer in _CUSTOMERS} == {_ROUNDS}
 
 
@@ -97,5 +97,5 @@ def _send(writer: Writer, rounds: int) -> None:
         for customer in _CUSTOMERS:
             writer.send(customer, frames[customer])
         writer.producer.flush(10)
-        # So that there are many commits, and a time between two of them.
+        # Spreads the events over many commits with pauses between them.
         time.sleep(_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Topics between two stages that are purged: what was applied goes, and no answer and no output changes by it."""
+"""Purged topics between two stages: applied records are deleted, answers and outputs stay the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rekeyed(engine: Engine, models: Named) -> str:
 
 
 def wait_until_purged(engine: Engine, topic: str) -> None:
-    """Until nothing is left of what was applied."""
+    """Waits until all applied records are deleted."""
     wait_until_caught_up(engine)
     ends = engine.topics.offsets(topic, range(2), committed=True)
     assert any(ends.values())
@@ -67,7 +67,7 @@ def reason_of_halt(engine: Engine, stage: str) -> str:
     return halted()[0]
 
 
-def test_what_was_applied_is_deleted_and_everything_counts_once_all_the_same(
+def test_applied_records_are_deleted_and_every_event_still_counts_once(
     stack: LocalStack, settings: Settings, models: Named
 ) -> None:
     with Till(stack, models.pos) as till:
@@ -88,7 +88,7 @@ def test_what_was_applied_is_deleted_and_everything_counts_once_all_the_same(
     assert read_topic(stack, topic) == []
 
 
-def test_a_rebuild_of_what_was_purged_is_refused_before_anything_is_dropped(
+def test_a_rebuild_from_a_purged_topic_is_refused_before_anything_is_dropped(
     stack: LocalStack, settings: Settings, models: Named
 ) -> None:
     with Till(stack, models.pos) as till, running_engine(settings) as engine:
@@ -104,10 +104,10 @@ def test_a_rebuild_of_what_was_purged_is_refused_before_anything_is_dropped(
         assert states(engine, models.rewards.name) == before
 
 
-def test_a_changelog_that_is_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
+def test_a_changelog_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
     stack: LocalStack, settings: Settings, models: Named
 ) -> None:
-    # What this allows is that a source has lost what nobody wants; these records are half of what the states are of.
+    # The setting allows a source that lost irrelevant records; these records make up half of the states.
     settings = settings.model_copy(update={"allow_finite_retention": True})
     with Till(stack, models.pos) as till, running_engine(settings) as engine:
         till.sell(*sales(20))

@@ -1,6 +1,4 @@
-"""Each task pulls events of its own: none is lost or counted twice, whatever becomes of a query, and what happens to
-one partition holds up no other.
-"""
+"""Tasks pull their own events: none is lost or counted twice when queries end, and partitions are independent."""
 
 from __future__ import annotations
 
@@ -49,11 +47,11 @@ PAUSE_SECONDS = 1.5
 HEAP_BYTES = 512 << 20
 
 
-# The position, where the source ends with what is no record
+# The position at the end of a source that ends with a transaction marker
 
 
 @pytest.mark.parametrize("ends_with", ["commit", "abort"])
-def test_the_lag_reaches_zero_after_transactions_and_nothing_is_committed_from_then_on(
+def test_the_lag_reaches_zero_after_transactions_and_commits_stop(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, ends_with: str
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -75,7 +73,7 @@ def test_the_lag_reaches_zero_after_transactions_and_nothing_is_committed_from_t
         eventually(lambda: hosted(engine).watermarks.lag(0, task.position) == 0, "the lag is zero")
         assert balance(engine, "c") == Decimal(60 if ends_with == "commit" else 40) + Decimal("0.50")
         changelog = balance_stage(settings).changelog
-        # A transaction's marker may come a moment after its commit is told.
+        # The broker may write a transaction's marker shortly after it acknowledges the commit.
         eventually(
             lambda: engine.topics.offsets(changelog, [0]) == engine.topics.offsets(changelog, [0], committed=True),
             "no transaction is open",
@@ -88,7 +86,7 @@ def test_the_lag_reaches_zero_after_transactions_and_nothing_is_committed_from_t
 
 
 @pytest.mark.parametrize("moment", ["before the end is asked for", "after the end is told"])
-def test_a_position_is_never_moved_over_a_record_that_arrives_while_it_is_looked_at_what_is_there(
+def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_request(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -96,12 +94,12 @@ def test_a_position_is_never_moved_over_a_record_that_arrives_while_it_is_looked
     taken: list[TaskBatch] = []
     process = Task.process
 
-    def noted(task: Task, batch: TaskBatch) -> Committed:
+    def recorded(task: Task, batch: TaskBatch) -> Committed:
         done = process(task, batch)
         taken.append(batch)
         return done
 
-    monkeypatch.setattr(Task, "process", noted)
+    monkeypatch.setattr(Task, "process", recorded)
     with (
         running_engine(settings) as engine,
         Writer(stack, settings.topic, **transactional) as writer,
@@ -125,7 +123,7 @@ def test_a_position_is_never_moved_over_a_record_that_arrives_while_it_is_looked
         writer.producer.init_transactions(10)
         for turn, outcome in enumerate(("commit", "abort", "commit", "abort")):
             _transact(writer, ["c"] * 3, outcome)
-            eventually(partial(_has_more_than, arrived, turn), "what lies behind the position is looked at")
+            eventually(partial(_has_more_than, arrived, turn), "the task has requested the end offset")
             catch_up(engine)
         assert_counted_once(stack, engine)
         starts, ends = [batch.start for batch in taken], [batch.end for batch in taken]
@@ -155,7 +153,7 @@ def _transact(writer: Writer, customers: list[str], outcome: str) -> None:
 # Queries that start, end and fail
 
 
-def test_every_partition_is_read_though_there_are_more_than_processors(
+def test_every_partition_is_read_with_more_partitions_than_processors(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     partitions = (os.cpu_count() or 1) + 3
@@ -170,10 +168,10 @@ def test_every_partition_is_read_though_there_are_more_than_processors(
         assert all(balance(engine, customer) == 2 for (customer,) in homes.values())
 
 
-def test_where_batches_of_spark_end_nothing_is_lost_or_doubled_though_events_keep_coming(
+def test_ended_spark_batches_lose_and_double_nothing_under_load(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Spark takes no less.
+    # The minimum that Spark accepts.
     monkeypatch.setattr(row_query, "_BATCH", "5 seconds")
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
@@ -181,33 +179,33 @@ def test_where_batches_of_spark_end_nothing_is_lost_or_doubled_though_events_kee
             ended = [0, 0]
 
             def have_ended() -> bool:
-                assert not problems(engine), "that is no failure"
+                assert not problems(engine), "an ended batch is no failure"
                 ended[:] = [queries(engine, partition, "batch ended") for partition in (0, 1)]
                 return min(ended) >= 3
 
-            eventually(have_ended, "batches end")
+            eventually(have_ended, "three batches have ended")
         assert_counted_once(stack, engine, load.events)
         assert [queries(engine, partition, "failed") for partition in (0, 1)] == [0, 0]
 
 
 @pytest.mark.parametrize("what", ["its connection breaks", "Spark ends it"])
-def test_a_query_that_ends_in_the_middle_is_followed_by_another_with_nothing_lost_or_doubled(
+def test_a_query_that_ends_midway_is_replaced_and_loses_and_doubles_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     entered: list[RowQuery] = []
     enter = RowQuery.__enter__
 
-    def noted(query: RowQuery) -> RowQuery:
+    def recorded(query: RowQuery) -> RowQuery:
         enter(query)
         entered.append(query)
         return query
 
-    monkeypatch.setattr(RowQuery, "__enter__", noted)
+    monkeypatch.setattr(RowQuery, "__enter__", recorded)
     chooser = random.Random(what)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         with Load(writer, [*IN_0, *IN_1], per_second=500) as load:
-            eventually(lambda: len(entered) >= 2, "both are read")
+            eventually(lambda: len(entered) >= 2, "both partitions are read")
             for _ in range(6):
                 time.sleep(chooser.uniform(0.2, 1.5))
                 before = len(entered)
@@ -217,12 +215,12 @@ def test_a_query_that_ends_in_the_middle_is_followed_by_another_with_nothing_los
                     connection.shutdown(socket.SHUT_RDWR)
                 else:
                     engine.spark.streams.active[0].stop()
-                eventually(partial(_has_more_than, entered, before), "another query is started")
+                eventually(partial(_has_more_than, entered, before), "a new query is started")
         assert_counted_once(stack, engine, load.events)
-        eventually(lambda: is_running(engine) and not problems(engine), "all is well again")
+        eventually(lambda: is_running(engine) and not problems(engine), "the engine has no problems")
 
 
-def test_where_the_thread_that_sends_the_rows_dies_another_query_is_started_though_no_event_comes(
+def test_a_query_whose_sender_thread_dies_is_replaced_without_new_events(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -231,27 +229,27 @@ def test_where_the_thread_that_sends_the_rows_dies_another_query_is_started_thou
         catch_up(engine)
         jvm: Any = engine.spark._jvm
         senders = [t for t in jvm.java.lang.Thread.getAllStackTraces().keySet() if t.getName().startswith("handover-")]
-        # It has been asked, and waits for rows.
+        # The thread has received a request and waits for rows.
         eventually(lambda: [str(t.getState()) for t in senders] == ["WAITING"], "the partition is idle")
 
         senders[0].interrupt()
 
-        eventually(lambda: queries(engine, 0, "failed") == 1, "another query is started")
+        eventually(lambda: queries(engine, 0, "failed") == 1, "a new query is started")
         writer.add("c", "1.00")
         assert_counted_once(stack, engine)
 
 
-# What holds up one partition alone
+# Delays of a single partition
 
 
-def test_a_schema_registered_meanwhile_costs_its_partition_another_query_and_the_other_no_pause(
+def test_a_new_schema_costs_its_partition_a_query_and_the_other_no_pause(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0[0], "1.00")
         with Load(writer, IN_1, per_second=50) as load:
-            eventually(lambda: counted(engine, "applied") > 50, "all is warm")
+            eventually(lambda: counted(engine, "applied") > 50, "the engine is warm")
             with Progress(engine, 1) as other:
                 writer.send(IN_0[0], writer.frame(IN_0[0], "0.10", _with_note(), note="new"))
                 eventually(lambda: balance(engine, IN_0[0]) == Decimal("1.10"), "the event counts")
@@ -259,7 +257,7 @@ def test_a_schema_registered_meanwhile_costs_its_partition_another_query_and_the
         assert_counted_once(stack, engine, load.events + 2)
         assert [queries(engine, partition, "new schema") for partition in (0, 1)] == [1, 0]
         assert other.longest_pause < PAUSE_SECONDS
-        # Each plan learns of it when it has to.
+        # Each plan learns the schema when it needs it.
         writer.send(IN_1[0], writer.frame(IN_1[0], "0.10", _with_note(), note="new"))
         writer.send(IN_0[0], writer.frame(IN_0[0], "0.10", _with_note(), note="known"))
         assert writer.producer.flush(10) == 0
@@ -267,14 +265,14 @@ def test_a_schema_registered_meanwhile_costs_its_partition_another_query_and_the
         assert [queries(engine, partition, "new schema") for partition in (0, 1)] == [1, 1]
 
 
-def test_while_the_registry_is_away_only_a_partition_with_an_unknown_schema_waits(
+def test_a_registry_outage_delays_only_partitions_with_unknown_schemas(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add(IN_0[0], "1.00")
         with Load(writer, IN_1, per_second=50) as load:
-            eventually(lambda: counted(engine, "applied") > 50, "all is warm")
+            eventually(lambda: counted(engine, "applied") > 50, "the engine is warm")
             waiting = tasks_of(engine).task(0)
             assert waiting is not None
             unseen = writer.frame(IN_0[0], "0.10", _with_note(), note="unseen")
@@ -284,14 +282,14 @@ def test_while_the_registry_is_away_only_a_partition_with_an_unknown_schema_wait
                 with Progress(engine, 1) as other:
                     for frame in (unseen, known):
                         writer.send(IN_0[0], frame)
-                    eventually(lambda: waiting.state is TaskState.WAITING, "its task waits")
+                    eventually(lambda: waiting.state is TaskState.WAITING, "the task waits")
                     time.sleep(5)
                     assert balance(engine, IN_0[0]) == 1
             finally:
                 stack.registry.start()
             assert other.states == {TaskState.RUNNING}
             assert other.longest_pause < PAUSE_SECONDS
-            eventually(lambda: balance(engine, IN_0[0]) == Decimal("1.11"), "it goes on by itself")
+            eventually(lambda: balance(engine, IN_0[0]) == Decimal("1.11"), "the task continues without intervention")
         assert_counted_once(stack, engine, load.events + 3)
 
 
@@ -301,10 +299,10 @@ def _with_note() -> dict[str, Any]:
     return {**schema, "fields": [*schema["fields"], note]}
 
 
-# Much at once
+# Large volumes
 
 
-def test_events_of_half_a_megabyte_pass_through_a_heap_of_512_megabytes(
+def test_half_megabyte_events_pass_through_a_heap_of_512_megabytes(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -314,7 +312,7 @@ def test_events_of_half_a_megabyte_pass_through_a_heap_of_512_megabytes(
 
         def send(events: int) -> None:
             for n in range(events):
-                # Of every other one the record itself is handed over too.
+                # Half of the events have an idempotency key, so that Spark hands over the record as well.
                 headers = {"headers": [("idempotency-key", f"{id(large)}-{events}-{n}".encode())]} if n % 4 < 2 else {}
                 writer.send((IN_0, IN_1)[n % 2][0], large[n % 2], **headers)
                 if n % 50 == 49:

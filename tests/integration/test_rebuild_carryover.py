@@ -30,7 +30,7 @@ UNKNOWN_SCHEMA = b"\0\x7f\xff\xff\xff" + b"nobody knows"
 
 
 def letters_of(engine: Engine) -> dict[int, Status]:
-    """The dead letters of partition 0, by offset."""
+    """Returns the status of the dead letters of partition 0, by offset."""
     task = tasks_of(engine).task(0)
     view = None if task is None else task.view
     return {} if view is None else {at.offset: at.status for at in hosted(engine).processor.letters.page(view, 0, 10)}
@@ -43,7 +43,7 @@ def test_a_discarded_record_stays_discarded_after_its_letter_has_expired(
     with Writer(stack, settings.topic) as writer, running_engine(settings) as engine:
         writer.send(IN_0, UNKNOWN_SCHEMA)
         writer.producer.flush(20)
-        eventually(lambda: len(letters_of(engine)) == 1, lambda: f"a letter: {letters_of(engine)}", SECONDS)
+        eventually(lambda: len(letters_of(engine)) == 1, lambda: f"dead letters: {letters_of(engine)}", SECONDS)
         (offset,) = letters_of(engine)
         assert tasks_of(engine).decide(0, [offset], Verdict(Decision.DISCARD, "me", "a test")) == {}
         stage, source = hosted(engine).stage, hosted(engine).source

@@ -1,4 +1,4 @@
-"""Records read again by their offsets: near and far apart, between aborted ones, large ones, some of them gone."""
+"""Reads of single records by offset: close or far apart, next to aborted, large or deleted ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 _RECORDS = 20_000
-# Far below the time after which a silent broker is given up: what is there has to be read, not waited for.
+# Far below the timeout for a silent broker: existing records must be read without waiting.
 _SECONDS = 20.0
 
 
@@ -36,7 +36,7 @@ def settings(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Settin
 
 
 def topic_of(settings: Settings, records: int, value_of: Callable[[int], bytes] = lambda at: str(at).encode()) -> str:
-    """A topic whose first partition has so many records; each has its offset as the value, if nothing else is given."""
+    """Creates a topic with `records` records in its first partition; the default value is the offset."""
     topic = prepare(Topics(settings), settings).name
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
     for number in range(records):
@@ -45,7 +45,7 @@ def topic_of(settings: Settings, records: int, value_of: Callable[[int], bytes] 
     return topic
 
 
-def test_records_far_apart_are_read_each_at_its_offset(stack: LocalStack, settings: Settings) -> None:
+def test_records_far_apart_are_read_by_offset(stack: LocalStack, settings: Settings) -> None:
     topic = topic_of(settings, _RECORDS)
     aborting = Producer({"bootstrap.servers": stack.bootstrap_servers, "transactional.id": f"{topic}-aborting"})
     aborting.init_transactions()
@@ -65,7 +65,7 @@ def test_records_far_apart_are_read_each_at_its_offset(stack: LocalStack, settin
     assert time.monotonic() - began < _SECONDS
 
 
-def test_what_is_there_is_not_waited_for_though_a_partition_ends_after_it(settings: Settings) -> None:
+def test_existing_records_are_read_without_waiting_at_the_end_of_a_partition(settings: Settings) -> None:
     topic = topic_of(settings, 1)
 
     def seconds() -> float:
@@ -76,7 +76,7 @@ def test_what_is_there_is_not_waited_for_though_a_partition_ends_after_it(settin
     assert median(seconds() for _ in range(9)) < _WAIT_SECONDS
 
 
-def test_reading_ends_in_time_and_goes_on_from_there(settings: Settings) -> None:
+def test_a_read_ends_in_time_and_the_next_one_continues(settings: Settings) -> None:
     topic = topic_of(settings, 3 * _RECORDS)
     left = [0, _RECORDS, _RECORDS + 1, 2 * _RECORDS]
     answers: list[tuple[list[int], list[int]]] = []
@@ -90,9 +90,7 @@ def test_reading_ends_in_time_and_goes_on_from_there(settings: Settings) -> None
     assert all(looked_for == found for looked_for, found in answers)
 
 
-def test_the_time_begins_with_the_first_record_however_late_that_comes(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_starts_with_the_first_record(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, wanted = 0.5, range(100)
     topic = topic_of(settings, len(wanted))
 
@@ -107,7 +105,7 @@ def test_the_time_begins_with_the_first_record_however_late_that_comes(
     assert (looked_for, [*records]) == ([*wanted], [*wanted])
 
 
-def test_where_nothing_is_asked_for_nothing_is_read(settings: Settings) -> None:
+def test_a_read_of_no_offsets_reads_nothing(settings: Settings) -> None:
     assert records_left_at(settings, Topics(settings), "there is none", 0, [], 0.0, 0) == ([], {})
 
 
@@ -124,7 +122,7 @@ def test_where_nothing_is_asked_for_nothing_is_read(settings: Settings) -> None:
     ],
     ids=["large", "small", "one too large", "gone, then too large", "the first too large", "large ones later", "gone"],
 )
-def test_what_is_read_together_is_bounded_in_bytes_but_for_a_single_record(
+def test_a_read_is_bounded_in_bytes_but_returns_at_least_one_record(
     settings: Settings, size_of: Callable[[int], int], kept_from: int, looked_for: int
 ) -> None:
     topic = topic_of(settings, 1_000, lambda at: bytes(size_of(at)))
@@ -136,7 +134,7 @@ def test_what_is_read_together_is_bounded_in_bytes_but_for_a_single_record(
 
 
 def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
-    """One of a topic, whose registry knows some ids; there is no Spark."""
+    """Returns a redrive of a topic without Spark; its registry knows some ids."""
     nobody: Any = None
     registry: Any = SimpleNamespace(resolve=known.intersection)
     return Redrive(
@@ -144,7 +142,7 @@ def redrive_of(settings: Settings, topic: str, known: set[int]) -> Redrive:
     )
 
 
-def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
+def test_dead_letters_are_retried_in_batches_that_fit_into_memory(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 900_000
@@ -160,7 +158,7 @@ def test_dead_letters_are_tried_again_as_many_together_as_fit_into_memory(
     assert [letter.offset for letter in batch.dead_letters] == [0, 1]
 
 
-def test_what_still_has_an_unknown_schema_takes_no_job_of_sparks(
+def test_records_whose_schema_is_still_unknown_cost_no_spark_job(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topic_of(settings, 4, lambda at: frame_header(at) + b"body")

@@ -1,4 +1,4 @@
-"""What is lost is restored, what is kept is not read again, what was not committed never counts."""
+"""Restarts and failures: lost stores are restored, existing ones are reused, uncommitted events never count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CUSTOMERS = [f"c{n}" for n in range(40)]
 TASK = TaskId("balance", 0)
 
 
-def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
+def test_a_restart_reads_only_new_events_and_a_lost_store_is_restored(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -64,7 +64,7 @@ def test_a_restart_reads_only_what_the_store_lacks_and_a_lost_store_is_restored(
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS[1:])
 
 
-def test_aborted_transactions_never_count_and_do_not_hold_up_the_position(
+def test_aborted_transactions_never_count_and_do_not_delay_the_position(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -99,7 +99,7 @@ def test_a_partition_without_new_records_is_not_committed(
     assert sum(before[partition] != after[partition] for partition in partitions) == 1
 
 
-def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_epoch(
+def test_a_fenced_task_commits_nothing_more_and_is_reopened_with_a_higher_epoch(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -123,9 +123,7 @@ def test_a_fenced_task_commits_nothing_more_and_is_opened_again_with_a_higher_ep
         assert reopened.snapshot().epoch == 3
 
 
-def test_a_fenced_writer_says_so_whatever_it_is_doing_when_it_finds_out(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_fenced_writer_reports_it_at_any_step(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     topics = Topics(settings)
     where = settings, balance_stage(settings), topics, prepare(topics, settings)
@@ -146,7 +144,7 @@ class _Elsewhere:
         return self._path / str(task_id)
 
 
-def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself(
+def test_a_partition_waits_during_a_registry_outage_and_then_continues(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -168,7 +166,7 @@ def test_while_the_registry_is_down_a_partition_waits_and_then_goes_on_by_itself
         assert counted(engine, "dead_lettered") == 0
 
 
-def test_a_killed_broker_costs_nothing_but_time(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+def test_a_broker_kill_loses_nothing(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         for customer in CUSTOMERS:

@@ -1,4 +1,4 @@
-"""Restoring a store from its changelog: in parts while nobody is answered, whole while somebody is, killed or not."""
+"""Restores of a store from its changelog: in parts while it does not answer, by transaction while it does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KILLED_AFTER_PARTS = 2
 
 
 class Changelog:
-    """A changelog partition with what was committed to it, and what a store should hold of it."""
+    """A changelog partition, and the contents that a store should have."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -60,7 +60,7 @@ class Changelog:
         return self._topics.offsets(self.topic, [0])[0]
 
     def commit(self, records: list[Record]) -> None:
-        """One transaction of the owner's."""
+        """Commits one transaction as the owner."""
         self._position += 1
         position = CODEC.encode(Position(self._position, 1, "t").record())
         self._writer.commit(records, [], position, 0)
@@ -96,7 +96,7 @@ def states(first: int, count: int, value: bytes) -> list[Record]:
 
 
 class Restoring:
-    """A store, and a reader that replays into it; `parts` are the records of each write, and whether it was whole."""
+    """A store and a reader that replays into it. `parts` has the size of each write and if it ends a transaction."""
 
     def __init__(self, settings: Settings, path: Path, after_part: Callable[[int], None] = lambda _: None) -> None:
         self.store = StateStore(path, CODEC)
@@ -125,7 +125,9 @@ def restoring(settings: Settings, path: Path) -> Iterator[Restoring]:
     opened.store.close()
 
 
-def test_a_store_that_answers_nobody_is_restored_in_parts(settings: Settings, changelog: Changelog, path: Path) -> None:
+def test_a_store_that_does_not_answer_is_restored_in_parts(
+    settings: Settings, changelog: Changelog, path: Path
+) -> None:
     changelog.commit(states(0, MANY, b"one"))
     changelog.commit([(b"c000001", b"two"), (b"c000002", None), (b"c000001", b"three")])
     changelog.commit(states(MANY, 10, b"four"))
@@ -142,7 +144,9 @@ def test_a_store_that_answers_nobody_is_restored_in_parts(settings: Settings, ch
         assert position.offset == 3
 
 
-def test_a_store_that_answers_gets_each_transaction_whole(settings: Settings, changelog: Changelog, path: Path) -> None:
+def test_a_store_that_answers_is_restored_by_whole_transactions(
+    settings: Settings, changelog: Changelog, path: Path
+) -> None:
     changelog.commit(states(0, MANY, b"one"))
     changelog.commit([(b"c000002", None)])
     changelog.commit([])
@@ -153,7 +157,7 @@ def test_a_store_that_answers_gets_each_transaction_whole(settings: Settings, ch
         assert restored.contents() == changelog.expected
 
 
-def test_an_end_within_a_transaction_is_left_for_the_transactions_own(
+def test_a_restore_to_an_offset_within_a_transaction_ends_after_the_transaction(
     settings: Settings, changelog: Changelog, path: Path
 ) -> None:
     changelog.commit(states(0, 10, b"zero"))
@@ -171,7 +175,7 @@ def test_an_end_within_a_transaction_is_left_for_the_transactions_own(
         assert restored.parts[-1][1]
 
 
-def test_a_restore_that_is_given_up_goes_on_where_it_was(settings: Settings, changelog: Changelog, path: Path) -> None:
+def test_a_cancelled_restore_continues_where_it_stopped(settings: Settings, changelog: Changelog, path: Path) -> None:
     changelog.commit(states(0, MANY, b"one"))
     with restoring(settings, path) as given_up, pytest.raises(TaskMigratedError):
         given_up.apply(given_up.reader.replay(changelog.end, lambda: len(given_up.parts) == 1))
@@ -185,7 +189,7 @@ def test_a_restore_that_is_given_up_goes_on_where_it_was(settings: Settings, cha
         assert restored.contents() == changelog.expected
 
 
-def test_a_restore_that_is_killed_goes_on_where_it_was(settings: Settings, changelog: Changelog, path: Path) -> None:
+def test_a_killed_restore_continues_where_it_stopped(settings: Settings, changelog: Changelog, path: Path) -> None:
     changelog.commit(states(0, 10, b"zero"))
     changelog.commit(states(0, MANY, b"one"))
     changelog.commit([(b"c000003", None)])

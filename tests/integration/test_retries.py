@@ -1,4 +1,4 @@
-"""Other producers' dead letters on a real broker: whatever their bytes, each is sent when it is due, as it is, once."""
+"""Other producers' dead letters on a broker: each is sent when due, unchanged and once, whatever its bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class Orders(Writer):
-    """A producer of orders, which keeps its dead letters in a topic that does not keep them for ever."""
+    """A producer of orders with a dead-letter topic of finite retention."""
 
     def __init__(self, stack: LocalStack, settings: Settings, partitions: int = 1) -> None:
         (topic,) = settings.retry_topics
@@ -47,18 +47,18 @@ class Orders(Writer):
         super().__init__(stack, topic)
 
     def fail(self, key: bytes | None, value: bytes | None, *headers: tuple[str, bytes | None], **where: Any) -> None:
-        """Append a record that could not be processed."""
+        """Appends a record to the dead-letter topic."""
         refused: list[Any] = []
         self.send(key, value, headers=[*headers], on_delivery=lambda error, _: refused.append(error), **where)
         assert self.producer.flush(10) == 0
         assert refused == [None]
 
     def received(self) -> list[Message]:
-        """What a consumer of the retries has got so far."""
+        """Returns what a consumer of the retry topic has received."""
         return read_topic(self._stack, self._retries)
 
     def wait_until_received(self, engine: Engine, count: int) -> list[Message]:
-        """The same, once it is so many."""
+        """Waits until the consumer has received `count` records."""
         eventually(
             lambda: len(self.received()) >= count,
             lambda: f"{count} received: {len(self.received())}; {letters(engine)[-9:]}; {engine.problems}",
@@ -67,7 +67,7 @@ class Orders(Writer):
         return self.received()
 
     def drop_below(self, end: int) -> None:
-        """What the topic's retention does, when it likes."""
+        """Deletes records below an offset, as the topic's retention does."""
         admin = AdminClient({"bootstrap.servers": self._stack.bootstrap_servers})
         admin.delete_records([TopicPartition(self.topic, 0, end)])[TopicPartition(self.topic, 0)].result(10)
 
@@ -89,14 +89,14 @@ def values(messages: Sequence[Message]) -> list[bytes | None]:
 
 
 def letters(engine: Engine) -> list[tuple[int, str, str]]:
-    """Offset, cause and status of each letter of the retries."""
+    """Returns offset, cause and status of each dead letter of the stage."""
     (tasks,) = (tasks for tasks in engine.stages.values() if tasks.hosted.stage.retries)
     views = [task.view for task in tasks.all()]
     found = [letter for view in views if view for letter in tasks.hosted.processor.letters.page(view, 0, 1_000)]
     return [(letter.offset, letter.cause, letter.status.value) for letter in found]
 
 
-def test_whatever_its_bytes_a_record_is_sent_as_it_is_when_it_is_due(stack: LocalStack, settings: Settings) -> None:
+def test_a_record_is_sent_unchanged_when_due_whatever_its_bytes(stack: LocalStack, settings: Settings) -> None:
     large = bytes(range(256)) * 2_000
     records: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (b"k", b"no frame", [("trace", b"\xff"), ("trace", None), ("empty", b"")]),
@@ -142,7 +142,7 @@ def test_whatever_its_bytes_a_record_is_sent_as_it_is_when_it_is_due(stack: Loca
         assert retries.partitions == 3
 
 
-def test_the_commit_of_a_traced_record_is_part_of_its_trace(stack: LocalStack, settings: Settings) -> None:
+def test_the_commit_of_a_traced_record_belongs_to_its_trace(stack: LocalStack, settings: Settings) -> None:
     traced = f"00-{'a' * 32}-{'b' * 16}-01"
     records = pa.table(
         {
@@ -166,7 +166,7 @@ def test_the_commit_of_a_traced_record_is_part_of_its_trace(stack: LocalStack, s
     ]
 
 
-def test_a_record_waits_as_long_as_its_attempts_say(stack: LocalStack, settings: Settings) -> None:
+def test_the_delay_of_a_record_depends_on_its_attempts(stack: LocalStack, settings: Settings) -> None:
     with Orders(stack, settings) as orders, running_engine(settings) as engine:
         orders.fail(b"k", b"first")
         orders.wait_until_received(engine, 1)
@@ -180,7 +180,7 @@ def test_a_record_waits_as_long_as_its_attempts_say(stack: LocalStack, settings:
         assert time.time() * 1000 >= now_ms + 8_000
 
 
-def test_a_record_that_is_gone_when_it_is_due_is_told_and_stops_nothing(stack: LocalStack, settings: Settings) -> None:
+def test_a_record_deleted_before_it_is_due_is_reported_and_stops_nothing(stack: LocalStack, settings: Settings) -> None:
     with Orders(stack, settings) as orders:
         with running_engine(settings) as engine:
             orders.fail(b"k", b"gone", ("retry-attempt", b"3"))
@@ -190,7 +190,7 @@ def test_a_record_that_is_gone_when_it_is_due_is_told_and_stops_nothing(stack: L
 
             assert values(orders.wait_until_received(engine, 1)) == [b"there"]
             assert letters(engine) == [(0, "record-gone", "waiting"), (1, "retry", "applied")]
-        # What is dropped before it was read.
+        # Records deleted before they were read.
         for value in (b"never read", b"never read either", b"last"):
             orders.fail(b"k", value)
         orders.drop_below(4)
@@ -199,9 +199,7 @@ def test_a_record_that_is_gone_when_it_is_due_is_told_and_stops_nothing(stack: L
             assert [task.reason for task in engine.stages[f"retries-{orders.topic}"].snapshots()] == [""]
 
 
-def test_a_stage_whose_changelog_is_lost_sends_what_it_has_not_sent_yet_and_nothing_twice(
-    stack: LocalStack, settings: Settings
-) -> None:
+def test_a_stage_that_lost_its_changelog_sends_only_what_it_has_not_sent(stack: LocalStack, settings: Settings) -> None:
     with Orders(stack, settings) as orders:
         with running_engine(settings) as engine:
             orders.fail(b"k", b"later", ("retry-attempt", b"4"))
@@ -222,5 +220,5 @@ def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
 
 
 def last_of(message: Message, name: str, default: bytes) -> bytes:
-    """What the last header of a name says."""
+    """Returns the value of the last header with a name."""
     return next((value or b"" for of, value in reversed(headers_of(message)) if of == name), default)

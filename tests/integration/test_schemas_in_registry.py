@@ -1,4 +1,4 @@
-"""Schemas that only the registry has: found under every strategy, recorded once for all, pulled to files."""
+"""Schemas that exist only in the registry: found under every strategy, recorded once, pulled to files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def order(name: str, *more: str) -> Schema:
 
 
 def counting(topic: str, record: str, version: int = 1) -> type[ReadModel]:
-    """A model that counts orders, whose schema no file has."""
+    """Returns a model that counts orders, whose schema is in no file."""
     attributes: dict[str, Any] = {
         "__module__": __name__,
         "name": "orders",
@@ -81,7 +81,7 @@ def test_the_newest_schema_is_found_under_every_strategy(
     assert columns_of(model) == ["customerId", "note"]
 
 
-def test_all_come_to_the_schema_that_was_found_first_until_the_models_version_changes(
+def test_instances_use_the_schema_found_first_until_the_models_version_changes(
     settings: Settings, registry: SchemaRegistry, topic: str
 ) -> None:
     registry.register(f"{topic}-shop.Order", order("Order"))
@@ -95,7 +95,7 @@ def test_all_come_to_the_schema_that_was_found_first_until_the_models_version_ch
     assert columns_of(changed) == ["customerId", "later"]
 
 
-def test_what_the_registry_does_not_have_is_refused_with_the_subjects_that_were_asked_for(
+def test_an_unregistered_record_is_refused_with_the_subjects_looked_up(
     settings: Settings, registry: SchemaRegistry, topic: str
 ) -> None:
     registry.register(f"{topic}-shop.Another", order("Another"))
@@ -106,7 +106,7 @@ def test_what_the_registry_does_not_have_is_refused_with_the_subjects_that_were_
     assert f"has no record Order under the subjects {topic}-NAMESPACE.Order, {topic}-value or" in str(refused.value)
 
 
-def test_schemas_are_pulled_to_files_and_never_over_another(
+def test_schemas_are_pulled_to_files_and_never_overwrite_others(
     stack: LocalStack, registry: SchemaRegistry, topic: str, tmp_path: Path
 ) -> None:
     at = {"BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url}

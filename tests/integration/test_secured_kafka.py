@@ -1,4 +1,4 @@
-"""A broker that wants TLS and a login, a registry behind TLS: the whole path, and what is refused."""
+"""A broker with TLS and a login and a registry behind TLS: the whole path, and refused logins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _SPARK_SECONDS = 60.0
 _NEEDED = {"every instance", "adding funds", "creating what is missing"}
-# Everything that Spark can be made to write down about its plans.
+# Makes Spark log all it can about its plans.
 _SPARK_DEFAULTS = """\
 spark.eventLog.enabled true
 spark.eventLog.compress false
@@ -66,7 +66,7 @@ def names() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def settings(secured: SecuredStack, names: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An instance's settings, a canary wherever a secret belongs."""
+    """Settings of an instance with a canary in every secret."""
     folder = tmp_path_factory.mktemp("instance")
     (folder / "events").mkdir()
     (folder / "spark-defaults.conf").write_text(_SPARK_DEFAULTS.format(folder=(folder / "events").as_uri()))
@@ -97,13 +97,13 @@ def settings(secured: SecuredStack, names: dict[str, str], tmp_path_factory: pyt
 def instance(
     secured: SecuredStack, stack: LocalStack, names: dict[str, str], settings: dict[str, str]
 ) -> Iterator[LocalInstance]:
-    """An instance that may do what docs/security.md lists for it, and nothing else."""
+    """An instance with only the grants that docs/security.md lists for it."""
     secured.grant(grant.binding(names) for grant in listed() if grant.needed_for in _NEEDED)
     with running(new_instance(stack, settings)) as (one,):
         yield one
 
 
-def test_funds_are_added_and_answered_with_exactly_the_grants_that_are_listed(
+def test_the_listed_grants_suffice_to_add_and_query_funds(
     instance: LocalInstance, secured: SecuredStack, names: dict[str, str]
 ) -> None:
     warm_up(instance.url)
@@ -112,10 +112,10 @@ def test_funds_are_added_and_answered_with_exactly_the_grants_that_are_listed(
     position = add(instance.url, "c1", "12.34")
 
     assert str(amount_of(ask(instance.url, "c1", position))) == "12.34"
-    eventually(lambda: _dead_lettered(instance) == 1, "one dead letter")
+    eventually(lambda: _dead_lettered(instance) == 1, "there is one dead letter")
 
 
-def test_a_grant_that_is_taken_back_shows_in_readiness_status_and_log_until_it_is_given_again(
+def test_a_revoked_grant_shows_in_readiness_status_and_log_until_it_is_restored(
     instance: LocalInstance, secured: SecuredStack, names: dict[str, str]
 ) -> None:
     warm_up(instance.url)
@@ -124,19 +124,21 @@ def test_a_grant_that_is_taken_back_shows_in_readiness_status_and_log_until_it_i
 
     secured.revoke(read.binding(names))
     try:
-        eventually(lambda: wanted in _get(instance, "/health/ready"), "readiness names it")
+        eventually(lambda: wanted in _get(instance, "/health/ready"), "readiness names the grant")
         _append(secured, names["topic"], b"poison", b"\x00")
-        eventually(lambda: "Not authorized to access topics" in _get(instance, "/api/status"), "Spark's own words")
+        eventually(
+            lambda: "Not authorized to access topics" in _get(instance, "/api/status"), "the status quotes Spark"
+        )
     finally:
         secured.grant([read.binding(names)])
 
-    eventually(instance.is_ready, "it goes on by itself", 90)
+    eventually(instance.is_ready, "the instance is ready again", 90)
     assert wanted in instance.log.read_text()
     assert str(amount_of(ask(instance.url, "c2", add(instance.url, "c2", "1.00")))) == "1.00"
 
 
-def test_no_secret_shows_anywhere(instance: LocalInstance, settings: dict[str, str]) -> None:
-    """Runs after the tests above, so that there is something to be seen."""
+def test_no_secret_appears_anywhere(instance: LocalInstance, settings: dict[str, str]) -> None:
+    """Runs after the tests above, which produce output to search."""
     warm_up(instance.url)
     process = process_of(instance)
     commands = [process.cmdline(), *(child.cmdline() for child in process.children(recursive=True))]
@@ -177,7 +179,7 @@ def _under(folder: Path) -> dict[str, str]:
     return {str(path): path.read_bytes().decode("latin-1") for path in folder.rglob("*") if path.is_file()}
 
 
-# Every way to log in, of either client
+# Every login of both clients
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def open_topic(secured: SecuredStack) -> str:
-    """A topic with one record, which whoever is let in may read."""
+    """A topic with one record that every authenticated user may read."""
     secured.admin.create_topics([NewTopic("open", 1, 1)])["open"].result(10)
     _append(secured, "open", b"k", b"v")
     anybody = ("User:*", "*", AclOperation.READ, AclPermissionType.ALLOW)
@@ -217,7 +219,7 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
             records.extend(reader.read())
             return bool(records)
 
-        eventually(arrived, "librdkafka reads it")
+        eventually(arrived, "librdkafka reads the record")
 
     def read() -> DataFrame:
         return read_source(spark, settings, open_topic, 0, 0).select("offset", "key", "value")
@@ -230,7 +232,7 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
     assert rows.to_pylist() == [{"offset": 0, "key": b"k", "value": b"v"}]
 
 
-# What is refused
+# Refused logins
 
 
 def _unacceptable(secured: SecuredStack) -> dict[str, tuple[str, dict[str, str], str]]:
@@ -251,7 +253,7 @@ def _unacceptable(secured: SecuredStack) -> dict[str, tuple[str, dict[str, str],
     }
 
 
-def test_a_broker_that_does_not_let_us_in_is_a_sentence_that_names_the_settings(secured: SecuredStack) -> None:
+def test_a_refused_login_is_reported_with_the_settings_to_correct(secured: SecuredStack) -> None:
     def refusal(bootstrap_servers: str, properties: dict[str, str]) -> Exception:
         settings = load_settings(bootstrap_servers=bootstrap_servers, kafka_config=properties)
         topics = Topics(settings)
@@ -267,7 +269,7 @@ def test_a_broker_that_does_not_let_us_in_is_a_sentence_that_names_the_settings(
         said = str(refusals[what])
         assert reason in said, what
         assert planted.CANARY not in said
-        # Whoever gives out tokens, or a proxy, may be down for now: that is waited for, the reason told.
+        # A token endpoint or proxy may be down temporarily, so these errors are retried and reported.
         waits = what in ("a wrong client secret", "TLS to a plain listener")
         assert type(refusals[what]) is (RetriableError if waits else ConfigurationError), said
         assert waits or "correct the security properties in BALANCE_KAFKA_CONFIG, or the file of" in said

@@ -1,4 +1,4 @@
-"""A registry behind TLS and a login: who is let in, who may only read, and what is refused."""
+"""A registry behind TLS and a login: accepted and refused credentials, and read-only access."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _registry(settings: Settings) -> Iterator[SchemaRegistry]:
 
 
 @pytest.mark.parametrize("login", [_USER, _TOKEN], ids=["basic", "bearer"])
-def test_a_registry_behind_tls_lets_us_in(secured: SecuredStack, login: dict[str, Any]) -> None:
+def test_a_registry_behind_tls_accepts_each_login(secured: SecuredStack, login: dict[str, Any]) -> None:
     settings = load_settings(schema_registry_url=secured.registry_url, schema_registry_ca_file=secured.ca, **login)
 
     with _registry(settings) as registry:
@@ -45,7 +45,7 @@ def test_a_registry_behind_tls_lets_us_in(secured: SecuredStack, login: dict[str
     assert written.record == "parts.code.balance.state.Position"
 
 
-def test_who_may_only_read_gets_the_ids_of_what_is_registered_and_is_refused_the_rest(secured: SecuredStack) -> None:
+def test_a_read_only_client_gets_the_ids_of_registered_schemas_and_may_not_register(secured: SecuredStack) -> None:
     at = {"schema_registry_url": secured.registry_url, "schema_registry_ca_file": secured.ca}
     reads = load_settings(**at, schema_registry_token=planted.REGISTRY_READER_TOKEN)
 
@@ -65,7 +65,7 @@ def test_who_may_only_read_gets_the_ids_of_what_is_registered_and_is_refused_the
         (_USER, False, "BALANCE_SCHEMA_REGISTRY_CA_FILE"),
     ],
 )
-def test_a_registry_that_is_not_let_in_or_does_not_let_us_in_is_a_sentence_that_names_the_setting(
+def test_an_untrusted_registry_or_a_refused_login_names_the_setting(
     secured: SecuredStack, login: dict[str, Any], trusts: bool, named: str
 ) -> None:
     trust = {"schema_registry_ca_file": secured.ca} if trusts else {}

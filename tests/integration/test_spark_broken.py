@@ -1,4 +1,4 @@
-"""Spark itself runs no query any more, while its JVM lives, and broker and registry are up."""
+"""A Spark that runs no queries although its JVM lives and broker and registry are up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLDS_WITHIN_SECONDS = 120
 
 
 def stop_executor(spark: SparkSession) -> None:
-    """As a process with the secret of the run could do; Spark does not notice."""
+    """Stops the executor, as a process with the secret of the run could; Spark does not notice."""
     jvm: Any = spark._jvm
 
     def the(name: str) -> Any:
@@ -39,7 +39,7 @@ def stop_executor(spark: SparkSession) -> None:
     endpoint.askSync(the("org.apache.spark.scheduler.local.StopExecutor$"), the("scala.reflect.ClassTag$").Any())
 
 
-def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_the_instance(
+def test_a_spark_that_runs_no_queries_ends_the_instance(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -50,7 +50,7 @@ def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_
         Writer(stack, settings.topic) as writer,
     ):
         writer.add("c", "1.00")
-        eventually(lambda: balance(engine, "c") is not None, "it folds", _FOLDS_WITHIN_SECONDS)
+        eventually(lambda: balance(engine, "c") is not None, "the engine folds", _FOLDS_WITHIN_SECONDS)
 
         stop_executor(engine.spark)
         for query in engine.spark.streams.active:
@@ -61,22 +61,22 @@ def test_where_spark_runs_no_query_any_more_a_thread_fails_for_good_and_with_it_
         assert isinstance(failures[0], FatalError)
         assert "Spark runs no query any more" in str(failures[0])
         assert counted(engine, "applied") == 1
-    # An engine leaves it running where a task's thread has not ended in time, and another would take it.
+    # An engine does not stop Spark if a task's thread is still running, and the next engine would reuse it.
     engine.spark.stop()
 
 
-def test_a_source_that_cannot_be_read_is_not_held_against_spark(
+def test_an_unreadable_source_is_not_blamed_on_spark(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     succeeded: list[bool] = []
     rehearse = Rehearsal._run
 
-    def noted(self: Rehearsal, is_interrupted: Callable[[], bool]) -> None:
+    def recorded(self: Rehearsal, is_interrupted: Callable[[], bool]) -> None:
         rehearse(self, is_interrupted)
         succeeded.append(True)
 
-    monkeypatch.setattr(Rehearsal, "_run", noted)
+    monkeypatch.setattr(Rehearsal, "_run", recorded)
     monkeypatch.setattr(rehearsal, "_DOUBTFUL_SECONDS", 0.0)
     monkeypatch.setattr(rehearsal, "_EVERY_SECONDS", 0.0)
     with (
@@ -85,15 +85,15 @@ def test_a_source_that_cannot_be_read_is_not_held_against_spark(
         Writer(stack, settings.topic) as writer,
     ):
         writer.add("c", "1.00")
-        eventually(lambda: balance(engine, "c") is not None, "it folds", _FOLDS_WITHIN_SECONDS)
+        eventually(lambda: balance(engine, "c") is not None, "the engine folds", _FOLDS_WITHIN_SECONDS)
         with monkeypatch.context() as away:
             away.setattr(feed, "read_source", _gone)
             for query in engine.spark.streams.active:
                 query.stop()
-            eventually(lambda: len(succeeded) > 4, "Spark is in doubt again and again", _FOLDS_WITHIN_SECONDS)
+            eventually(lambda: len(succeeded) > 4, "the engine has tested Spark repeatedly", _FOLDS_WITHIN_SECONDS)
             assert problems(engine)
         writer.add("c", "1.00")
-        eventually(lambda: balance(engine, "c") == Decimal("2.00"), "it folds again", _FOLDS_WITHIN_SECONDS)
+        eventually(lambda: balance(engine, "c") == Decimal("2.00"), "the engine folds again", _FOLDS_WITHIN_SECONDS)
 
     assert failures == []
 

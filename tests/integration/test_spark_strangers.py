@@ -1,4 +1,4 @@
-"""Another process of this machine, at the ports of Spark's driver."""
+"""Another process on this machine connects to the ports of Spark's driver."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def spark() -> Iterator[SparkSession]:
 
 
 def strangers(spark: SparkSession, *secrets: str) -> Sequence[str]:
-    """How each attempt of a process that has these secrets ended, in order; an empty one is none."""
+    """Returns the outcome of each attempt of a process that tries these secrets in order; an empty one means none."""
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext
     environment = jvm.org.apache.spark.SparkEnv.get()
-    # Spark removes the blocks of a variable that nothing refers to.
+    # Spark removes the blocks of an unreferenced variable, so `rows` must stay alive.
     rows = context._jsc.broadcast("rows")
     block = f"broadcast_{rows.id()}_piece0"
     ports = [environment.rpcEnv().address().port(), environment.blockManager().blockManagerId().port()]
@@ -52,7 +52,7 @@ def strangers(spark: SparkSession, *secrets: str) -> Sequence[str]:
     return done.stdout.splitlines()
 
 
-def test_the_driver_answers_only_processes_that_have_the_secret_of_its_run(spark: SparkSession) -> None:
+def test_the_driver_answers_only_processes_with_the_secret_of_its_run(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     secret = jvm.org.apache.spark.SparkEnv.get().securityManager().getSecretKey() or "none"
 
@@ -69,7 +69,7 @@ def test_the_driver_answers_only_processes_that_have_the_secret_of_its_run(spark
     assert len(secret) >= 64
 
 
-def test_each_session_has_a_secret_of_its_own() -> None:
+def test_each_session_has_its_own_secret() -> None:
     def secret() -> str:
         session = start_spark(load_settings(), jvm_scratch(), slots=1)
         jvm: Any = session._jvm
@@ -83,7 +83,7 @@ def test_each_session_has_a_secret_of_its_own() -> None:
     assert first != second
 
 
-def test_python_listens_on_no_port_for_spark() -> None:
+def test_python_opens_no_port_for_spark() -> None:
     def listening() -> set[int]:
         connections = psutil.Process().net_connections("tcp")
         return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
@@ -91,6 +91,6 @@ def test_python_listens_on_no_port_for_spark() -> None:
     before = listening()
     session = start_spark(load_settings(), jvm_scratch(), slots=1)
     try:
-        eventually(lambda: listening() <= before, "the port for accumulators is closed")
+        eventually(lambda: listening() <= before, "the accumulator port is closed")
     finally:
         session.stop()

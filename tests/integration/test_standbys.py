@@ -1,4 +1,4 @@
-"""Standbys: they hold what the owner has committed, whole, and go on from there when they become the owner."""
+"""Standbys: they show whole commits of the owner, and continue from there when promoted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.engines import (
     catch_up,
     hosted,
     is_running,
-    looked_at,
+    observed,
     opened_standby,
     running_engine,
     settings_for,
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
-# So many events are written at once, which take several commits.
+# Events are produced in lots, each of which takes several commits.
 LOT, LOTS = 400, 10
 
 
 @contextmanager
 def followed(stack: LocalStack, names: dict[str, str], path: Path) -> Iterator[tuple[Writer, Task]]:
-    """A source with one event, which its owner has applied, and a standby that tails."""
+    """Runs a source with one applied event and a tailing standby."""
     settings = settings_for(stack, names, path / "state", partitions=1)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00")
@@ -54,14 +54,14 @@ def followed(stack: LocalStack, names: dict[str, str], path: Path) -> Iterator[t
 
 
 def contents(task: Task) -> dict[bytes, bytes]:
-    """All states of a task's store, and its position."""
+    """Returns all states of a task's store and its position."""
     store = task._replica.store
     assert store is not None
     keys = [*store.keys(b"", b"\xff", 100_000), POSITION_KEY]
     return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}
 
 
-def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
+def test_a_standby_follows_the_owner_and_is_promoted_without_restoring(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -93,34 +93,32 @@ def test_a_standby_follows_the_owner_and_is_promoted_without_restoring_anything(
             assert standby.view is not None
 
 
-def test_a_standby_never_shows_a_transaction_in_part(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+def test_a_standby_never_shows_part_of_a_transaction(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1, max_records_per_batch=2 * len(CUSTOMERS))
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         frames = {customer: writer.frame(customer, "1.00") for customer in CUSTOMERS}
         eventually(lambda: is_running(engine), "the task runs")
         with (
             standing_by(engine, tmp_path / "standby") as standby,
-            looked_at(engine, CUSTOMERS, lambda: standby.view) as seen,
+            observed(engine, CUSTOMERS, lambda: standby.view) as seen,
         ):
             for lot in range(1, LOTS + 1):
                 for customer in CUSTOMERS * (LOT // len(CUSTOMERS)):
                     writer.send(customer, frames[customer])
                 writer.producer.flush(10)
-                eventually(partial(seen.issuperset, {lot * LOT}), "the standby was looked at, and has caught up")
+                eventually(partial(seen.issuperset, {lot * LOT}), "the standby has caught up and was read")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes ten minutes takes four seconds."""
+    """Shortens the staleness limit from ten minutes to four seconds."""
     monkeypatch.setattr("balance_service.engine.completeness.WHOLE_FOR_SECONDS", 4.0)
     monkeypatch.setattr("balance_service.engine.replica._LOOK_AFTER_SECONDS", 0.5)
     monkeypatch.setattr("balance_service.engine.replica._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_standby_that_has_had_nothing_to_read_for_long_goes_on_answering(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_idle_standby_continues_to_answer(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     with followed(stack, names, tmp_path) as (writer, standby):
         time.sleep(8.0)
         writer.add("c", "1.00")
@@ -129,11 +127,11 @@ def test_a_standby_that_has_had_nothing_to_read_for_long_goes_on_answering(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
+def test_a_standby_that_never_reaches_the_end_continues_to_answer(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with followed(stack, names, tmp_path) as (writer, standby):
-        # As under a load that never lets half a second pass without a commit.
+        # Simulates a load with commits at intervals below half a second.
         monkeypatch.setattr(Completeness, "met_end", lambda _self: None)
         frame, until = writer.frame("c", "1.00"), time.monotonic() + 10.0
         while time.monotonic() < until:
@@ -143,7 +141,9 @@ def test_a_standby_goes_on_answering_though_it_never_comes_upon_the_end(
         assert standby.position > 100
 
 
-def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
+def test_a_standby_without_a_store_restores_the_whole_changelog(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         writer.add("c", "1.00", "2.00")
@@ -154,9 +154,7 @@ def test_a_standby_without_a_store_restores_all_of_it(stack: LocalStack, names: 
             assert contents(standby) == latest
 
 
-def test_what_an_assigned_standby_lacks_is_all_that_is_restored(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_standby_restores_only_what_its_store_lacks(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         for customer in CUSTOMERS:
@@ -168,11 +166,11 @@ def test_what_an_assigned_standby_lacks_is_all_that_is_restored(
         writer.add("c0", "1.00")
         catch_up(engine)
         with standing_by(engine, path) as standby:
-            # One state, and the position record.
+            # The state and the position record.
             assert standby.snapshot().restored == 2
 
 
-def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open_when_it_was_cut_off(
+def test_a_standby_does_not_wait_for_a_transaction_that_its_owner_left_open(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)

@@ -1,4 +1,4 @@
-"""An instance that is stopped while events keep coming ends within seconds, in good order and without a complaint."""
+"""Shutdown under load: an instance ends within seconds, in order, without errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUSTOMERS = [*customers_in(0), *customers_in(1)]
 ENGINE_STOPS_WITHIN_SECONDS = 5.0
 
 
-def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last_task(
+def test_an_engine_stops_under_load_within_seconds_and_spark_after_the_last_task(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
@@ -42,15 +42,15 @@ def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last
     )
     stop_spark = engine.spark.stop
 
-    def noted() -> None:
+    def recorded() -> None:
         at_work.append([t.name for t in threading.enumerate() if t.name.startswith("task-")])
         stop_spark()
 
-    monkeypatch.setattr(engine.spark, "stop", noted)
+    monkeypatch.setattr(engine.spark, "stop", recorded)
     engine.start()
     try:
         with Writer(stack, settings.topic) as writer, Load(writer, CUSTOMERS, per_second=1_000):
-            eventually(lambda: counted(engine, "applied") > 2_000, "it folds")
+            eventually(lambda: counted(engine, "applied") > 2_000, "the engine folds")
             began = time.monotonic()
             with capture_logs() as logs:
                 engine.stop()
@@ -65,13 +65,13 @@ def test_an_engine_is_stopped_under_load_within_seconds_and_spark_after_the_last
         assert_counted_once(stack, successor)
 
 
-def test_a_process_that_is_ended_under_load_says_nothing_of_errors_nor_does_its_jvm(stack: LocalStack) -> None:
+def test_a_process_terminated_under_load_logs_no_errors(stack: LocalStack) -> None:
     instance = new_instance(stack, application())
     topic = instance.environment["BALANCE_TOPIC"]
     with running(instance), Writer(stack, topic) as writer:
         warm_up(instance.url)
         with Load(writer, CUSTOMERS, per_second=1_000):
-            eventually(lambda: _applied(instance.url) > 2_000, "it folds")
+            eventually(lambda: _applied(instance.url) > 2_000, "the instance folds")
             code, seconds = terminate(instance)
     said = instance.log.read_text(encoding="utf-8")
     assert code == 0, said

@@ -1,4 +1,4 @@
-"""What happens to a store when its disk fails it: nothing wrong is ever answered, and it heals by itself."""
+"""Disk faults under a store: no wrong answers, and recovery without intervention."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def write_all(stack: LocalStack, settings: Settings, amount: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_bytes_in_tables, lose_manifest, delete])
-def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
+def test_a_store_damaged_between_runs_is_restored_and_never_answers(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     write_all(stack, settings, "0.10")
-    # What is written in one run lies in tables from the next one on.
+    # RocksDB moves the data of one run into tables in the next run.
     for _ in range(2):
         with running_engine(settings) as engine:
             catch_up(engine)
@@ -102,15 +102,13 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answered_from(
     assert answered <= {Decimal("0.10"), Decimal("0.30")}
 
 
-def test_of_a_log_that_is_cut_short_what_is_missing_is_restored(
-    stack: LocalStack, names: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_truncated_log_is_completed_by_a_restore(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
     store, killed = settings.state_dir / "balance_0", tmp_path / "killed"
     write_all(stack, settings, "0.10")
     with running_engine(settings) as engine:
         catch_up(engine)
-        # Closed in good order, it has everything in tables.
+        # A closed store has everything in tables, so the copy is made while it is open.
         shutil.copytree(store, killed)
     delete(store)
     killed.rename(store)
@@ -127,7 +125,7 @@ def test_of_a_log_that_is_cut_short_what_is_missing_is_restored(
 
 @contextmanager
 def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
-    """Whatever is answered meanwhile about a customer who has a balance; None where that is said not to be so."""
+    """Records all answers about customers with a balance; None stands for "unknown"."""
     answered: set[Decimal | None] = set()
     is_over = threading.Event()
 
@@ -137,7 +135,7 @@ def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
                 task = tasks_of(engine).task(0)
                 view = None if task is None else task.view
                 if view is not None:
-                    # Damage that is met is no answer.
+                    # Detected damage is no answer.
                     with suppress(StoreCorruptedError):
                         frame = view.get(customer.encode())
                         answered.add(None if frame is None else hosted(engine).state(frame)["amount"])
@@ -152,7 +150,7 @@ def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
             looking.result()
 
 
-def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_meanwhile(
+def test_a_store_found_damaged_by_two_queries_is_restored(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=1)
@@ -168,7 +166,7 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
         flip_bytes_in_tables(settings.state_dir / "balance_0")
         while views:
             report_damage(engine, task, views.pop())
-            # So long that it is being closed, and so short that no other has taken its place.
+            # Long enough that the task is closing, short enough that no other has replaced it.
             time.sleep(0.1)
 
         catch_up(engine)
@@ -177,13 +175,13 @@ def test_a_store_that_queries_find_damaged_is_restored_though_another_finds_so_m
 
 
 def wait_until_compacted(task: Task) -> None:
-    """Waits until RocksDB has done what it does to a store just opened: its tables stay the same then."""
+    """Waits until RocksDB has finished its compactions after opening, so that its tables no longer change."""
     store = task._replica.store
     assert store is not None
     doing = ("compaction-pending", "num-running-compactions", "mem-table-flush-pending", "num-running-flushes")
     eventually(
         lambda: not any(store._db._db.property_int_value(f"rocksdb.{what}") for what in doing),
-        "nothing is compacted",
+        "all compactions have finished",
     )
 
 
@@ -214,7 +212,7 @@ def test_a_store_deleted_under_a_running_task_is_restored(
         assert tasks_of(engine).task(0) is not before
 
 
-def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_on(
+def test_folding_stops_on_a_full_disk_until_there_is_room_while_answers_continue(
     stack: LocalStack, names: dict[str, str], small_disk: Path
 ) -> None:
     settings = settings_for(stack, names, small_disk / "state", partitions=1)
@@ -226,7 +224,7 @@ def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_o
         write_all(stack, settings, "0.20")
         task = tasks_of(engine).task(0)
         assert task is not None
-        eventually(lambda: task.state is TaskState.WAITING, "the task waits for room")
+        eventually(lambda: task.state is TaskState.WAITING, "the task waits for disk space")
         assert "make room" in task.snapshot().reason
         assert all(balance(engine, c) == Decimal("0.10") for c in CUSTOMERS)
 
@@ -236,7 +234,7 @@ def test_on_a_full_disk_nothing_is_folded_until_there_is_room_while_answers_go_o
         assert counted(engine, "applied") == 2 * len(CUSTOMERS)
 
 
-def test_a_decision_about_a_dead_letter_is_refused_on_a_full_disk_and_can_be_made_once_there_is_room(
+def test_a_decision_is_refused_on_a_full_disk_and_accepted_once_there_is_room(
     stack: LocalStack, names: dict[str, str], small_disk: Path
 ) -> None:
     settings = settings_for(stack, names, small_disk / "state", partitions=1)
@@ -267,8 +265,8 @@ def _mounted(path: Path, mib: int) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(path)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         if os.environ.get("CI"):
-            pytest.fail("a small disk cannot be mounted here, so nothing shows what happens on a full one")
-        pytest.skip("a small disk can be mounted by root alone")
+            pytest.fail("a small disk cannot be mounted, so a full disk cannot be tested")
+        pytest.skip("only root can mount a small disk")
     try:
         yield path
     finally:

@@ -1,4 +1,4 @@
-"""`symbols` on a real broker: what is told last, and what was deleted, whatever restores it."""
+"""`symbols` on a broker: the latest values and deletions, also after a restore."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from balance_service.hosting.engine import Engine
 
 
-def tell(writer: Rows, ticker: str, name: str | None) -> None:
-    """Upsert a symbol by its name; None: a tombstone."""
+def put(writer: Rows, ticker: str, name: str | None) -> None:
+    """Upserts a symbol, or sends a tombstone if `name` is None."""
     fields = {"symbol": ticker, "name": name, "price": Decimal("1.5000"), "currency": "INR", "exchange": "XNSE"}
     writer.put(ticker, None if name is None else fields)
 
 
 def known(engine: Engine) -> dict[str, Any]:
-    """The name of every symbol in the engine's stores."""
+    """Returns the name of every symbol in the stores of the engine."""
     model = hosted(engine)
     found: dict[str, Any] = {}
     for task in tasks_of(engine).all():
@@ -33,40 +33,40 @@ def known(engine: Engine) -> dict[str, Any]:
     return found
 
 
-def test_upserts_tombstones_and_what_the_filter_drops_are_restored_as_they_were(
+def test_upserts_tombstones_and_filtered_rows_are_restored_correctly(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "first", models="symbols")
     with Rows(stack, "symbols", "Symbol") as writer:
         with running_engine(settings) as engine:
             for ticker, name in [("TCS", "Tata"), ("INFY", "Infosys"), ("HDFC", "Bank"), ("GONE", None)]:
-                tell(writer, ticker, name)
+                put(writer, ticker, name)
             writer.flush()
             catch_up(engine)
             assert known(engine) == {"TCS": "Tata", "INFY": "Infosys", "HDFC": "Bank"}
 
             for ticker, told in [("TCS", None), ("INFY", ""), ("HDFC", "HDFC Bank"), ("not plain", "never listed")]:
-                tell(writer, ticker, told)
+                put(writer, ticker, told)
             writer.flush()
             catch_up(engine)
             assert known(engine) == {"HDFC": "HDFC Bank"}
         with running_engine(settings.model_copy(update={"state_dir": tmp_path / "second"})) as restored:
             catch_up(restored)
             assert known(restored) == {"HDFC": "HDFC Bank"}
-            tell(writer, "TCS", "back")
+            put(writer, "TCS", "back")
             writer.flush()
             catch_up(restored)
             assert known(restored) == {"HDFC": "HDFC Bank", "TCS": "back"}
 
 
-def test_a_symbol_of_more_bytes_than_the_changelog_takes_is_a_dead_letter_and_stops_nothing(
+def test_a_symbol_that_exceeds_the_changelogs_limit_is_a_dead_letter_and_stops_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", models="symbols")
     compressed = {"compression.type": "gzip", "message.max.bytes": 8 << 20}
     with Rows(stack, "symbols", "Symbol", **compressed) as writer, running_engine(settings) as engine:
         for ticker, name in [("LARGE", "before"), ("LARGE", "x" * (2 << 20)), ("SMALL", "told")]:
-            tell(writer, ticker, name)
+            put(writer, ticker, name)
         writer.flush()
         catch_up(engine)
 
@@ -76,6 +76,6 @@ def test_a_symbol_of_more_bytes_than_the_changelog_takes_is_a_dead_letter_and_st
         }
         (letter,) = [found for found in read_topic(stack, "symbols-dead-letters") if found.key() == b"LARGE"]
         assert ("dead-letter-cause", b"state-does-not-fit") in (letter.headers() or [])
-        # The topic is that of other tests, too.
+        # Other tests use the same topic.
         for ticker in ("LARGE", "SMALL"):
-            tell(writer, ticker, None)
+            put(writer, ticker, None)

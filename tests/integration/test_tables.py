@@ -1,4 +1,4 @@
-"""A partition of a table on a real broker: followed, restored, and never stopped by what is no row."""
+"""A partition of a table on a broker: followed, restored, and never stopped by invalid rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 COMPACTED = {"cleanup.policy": "compact"}
 A_DAY_MS = 24 * 60 * 60 * 1000
 SECONDS = 30.0
-# A moment that no clock of this test will reach, so that timestamps are the test's own.
+# Lies outside the broker's clock, so that only the test sets timestamps.
 NOON = 1_700_000_000_000
 
 
 class Players:
-    """A topic of players with one partition, and what follows it into a folder."""
+    """A topic of players with one partition, followed into a folder."""
 
     def __init__(self, stack: LocalStack, names: dict[str, str], path: Path) -> None:
         self.stack = stack
@@ -79,11 +79,11 @@ class Players:
         return self.topics.offsets(self.name, [0], committed=True)[0]
 
     def read(self, partition: TablePartition) -> None:
-        """Wait until the store has all that is committed."""
+        """Waits until the store has all committed rows."""
         assert partition.wait_for(self.end, SECONDS, lambda: False), partition.snapshot()
 
     def name_of(self, partition: TablePartition, key: str, timestamp_ms: int = NOON) -> Any:
-        """The player's name as of a time; None if there is no such player."""
+        """Returns the player's name as of a time; None if there is no such player."""
         version = partition.view.as_of(key.encode(), timestamp_ms)
         frame = None if version is None else version.frame
         return None if frame is None else partition._context.codec.decode_foreign(frame)["name"]
@@ -97,7 +97,7 @@ def players(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Iterato
     made.rows.__exit__()
 
 
-def test_rows_are_as_of_a_time_as_soon_as_they_are_waited_for(players: Players) -> None:
+def test_rows_are_readable_as_of_a_time_once_waited_for(players: Players) -> None:
     with players.followed() as partition:
         for number in range(20):
             players.put("1", f"name {number}", NOON + number)
@@ -113,7 +113,7 @@ def test_rows_are_as_of_a_time_as_soon_as_they_are_waited_for(players: Players) 
         eventually(lambda: partition.snapshot().is_whole, lambda: str(partition.snapshot()), SECONDS)
 
 
-def test_what_comes_earlier_than_what_was_joined_is_counted(players: Players) -> None:
+def test_a_row_older_than_a_joined_event_is_counted_as_late(players: Players) -> None:
     with players.followed() as partition:
         players.put("1", "known", NOON)
         players.read(partition)
@@ -126,7 +126,7 @@ def test_what_comes_earlier_than_what_was_joined_is_counted(players: Players) ->
         assert players.name_of(partition, "1", NOON + 6) == "late"
 
 
-def test_a_store_goes_on_from_where_it_was_and_a_lost_one_is_read_anew(players: Players) -> None:
+def test_a_store_continues_where_it_was_and_a_lost_one_is_read_again(players: Players) -> None:
     with players.followed() as partition:
         players.put("1", "first", NOON)
         players.read(partition)
@@ -143,7 +143,7 @@ def test_a_store_goes_on_from_where_it_was_and_a_lost_one_is_read_anew(players: 
         assert [players.name_of(restored, "1", NOON + n) for n in (0, 1)] == ["first", "second"]
 
 
-def test_a_store_that_was_away_while_a_tombstone_came_and_went_is_read_anew(players: Players) -> None:
+def test_a_store_that_missed_a_tombstone_before_its_compaction_is_read_again(players: Players) -> None:
     with players.followed() as partition:
         players.put("1", "deleted later")
         players.read(partition)
@@ -153,18 +153,18 @@ def test_a_store_that_was_away_while_a_tombstone_came_and_went_is_read_anew(play
     later = itertools.count(NOON, 1_000)
 
     def is_gone() -> bool:
-        # By the records' own time a segment is old enough to be closed.
-        players.put("2", "goes on", next(later))
+        # The broker rolls a segment by the timestamps of its records.
+        players.put("2", "continues", next(later))
         return all(message.key() != b"1" for message in read_topic(players.stack, players.name))
 
-    eventually(is_gone, "the tombstone is cleaned away")
+    eventually(is_gone, "the tombstone is removed")
     with players.followed() as partition:
         players.read(partition)
-        eventually(lambda: players.name_of(partition, "2") == "goes on", "the table is read")
+        eventually(lambda: players.name_of(partition, "2") == "continues", "the table is read")
         assert players.name_of(partition, "1", NOON + 1) is None
 
 
-def test_a_store_that_is_read_anew_is_not_asked_before_it_is_where_it_was(players: Players) -> None:
+def test_a_store_that_is_read_again_does_not_answer_below_its_old_position(players: Players) -> None:
     with players.followed() as partition:
         for number in range(200):
             players.put("1", f"name {number}", NOON + number)
@@ -182,7 +182,7 @@ def test_a_store_that_is_read_anew_is_not_asked_before_it_is_where_it_was(player
         assert players.name_of(partition, "1", NOON + 100) == "name 100"
 
 
-def test_what_is_no_row_is_counted_with_its_cause_and_skipped(players: Players) -> None:
+def test_invalid_rows_are_counted_by_cause_and_skipped(players: Players) -> None:
     with players.followed() as partition:
         players.rows.put_raw("1", b"abc")
         players.rows.put_raw("1", b"\x01abcdef")
@@ -203,7 +203,7 @@ def test_what_is_no_row_is_counted_with_its_cause_and_skipped(players: Players) 
         assert not partition.problem
 
 
-def test_what_is_not_committed_is_no_row_and_is_not_waited_for(stack: LocalStack, players: Players) -> None:
+def test_uncommitted_rows_are_neither_visible_nor_waited_for(stack: LocalStack, players: Players) -> None:
     config = {"bootstrap.servers": stack.bootstrap_servers, "transactional.id": players.name}
     with players.followed() as partition:
         players.put("1", "before")
@@ -216,11 +216,11 @@ def test_what_is_not_committed_is_no_row_and_is_not_waited_for(stack: LocalStack
         assert players.name_of(partition, "1") == "before"
 
         writer.commit_transaction(SECONDS)
-        # The broker ends a transaction in each partition a moment after it has said that it is committed.
+        # The broker writes the marker of each partition shortly after it acknowledges the commit.
         eventually(lambda: players.name_of(partition, "1") is None, lambda: str(partition.snapshot()), SECONDS)
 
 
-def test_a_topic_made_anew_is_read_from_its_start(players: Players) -> None:
+def test_a_recreated_topic_is_read_from_its_start(players: Players) -> None:
     with players.followed() as partition:
         players.put("1", "of the old topic")
         players.read(partition)
@@ -243,11 +243,11 @@ def _is_of_new(players: Players, partition: TablePartition) -> bool:
         return False
 
 
-def test_more_partitions_are_told_until_there_is_somebody_to_see_to_it(players: Players) -> None:
+def test_a_changed_partition_count_is_reported(players: Players) -> None:
     players.topic = type(players.topic)(players.name, players.topic.topic_id, 2)
 
     with players.followed() as partition:
-        eventually(lambda: bool(partition.problem), "it is told", SECONDS)
+        eventually(lambda: bool(partition.problem), "the problem is reported", SECONDS)
 
         assert partition.problem == (
             f"the topic '{players.name}' had 2 partitions and has 1; "

@@ -1,4 +1,4 @@
-"""A topic whose keys have moved is copied to one on which they have not: all of it, once, in order."""
+"""Copies of a repartitioned topic: complete, exactly once, in order per key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
 
 _MORE = 120_000
-# The year 2109.
+# A timestamp in the year 2109.
 _FAR_AHEAD = 1 << 42
 
 
@@ -45,7 +45,7 @@ def app(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Application
     return Application(stack, names, tmp_path)
 
 
-def test_a_repartitioned_topic_is_copied_in_order_per_key_and_an_instance_on_the_copy_has_every_balance(
+def test_a_copy_of_a_repartitioned_topic_keeps_the_order_of_each_key_and_yields_every_balance(
     app: Application, stack: LocalStack, tmp_path: Path
 ) -> None:
     app.create(app.source, 2)
@@ -76,7 +76,7 @@ def test_a_repartitioned_topic_is_copied_in_order_per_key_and_an_instance_on_the
     assert compared.source == compared.target
     assert (compared.target.records, compared.target.events) == (len(source), 40 * len(CUSTOMERS) + 1)
     assert compared.target.amount == Decimal("1.25") * 40 * len(CUSTOMERS) + 1
-    # No frame: what has no key, and what is poison.
+    # Records without a key, and poison records, have no frame.
     assert (compared.target.others, compared.target.undecodable) == (0, 10)
     order: dict[bytes, list[int]] = defaultdict(list)
     for message in target:
@@ -85,7 +85,7 @@ def test_a_repartitioned_topic_is_copied_in_order_per_key_and_an_instance_on_the
             continue
         order[message.key()].append(message.timestamp()[1])
         assert message.partition() == partition_of(message.key(), 5)
-    assert order == history.sent, "every key's events are in the order in which they were written"
+    assert order == history.sent, "the events of each key are in their original order"
     for partition in (0, 1):
         values = [m.value() for m in target if m.key() is None and m.partition() == partition]
         assert values == [b"no key 0", b"no key 1", b"no key 2"]
@@ -100,7 +100,7 @@ def test_a_repartitioned_topic_is_copied_in_order_per_key_and_an_instance_on_the
         assert counted(engine, "dead_lettered") == 11
 
 
-def test_a_copy_keeps_everything_for_ever_and_takes_records_as_large_as_the_source_does(app: Application) -> None:
+def test_a_copy_keeps_everything_forever_and_accepts_records_as_large_as_the_source_does(app: Application) -> None:
     app.create(app.source, 2, {"max.message.bytes": "3000000", "message.timestamp.after.max.ms": str(1 << 43)})
     with Writer(app.stack, app.source, **{"message.max.bytes": 3_000_000}) as writer:
         writer.send("large", os.urandom(2_900_000))
@@ -117,17 +117,17 @@ def test_a_copy_keeps_everything_for_ever_and_takes_records_as_large_as_the_sour
     assert {name: config[name].value for name in wanted} == wanted
 
 
-def test_a_copy_that_is_killed_again_and_again_is_run_once_more_and_is_exact(app: Application) -> None:
+def test_a_copy_killed_repeatedly_is_exact_after_another_run(app: Application) -> None:
     app.create(app.source, 2)
     total = app.load(_MORE)
     kills = 0
     for share in (0.1, 0.4, 0.7):
         with started(app.environment, "topics", "copy", app.source, app.target, "--partitions", "3") as copying:
-            eventually(lambda least=_MORE * share: app.ends(app.target) > least, "it is in the middle")  # type: ignore[misc]
+            eventually(lambda least=_MORE * share: app.ends(app.target) > least, "the copy is in its middle")  # type: ignore[misc]
             copying.process.send_signal(signal.SIGKILL)
             copying.wait(10)
         kills += len(app.read(app.target)) < _MORE
-    assert kills > 0, "it was killed in its middle"
+    assert kills > 0, "no kill interrupted the copy"
 
     done = run(app.environment, "topics", "copy", app.source, app.target)
 
@@ -139,7 +139,7 @@ def test_a_copy_that_is_killed_again_and_again_is_run_once_more_and_is_exact(app
     assert {m.partition() == partition_of(m.key(), 3) for m in target} == {True}
 
 
-def test_a_second_run_copies_only_what_came_since(app: Application) -> None:
+def test_a_second_run_copies_only_new_records(app: Application) -> None:
     app.create(app.source, 2)
     app.load(1_000)
     assert app.copy().records == 1_000
@@ -157,7 +157,7 @@ def test_a_second_run_copies_only_what_came_since(app: Application) -> None:
 
 @contextmanager
 def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
-    """The writer of a run, and the source's records."""
+    """Opens the copier of a run; yields it with the records of the source."""
     topics = Topics(app.settings)
     source = topics.find(app.source)
     assert source is not None
@@ -168,7 +168,7 @@ def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
         yield copier, records
 
 
-def test_a_run_ends_the_transaction_that_another_left_open(app: Application) -> None:
+def test_a_run_aborts_the_transaction_that_another_left_open(app: Application) -> None:
     app.create(app.source, 1)
     app.load(1_000)
     with _copier(app) as (hanging, records):
@@ -187,7 +187,7 @@ def test_a_run_ends_the_transaction_that_another_left_open(app: Application) -> 
     assert contents(app.read(app.target)) == contents(app.read(app.source))
 
 
-def test_of_two_runs_at_once_the_later_goes_on_alone(app: Application) -> None:
+def test_the_later_of_two_concurrent_runs_fences_the_earlier(app: Application) -> None:
     app.create(app.source, 1)
     app.load(1_000)
     with _copier(app) as (earlier, records):
@@ -199,7 +199,7 @@ def test_of_two_runs_at_once_the_later_goes_on_alone(app: Application) -> None:
     assert contents(app.read(app.target)) == contents(app.read(app.source))
 
 
-def test_partitions_that_hold_back_each_other_are_merged_in_little_memory(
+def test_partitions_with_very_different_timestamps_are_merged_in_bounded_memory(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timestamp_order, "_HELD_RECORDS", 50)
@@ -218,6 +218,6 @@ def test_partitions_that_hold_back_each_other_are_merged_in_little_memory(
 
     expected = [(p, n) for n in range(5_000) for p in (0, 1)]
     went_back = expected.index((1, 700))
-    # It comes at once after its predecessor, for its own partition's order stands above all.
+    # The record follows its predecessor at once, because the order within a partition takes precedence.
     expected[went_back - 1 : went_back + 1] = [(1, 700), (0, 700)]
     assert read == expected + [(2, n) for n in range(5_000)]

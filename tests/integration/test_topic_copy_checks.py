@@ -1,4 +1,4 @@
-"""What a copy refuses, and what it finds when it compares."""
+"""Refusals of a copy, and differences that the comparison finds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalStack
 
-# The year 2109.
+# A timestamp in the year 2109.
 _FAR_AHEAD = 1 << 42
 _CONFIGURATION, _FAILED = 2, 1
 
@@ -33,7 +33,7 @@ def app(stack: LocalStack, names: dict[str, str], tmp_path: Path) -> Application
     return Application(stack, names, tmp_path)
 
 
-def test_a_source_that_grew_meanwhile_is_said_to_have(app: Application) -> None:
+def test_a_source_that_grew_during_the_copy_is_reported(app: Application) -> None:
     app.create(app.source, 2)
     app.load(100)
     copied = app.copy()
@@ -46,7 +46,7 @@ def test_a_source_that_grew_meanwhile_is_said_to_have(app: Application) -> None:
         compared.check(app.source, app.target)
 
 
-def test_an_open_transaction_on_the_source_is_waited_for_by_nobody_but_told(app: Application) -> None:
+def test_an_open_transaction_on_the_source_is_reported_instead_of_waited_for(app: Application) -> None:
     app.create(app.source, 1)
     app.load(100)
     with Writer(app.stack, app.source, **{"transactional.id": f"open-{app.source}"}) as writer:
@@ -63,7 +63,7 @@ def test_an_open_transaction_on_the_source_is_waited_for_by_nobody_but_told(app:
     assert app.copy().records == 1
 
 
-def test_what_somebody_else_wrote_to_the_copy_is_found_by_comparing(app: Application) -> None:
+def test_a_foreign_record_in_the_copy_is_found(app: Application) -> None:
     app.create(app.source, 2)
     app.load(100)
     copied = app.copy()
@@ -80,7 +80,7 @@ def test_what_somebody_else_wrote_to_the_copy_is_found_by_comparing(app: Applica
 
 
 @pytest.mark.parametrize("field", ["key", "value", "headers", "timestamp"])
-def test_a_record_that_differs_in_anything_makes_another_digest(app: Application, field: str) -> None:
+def test_a_record_that_differs_in_any_part_changes_the_digest(app: Application, field: str) -> None:
     app.create(app.source, 1)
     app.create(app.target, 1)
     record: dict[str, Any] = {"key": b"k", "value": b"v", "headers": [("h", b"1")], "timestamp": 5}
@@ -98,7 +98,7 @@ def test_a_record_that_differs_in_anything_makes_another_digest(app: Application
     assert compared.source.digest != compared.target.digest
 
 
-def test_what_cannot_be_copied_is_refused_with_the_way_out(app: Application) -> None:
+def test_a_copy_that_is_impossible_is_refused_with_a_remedy(app: Application) -> None:
     app.create(app.source, 2)
     app.load(10)
 
@@ -126,9 +126,7 @@ def test_what_cannot_be_copied_is_refused_with_the_way_out(app: Application) -> 
         ({"max.message.bytes": "1000"}, "max.message.bytes=1048588 or more"),
     ],
 )
-def test_a_target_that_would_not_keep_what_is_copied_is_refused(
-    app: Application, config: dict[str, str], sentence: str
-) -> None:
+def test_a_target_that_would_lose_records_is_refused(app: Application, config: dict[str, str], sentence: str) -> None:
     app.create(app.source)
     app.create(app.target, 2, config)
 
@@ -136,7 +134,7 @@ def test_a_target_that_would_not_keep_what_is_copied_is_refused(
         app.copy()
 
 
-def test_a_record_that_the_target_does_not_take_stops_the_copy_until_the_cause_is_removed(app: Application) -> None:
+def test_a_record_that_the_target_rejects_stops_the_copy_until_the_cause_is_removed(app: Application) -> None:
     limit = "message.timestamp.after.max.ms"
     app.create(app.source, 1, {limit: str(1 << 43)})
     app.create(app.target, 1, {limit: "1000"})
@@ -152,7 +150,7 @@ def test_a_record_that_the_target_does_not_take_stops_the_copy_until_the_cause_i
     compare(app.settings, app.copy(), ignore).check(app.source, app.target)
 
 
-def test_funds_are_added_up_by_their_writers_schemas_and_what_cannot_be_read_is_counted(app: Application) -> None:
+def test_funds_are_summed_by_writer_schemas_and_undecodable_records_are_counted(app: Application) -> None:
     app.create(app.source, 1)
     shipped = load_schema("FundsAdded")
     fields = {field["name"]: field for field in shipped["fields"]}
@@ -178,7 +176,7 @@ def test_funds_are_added_up_by_their_writers_schemas_and_what_cannot_be_read_is_
     assert found.amount == Decimal("12345678901234567890123456789013.250001")
 
 
-def test_a_target_that_was_deleted_is_copied_anew_and_a_source_made_anew_is_refused(app: Application) -> None:
+def test_a_deleted_target_is_copied_again_and_a_recreated_source_is_refused(app: Application) -> None:
     app.create(app.source, 1)
     app.load(50)
     assert app.copy().records == 50
@@ -192,7 +190,7 @@ def test_a_target_that_was_deleted_is_copied_anew_and_a_source_made_anew_is_refu
         app.copy()
 
 
-def test_events_that_were_deleted_before_they_were_copied_are_not_passed_over(app: Application) -> None:
+def test_events_deleted_before_they_were_copied_are_reported(app: Application) -> None:
     app.create(app.source, 1)
     app.load(50)
     app.copy()

@@ -1,4 +1,4 @@
-"""Small servers behind TLS: a reverse proxy that asks for credentials, and an OAuth token endpoint."""
+"""Small TLS servers: a reverse proxy that requires credentials, and an OAuth token endpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Logs nothing."""
 
     def answer(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         self.send_response(status)
@@ -49,8 +49,8 @@ def _serving(handler: type[_Handler], certificate: tuple[Path, Path]) -> Iterato
     context.load_cert_chain(*certificate)
     server = http.server.ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that does not trust us goes away
-    # Shaken hands in the thread of the connection, so that a silent client holds up nobody else.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that distrusts the server hangs up
+    # The handshake runs in the connection's thread, so that a silent client does not block others.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -64,7 +64,7 @@ def _serving(handler: type[_Handler], certificate: tuple[Path, Path]) -> Iterato
 
 @contextmanager
 def protected(url: str, credentials: set[str], readers: set[str], certificate: tuple[Path, Path]) -> Iterator[str]:
-    """The registry at `url`, behind TLS, for those whose `Authorization` is one of the credentials, or a reader's."""
+    """Serves the registry at `url` over TLS; requires one of the credentials, and refuses registrations by readers."""
     base = urllib.parse.urlsplit(url)
     origin = httpx.Client(base_url=f"{base.scheme}://{base.netloc}", timeout=30, trust_env=False)
 
@@ -101,7 +101,7 @@ def protected(url: str, credentials: set[str], readers: set[str], certificate: t
 def token_endpoint(
     client_id: str, client_secret: str, certificate: tuple[Path, Path], keys_file: Path
 ) -> Iterator[str]:
-    """An OAuth server with one client; yields the address of its tokens, and leaves its public keys in a file."""
+    """Runs an OAuth server with one client; yields its token URL and writes its public keys to a file."""
     key = rsa.generate_private_key(65537, 2048)
     numbers = key.public_key().public_numbers()
     keys = {
