@@ -231,7 +231,7 @@ PINPOINT_MUTATIONS = (
         "            signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))\n",
         "            signed_ms = None if HEADER else 0\n",
         "e2e/test_hostile_peers",
-        "test_forged_records_are_ignored_and_told_of_while_queries_go_on",
+        "test_forged_records_are_ignored_and_reported_while_queries_continue",
     ),
     _pinpoint(
         "a record of the directory counts again when it is written again",
@@ -247,7 +247,7 @@ PINPOINT_MUTATIONS = (
         "        if not self._trust.is_proven(answer, mark, proof):\n",
         "        if False:\n",
         "e2e/test_hostile_peers",
-        "test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_asked",
+        "test_an_answer_that_no_peer_gave_never_reaches_a_client",
     ),
     _pinpoint(
         "a mark is good more than once",

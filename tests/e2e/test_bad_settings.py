@@ -51,7 +51,7 @@ def settings(stack: LocalStack, tmp_path: Path) -> dict[str, str]:
         ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081"),
     ],
 )
-def test_a_setting_that_cannot_be_right_is_named(settings: dict[str, str], name: str, value: str) -> None:
+def test_an_invalid_setting_is_named(settings: dict[str, str], name: str, value: str) -> None:
     done = run(settings | {name: value}, "serve")
 
     assert_refused(done, _REFUSED, name)
@@ -66,9 +66,7 @@ def test_a_setting_that_cannot_be_right_is_named(settings: dict[str, str], name:
         ("max.poll.interval.ms", "5"),
     ],
 )
-def test_a_property_that_a_kafka_client_refuses_is_named_with_its_setting(
-    settings: dict[str, str], name: str, value: str
-) -> None:
+def test_an_invalid_kafka_property_is_named_with_its_setting(settings: dict[str, str], name: str, value: str) -> None:
     done = run(settings | {"BALANCE_KAFKA_CONFIG": json.dumps({name: value})}, "serve")
 
     assert_refused(done, _REFUSED, "BALANCE_KAFKA_CONFIG", name)
@@ -87,7 +85,7 @@ def test_a_property_that_a_kafka_client_refuses_is_named_with_its_setting(
         ("BALANCE_KAFKA_CONFIG_FILE", {}),
     ],
 )
-def test_a_file_that_security_rests_on_and_that_is_no_such_file_is_named_with_its_setting(
+def test_an_invalid_security_file_is_named_with_its_setting(
     settings: dict[str, str], tmp_path: Path, name: str, others: dict[str, str]
 ) -> None:
     path = tmp_path / "letter.txt"
@@ -141,7 +139,7 @@ _VALID = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state":
     ],
     ids=["module", "class", "no model", "import", "name", "two of a name", "state", "schema"],
 )
-def test_a_model_that_cannot_be_hosted_is_refused_with_its_place_and_a_remedy(
+def test_an_invalid_model_is_refused_with_its_place_and_a_remedy(
     settings: dict[str, str], tmp_path: Path, models: str, changed: dict[str, str], said: list[str]
 ) -> None:
     (tmp_path / "shop").mkdir()
@@ -162,9 +160,7 @@ def test_a_state_directory_below_a_file_is_refused(settings: dict[str, str], tmp
     assert_refused(done, _REFUSED, "BALANCE_STATE_DIR", str(tmp_path / "file" / "state"))
 
 
-def test_a_directory_with_the_files_of_others_is_refused_and_left_alone(
-    settings: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_directory_with_foreign_files_is_refused_and_left_unchanged(settings: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("dear diary")
 
     done = run(settings | {"BALANCE_STATE_DIR": str(tmp_path)}, "serve")
@@ -190,7 +186,7 @@ def test_a_port_in_use_is_refused(settings: dict[str, str]) -> None:
     assert_refused(done, _REFUSED, "BALANCE_HTTP_PORT", settings["BALANCE_HTTP_PORT"])
 
 
-def test_a_missing_topic_that_may_not_be_created_is_refused(settings: dict[str, str]) -> None:
+def test_a_missing_topic_is_refused_if_creation_is_disabled(settings: dict[str, str]) -> None:
     done = run(settings | {"BALANCE_CREATE_TOPICS": "false"}, "serve")
 
     assert_refused(done, _REFUSED, settings["BALANCE_TOPIC"], "BALANCE_CREATE_TOPICS")
@@ -200,7 +196,7 @@ def test_a_missing_topic_that_may_not_be_created_is_refused(settings: dict[str, 
     "config",
     [{**_KEEP_ALL, "cleanup.policy": "compact"}, {"retention.ms": "1000000"}, {**_KEEP_ALL, "retention.bytes": "9999"}],
 )
-def test_a_source_that_does_not_keep_every_event_is_refused(
+def test_a_source_with_finite_retention_is_refused(
     stack: LocalStack, settings: dict[str, str], config: dict[str, str]
 ) -> None:
     create_topic(stack, settings["BALANCE_TOPIC"], config)
@@ -243,7 +239,7 @@ def test_more_replicas_than_brokers_are_refused(settings: dict[str, str]) -> Non
     ("name", "value"),
     [("BALANCE_BOOTSTRAP_SERVERS", "{}:{}"), ("BALANCE_SCHEMA_REGISTRY_URL", "http://{}:{}")],
 )
-def test_an_instance_waits_for_what_is_not_up_alive_but_not_ready_and_heeds_sigterm(
+def test_an_instance_waits_for_a_server_that_is_down_and_stops_on_sigterm(
     stack: LocalStack, name: str, value: str
 ) -> None:
     nowhere = value.format(HOST, free_port())
@@ -271,7 +267,9 @@ def test_an_instance_waits_for_what_is_not_up_alive_but_not_ready_and_heeds_sigt
     ("name", "value"),
     [("BALANCE_BOOTSTRAP_SERVERS", "{}:{}"), ("BALANCE_SCHEMA_REGISTRY_URL", "http://{}:{}")],
 )
-def test_a_command_that_reaches_nobody_says_so_once_and_fails(settings: dict[str, str], name: str, value: str) -> None:
+def test_a_command_that_reaches_no_server_fails_with_one_error_line(
+    settings: dict[str, str], name: str, value: str
+) -> None:
     nowhere = value.format(HOST, free_port())
 
     done = run(settings | {name: nowhere}, "add-funds", "c1", "1")

@@ -27,7 +27,7 @@ def customer() -> str:
     return f"cli-{uuid.uuid4()}"
 
 
-def test_topics_are_created_once_with_the_policies_that_the_service_needs(stack: LocalStack) -> None:
+def test_topics_create_is_idempotent(stack: LocalStack) -> None:
     settings = application(BALANCE_PARTITIONS="3", BALANCE_CREATE_TOPICS="false")
     topic, application_id = settings["BALANCE_TOPIC"], settings["BALANCE_APPLICATION_ID"]
 
@@ -46,7 +46,7 @@ def test_topics_are_created_once_with_the_policies_that_the_service_needs(stack:
     }
 
 
-def test_funds_are_added_and_the_balance_read_back(warm_instance: LocalInstance, customer: str) -> None:
+def test_add_funds_and_get_balance_agree(warm_instance: LocalInstance, customer: str) -> None:
     environment = warm_instance.environment
 
     added = run(environment, "add-funds", customer, "12.34", "--json")
@@ -62,14 +62,14 @@ def test_funds_are_added_and_the_balance_read_back(warm_instance: LocalInstance,
     assert read.stdout == f"12.44  (from {address(warm_instance)})\n", read
 
 
-def test_an_unknown_customer_is_said_to_be_unknown(warm_instance: LocalInstance, customer: str) -> None:
+def test_get_balance_names_an_unknown_customer(warm_instance: LocalInstance, customer: str) -> None:
     done = run(warm_instance.environment, "get-balance", customer)
 
     assert_refused(done, 1, "no such customer")
 
 
 @pytest.mark.parametrize("amount", ["0", "1.234", "abc", "1e400"])
-def test_an_amount_that_is_not_money_is_a_usage_error(warm_instance: LocalInstance, customer: str, amount: str) -> None:
+def test_an_invalid_amount_is_a_usage_error(warm_instance: LocalInstance, customer: str, amount: str) -> None:
     done = run(warm_instance.environment, "add-funds", customer, amount)
 
     assert done.code == 2
@@ -79,7 +79,7 @@ def test_an_amount_that_is_not_money_is_a_usage_error(warm_instance: LocalInstan
     assert run(warm_instance.environment, "get-balance", customer).code == 1
 
 
-def test_the_status_names_every_task_of_every_instance(warm_instance: LocalInstance) -> None:
+def test_status_prints_every_task(warm_instance: LocalInstance) -> None:
     for_people = run(warm_instance.environment, "status")
     for_programs = run(warm_instance.environment, "status", "--json")
 
@@ -91,14 +91,14 @@ def test_the_status_names_every_task_of_every_instance(warm_instance: LocalInsta
         assert f"{task['task']}  active RUNNING  epoch {task['epoch']}  position " in for_people.stdout
 
 
-def test_an_instance_that_is_not_there_is_named(stack: LocalStack) -> None:
+def test_an_unreachable_instance_is_named(stack: LocalStack) -> None:
     nowhere = {"BALANCE_APPLICATION_SERVER": "127.0.0.1:1"}
 
     for command in (["status"], ["get-balance", "c1"]):
         assert_refused(run(nowhere, *command), 1, "127.0.0.1:1", "BALANCE_APPLICATION_SERVER")
 
 
-def test_a_load_says_what_it_has_appended(warm_instance: LocalInstance) -> None:
+def test_load_reports_the_appended_total(warm_instance: LocalInstance) -> None:
     before = _applied(warm_instance)
 
     done = run(warm_instance.environment, "load", "--events", "1000", "--customers", "3", "--rate", "2000")
@@ -114,7 +114,7 @@ def test_a_load_says_what_it_has_appended(warm_instance: LocalInstance) -> None:
     assert sum(balance["amount"] for balance in balances) == total
 
 
-def test_a_local_stack_without_instances_ends_at_ctrl_c_and_leaves_no_child(tmp_path: Path) -> None:
+def test_local_ends_on_ctrl_c_and_leaves_no_process(tmp_path: Path) -> None:
     ports = ["--kafka-port", "0", "--registry-port", "0", "--data-dir", str(tmp_path / "data")]
     with started({}, "local", "--instances", "0", *ports) as command:
         eventually(lambda: "ready; Ctrl-C stops everything" in command.stdout, "the stack is ready")
@@ -166,7 +166,7 @@ def environment(stack: LocalStack, topic: str) -> dict[str, str]:
     return on(stack, application(BALANCE_TOPIC=topic))
 
 
-def test_what_is_produced_is_folded_and_shown_to_the_digit(warm_instance: LocalInstance) -> None:
+def test_produced_events_are_folded_and_shown_exactly(warm_instance: LocalInstance) -> None:
     environment, customer = warm_instance.environment, f"produced\u2028{uuid.uuid4()}"
     amounts = ("12.34", '"0.10"', "9999999999999999.99")
 
@@ -193,7 +193,7 @@ def test_what_is_produced_is_folded_and_shown_to_the_digit(warm_instance: LocalI
     assert {line["value"]["occurredOn"] for line in shown} == {_AT}
 
 
-def test_a_bad_line_ends_it_with_its_number_and_field_and_nothing_after_it_is_sent(
+def test_produce_stops_at_an_invalid_line_and_names_its_number_and_field(
     stack: LocalStack, topic: str, environment: dict[str, str]
 ) -> None:
     lines = keyed("c1", "1", "2") + b"\n" + keyed("c1", "3.001", "4")
@@ -206,7 +206,7 @@ def test_a_bad_line_ends_it_with_its_number_and_field_and_nothing_after_it_is_se
     assert [line["value"]["amount"] for line in shown] == [1, 2]
 
 
-def test_only_what_is_committed_is_shown_with_all_that_it_carries(
+def test_tail_shows_committed_records_with_all_their_parts(
     stack: LocalStack, topic: str, environment: dict[str, str]
 ) -> None:
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers, "transactional.id": f"{topic}-writer"})
@@ -254,7 +254,7 @@ def test_only_what_is_committed_is_shown_with_all_that_it_carries(
     ]
 
 
-def test_tail_begins_at_the_end_and_shows_what_comes(topic: str, environment: dict[str, str]) -> None:
+def test_tail_starts_at_the_end_and_shows_new_records(topic: str, environment: dict[str, str]) -> None:
     def produce(amount: str) -> None:
         assert (
             run(environment, "produce", topic, "--key-separator", ": ", stdin=keyed("c1", amount, separator=": ")).code
@@ -273,7 +273,7 @@ def test_tail_begins_at_the_end_and_shows_what_comes(topic: str, environment: di
     assert shown["value"]["amount"] > 1
 
 
-def test_a_topic_that_is_not_there_or_that_nobody_reads_is_named(stack: LocalStack) -> None:
+def test_a_missing_topic_or_one_without_a_model_is_named(stack: LocalStack) -> None:
     environment = on(stack, application())
     missing = environment["BALANCE_TOPIC"]
 
@@ -287,7 +287,7 @@ def test_a_topic_that_is_not_there_or_that_nobody_reads_is_named(stack: LocalSta
     )
 
 
-def test_a_separator_must_be_something(stack: LocalStack) -> None:
+def test_an_empty_separator_is_a_usage_error(stack: LocalStack) -> None:
     done = run(on(stack, application()), "produce", "balance", "--key-separator", "")
 
     assert done.code == 2

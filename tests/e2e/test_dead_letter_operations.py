@@ -97,7 +97,7 @@ def waiting(instance: LocalInstance, poison: PoisonWriter) -> Iterator[list[str]
 # Lists
 
 
-def test_pages_have_every_letter_once_whatever_their_size(pair: Pair, poison: PoisonWriter) -> None:
+def test_pages_of_any_size_have_every_letter_once(pair: Pair, poison: PoisonWriter) -> None:
     # Earlier tests write no dead letters with this cause.
     short = [poison.put(customer_in(number % PARTITIONS), b"\0") for number in range(11)]
     garbage = poison.put(customer_in(0), b"garbage")
@@ -117,7 +117,7 @@ def test_pages_have_every_letter_once_whatever_their_size(pair: Pair, poison: Po
     assert pages(pair[0], cause="frame-missing", status="scheduled") == [[]]
 
 
-def test_a_page_ends_before_it_is_too_large_and_leaves_nothing_out(pair: Pair, poison: PoisonWriter) -> None:
+def test_large_letters_shorten_a_page_and_none_is_left_out(pair: Pair, poison: PoisonWriter) -> None:
     large = b"\1" * 450_000
     letters = [poison.put(customer_in(number % PARTITIONS), large) for number in range(6)]
     letters += [poison.put(customer_in(number % PARTITIONS), b"garbage") for number in range(4)]
@@ -140,12 +140,12 @@ def test_a_page_ends_before_it_is_too_large_and_leaves_nothing_out(pair: Pair, p
         ({"after": "balance"}, 400, "an id is stage/partition:offset"),
     ],
 )
-def test_what_cannot_be_listed_is_refused(pair: Pair, parameters: dict[str, str], status: int, why: str) -> None:
+def test_an_invalid_list_request_is_refused(pair: Pair, parameters: dict[str, str], status: int, why: str) -> None:
     for instance in pair:
         assert_problem(get(instance, **parameters), status, why)
 
 
-def test_letters_far_apart_in_their_topic_are_listed_by_either_instance(pair: Pair, poison: PoisonWriter) -> None:
+def test_letters_far_apart_in_their_topic_are_listed_by_both_instances(pair: Pair, poison: PoisonWriter) -> None:
     customer = customer_in(0)
     event = poison.frame(customer, "0.01")
     letters = []
@@ -159,7 +159,7 @@ def test_letters_far_apart_in_their_topic_are_listed_by_either_instance(pair: Pa
         assert set(ids_of(pages(instance, cause="frame-missing"))) >= set(letters)
 
 
-def test_a_letter_about_a_large_record_is_shown_with_it_by_either_instance(pair: Pair, poison: PoisonWriter) -> None:
+def test_a_letter_with_a_large_record_is_shown_by_both_instances(pair: Pair, poison: PoisonWriter) -> None:
     large = b"\1" * 900_000
     letters = [poison.put(customer_in(partition), large) for partition in range(PARTITIONS)]
 
@@ -172,7 +172,7 @@ def test_a_letter_about_a_large_record_is_shown_with_it_by_either_instance(pair:
 # The command line
 
 
-def test_letters_are_listed_for_people(instance: LocalInstance, poison: PoisonWriter) -> None:
+def test_list_prints_a_table(instance: LocalInstance, poison: PoisonWriter) -> None:
     scheduled = poison.put_unknown(poison.unknown_id(), _LONG_KEY, "5.00")
     due = letter(instance, scheduled)["dueAt"]
 
@@ -186,7 +186,7 @@ def test_letters_are_listed_for_people(instance: LocalInstance, poison: PoisonWr
     assert run(instance, "list", "--status", "scheduled").stdout == "There are none.\n"
 
 
-def test_letters_are_listed_for_programs_by_what_is_asked_for(instance: LocalInstance, waiting: list[str]) -> None:
+def test_list_prints_json_lines_and_filters(instance: LocalInstance, waiting: list[str]) -> None:
     garbage, short = waiting
 
     listed = [json.loads(line) for line in run(instance, "list", "--json", "--status", "waiting").stdout.splitlines()]
@@ -200,7 +200,7 @@ def test_letters_are_listed_for_programs_by_what_is_asked_for(instance: LocalIns
     assert garbage in run(instance, "list", "--model", "balance", "--limit", "1000").stdout
 
 
-def test_a_letter_is_shown_with_its_record(instance: LocalInstance, waiting: list[str]) -> None:
+def test_show_prints_a_letter_with_its_record(instance: LocalInstance, waiting: list[str]) -> None:
     garbage, _ = waiting
 
     told = json.loads(run(instance, "show", garbage, "--json").stdout)
@@ -244,7 +244,7 @@ def test_letters_are_redriven_and_discarded_by_their_ids(
     assert decided == {healing: ("redrive", "the schema is known"), waiting[0]: ("discard", "not ours")}
 
 
-def test_letters_are_redriven_and_discarded_by_what_they_have_in_common(
+def test_letters_are_redriven_and_discarded_by_filter(
     instance: LocalInstance, poison: PoisonWriter, waiting: list[str]
 ) -> None:
     customers, schema_id = [str(uuid.uuid4()) for _ in range(4)], poison.unknown_id()
@@ -273,21 +273,23 @@ def test_letters_are_redriven_and_discarded_by_what_they_have_in_common(
         (("discard", "balance/0:999999", "--reason", " "), "reason must be a text"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_sentence(
+def test_an_invalid_request_is_refused_with_one_error_line(
     instance: LocalInstance, arguments: tuple[str, ...], why: str
 ) -> None:
     assert_refused(run(instance, *arguments), 1, why)
 
 
 @pytest.mark.parametrize("malformed", ["balance", "../status", "?limit=1", "balance/0:0?x=y", "balance/0:0/.."])
-def test_what_is_no_id_is_refused_wherever_it_would_lead(instance: LocalInstance, malformed: str) -> None:
+def test_a_malformed_id_is_refused_by_the_command_line(instance: LocalInstance, malformed: str) -> None:
     for done in (run(instance, "show", malformed), run(instance, "discard", malformed, "--reason", "x")):
         assert done.code in (1, 2), done
         assert "an id is stage/partition:offset" in done.stderr
         assert "Traceback" not in done.stderr
 
 
-def test_a_decision_that_is_refused_for_every_letter_fails(instance: LocalInstance, waiting: list[str]) -> None:
+def test_a_command_fails_if_its_decision_is_refused_for_every_letter(
+    instance: LocalInstance, waiting: list[str]
+) -> None:
     garbage, _ = waiting
 
     assert_refused(run(instance, "redrive", garbage, "--reason", "x"), 1, garbage, "never goes away: discard it")
@@ -304,7 +306,7 @@ def test_a_decision_that_is_refused_for_every_letter_fails(instance: LocalInstan
     ],
 )
 @pytest.mark.parametrize("decision", ["redrive", "discard"])
-def test_a_decision_about_nothing_or_without_a_reason_is_a_usage_error(
+def test_a_decision_without_letters_or_reason_is_a_usage_error(
     instance: LocalInstance, decision: str, arguments: tuple[str, ...], why: str
 ) -> None:
     done = run(instance, decision, *arguments)
@@ -318,7 +320,7 @@ def test_a_decision_about_nothing_or_without_a_reason_is_a_usage_error(
 # Decisions while instances are killed
 
 
-def test_an_instance_that_is_killed_again_and_again_while_it_tries_letters_again_counts_each_once(
+def test_an_instance_killed_repeatedly_during_retries_counts_each_letter_once(
     instance: LocalInstance, poison: PoisonWriter
 ) -> None:
     customer, schema_id = customer_in(0), poison.unknown_id()
@@ -344,7 +346,7 @@ def test_an_instance_that_is_killed_again_and_again_while_it_tries_letters_again
     assert [written.count(letter_id) for letter_id in letters] == [1] * len(letters)
 
 
-def test_a_decision_whose_instance_is_killed_is_kept_in_full_or_not_at_all(
+def test_a_decision_survives_a_kill_of_its_instance_entirely_or_not_at_all(
     instance: LocalInstance, poison: PoisonWriter
 ) -> None:
     garbage = poison.put(customer_in(0), b"garbage")
@@ -363,7 +365,7 @@ def test_a_decision_whose_instance_is_killed_is_kept_in_full_or_not_at_all(
     assert (letter(instance, garbage)["status"], len(poison.decisions(garbage))) == ("discarded", 1)
 
 
-def test_letters_that_are_redriven_from_two_instances_at_once_count_once(pair: Pair, poison: PoisonWriter) -> None:
+def test_letters_redriven_from_two_instances_at_once_count_once(pair: Pair, poison: PoisonWriter) -> None:
     schema_id = poison.unknown_id()
     customers = [customer_in(number % PARTITIONS) for number in range(6)]
     letters = [poison.put_unknown(schema_id, customer, "5.00") for customer in customers]

@@ -38,9 +38,7 @@ def settings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("partition", range(PARTITIONS))
-def test_an_event_counts_by_itself_once_its_schema_is_known_and_not_before(
-    pair: Pair, poison: PoisonWriter, partition: int
-) -> None:
+def test_an_event_counts_as_soon_as_its_schema_is_registered(pair: Pair, poison: PoisonWriter, partition: int) -> None:
     customer, schema_id = customer_in(partition), poison.unknown_id()
     poison.add(customer, "1.00")
     unknown = poison.put_unknown(schema_id, customer, "5.00")
@@ -63,7 +61,7 @@ def test_an_event_counts_by_itself_once_its_schema_is_known_and_not_before(
 
 
 @pytest.mark.parametrize("partition", range(PARTITIONS))
-def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that_does_not_own_it(
+def test_garbage_is_listed_by_both_instances_and_discarded_through_the_one_that_does_not_own_it(
     pair: Pair, poison: PoisonWriter, partition: int
 ) -> None:
     key = customer_in(partition)
@@ -113,7 +111,7 @@ def test_garbage_is_listed_by_either_instance_and_discarded_through_the_one_that
     }
 
 
-def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, poison: PoisonWriter) -> None:
+def test_a_key_that_is_not_text_is_shown_in_base64(pair: Pair, poison: PoisonWriter) -> None:
     key = b"@\xff\0" + uuid.uuid4().bytes
     garbage = poison.put(key, b"garbage")
 
@@ -125,7 +123,7 @@ def test_a_key_that_is_no_text_is_told_as_bytes(pair: Pair, poison: PoisonWriter
     assert decide(pair[0], "discard", garbage).status_code == 202
 
 
-def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair, poison: PoisonWriter) -> None:
+def test_a_decision_applies_to_the_open_letters_and_is_refused_for_the_others(pair: Pair, poison: PoisonWriter) -> None:
     garbage = [poison.put(customer_in(partition), b"garbage") for partition in range(PARTITIONS)]
     wait_for(pair[0], "waiting", *garbage)
     refused = {
@@ -142,7 +140,7 @@ def test_a_decision_is_carried_out_for_those_that_it_makes_sense_for(pair: Pair,
     assert [decision["id"] for decision in poison.decisions(*garbage)] == garbage
 
 
-def test_a_decision_about_many_letters_for_a_long_reason_is_passed_on_to_their_owner(pair: Pair) -> None:
+def test_a_decision_about_many_letters_with_a_long_reason_is_forwarded_to_their_owner(pair: Pair) -> None:
     for partition, instance in itertools.product(range(PARTITIONS), pair):
         nowhere = [f"balance/{partition}:{10**17 + number}" for number in range(100)]
 
@@ -160,7 +158,7 @@ def test_a_decision_about_many_letters_for_a_long_reason_is_passed_on_to_their_o
         ("purchases/0:0", "hosts no read model with that stage"),
     ],
 )
-def test_what_is_no_dead_letter_is_not_found(pair: Pair, nowhere: str, why: str) -> None:
+def test_an_unknown_dead_letter_is_a_404(pair: Pair, nowhere: str, why: str) -> None:
     for instance in pair:
         assert_problem(get(instance, f"/{nowhere}"), 404, why)
         for decision in ("redrive", "discard"):
@@ -174,13 +172,13 @@ def test_a_malformed_id_is_a_400(pair: Pair, malformed: str) -> None:
     assert_problem(decide(pair[0], "discard", malformed), 400, "an id is stage/partition:offset")
 
 
-def test_a_cause_is_as_long_as_peers_can_be_asked_for(pair: Pair) -> None:
+def test_the_cause_filter_accepts_up_to_200_characters(pair: Pair) -> None:
     for instance in pair:
         assert get(instance, cause="\N{BROKEN HEART}" * 200).json() == {"deadLetters": [], "next": None}
         assert_problem(get(instance, cause="x" * 201), 400, "cause must be text of 1 to 200 characters")
 
 
-def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_again(
+def test_a_discarded_event_never_counts_and_a_rebuild_writes_no_dead_letter_twice(
     stack: LocalStack, settings: dict[str, str], pair: Pair, poison: PoisonWriter, tmp_path: Path
 ) -> None:
     first, second = pair
@@ -200,7 +198,7 @@ def test_what_is_discarded_never_counts_and_a_rebuild_writes_no_dead_letter_agai
     assert poison.written() == written
 
 
-def test_what_is_discarded_does_not_count_even_after_the_changelog_was_lost(
+def test_a_discarded_event_does_not_count_after_the_changelog_was_lost(
     stack: LocalStack, settings: dict[str, str], pair: Pair, poison: PoisonWriter
 ) -> None:
     first, second = pair

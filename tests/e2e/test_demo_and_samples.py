@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 # Takes a minute on an idle machine; each step has its own time limit.
 @pytest.mark.timeout(600)
-def test_the_demo_plays_to_its_end() -> None:
+def test_the_demo_completes() -> None:
     done = run({}, "demo", seconds=560)
 
     assert done.code == 0, done
@@ -61,7 +61,7 @@ def get(url: str) -> httpx.Response:
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("models", TOGETHER, ids="-".join)
-def test_what_the_samples_come_with_is_answered_as_the_documents_show(models: tuple[str, ...], tmp_path: Path) -> None:
+def test_sample_queries_return_what_the_documents_show(models: tuple[str, ...], tmp_path: Path) -> None:
     ports = ["--kafka-port", "0", "--registry-port", "0", "--http-port", "0", "--data-dir", str(tmp_path / "data")]
     shown = {path: body for model in models for path, body in transcripts(model).items()}
     assert shown

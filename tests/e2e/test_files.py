@@ -59,7 +59,7 @@ def is_ready(instance: LocalInstance) -> bool:
         return False
 
 
-def test_with_a_hard_limit_below_its_need_an_instance_ends_and_names_the_need(
+def test_an_instance_ends_and_names_its_need_if_the_hard_limit_is_too_low(
     stack: LocalStack, settings: dict[str, str]
 ) -> None:
     instance = new_instance(stack, settings)
@@ -74,7 +74,7 @@ def test_with_a_hard_limit_below_its_need_an_instance_ends_and_names_the_need(
 
 
 @pytest.mark.timeout(900)
-def test_with_a_low_soft_limit_an_instance_raises_it_and_folds_a_hundred_partitions(
+def test_an_instance_raises_a_low_soft_limit_and_folds_a_hundred_partitions(
     stack: LocalStack, settings: dict[str, str]
 ) -> None:
     instance = new_instance(stack, settings)
@@ -104,7 +104,7 @@ def test_with_a_low_soft_limit_an_instance_raises_it_and_folds_a_hundred_partiti
         assert len(log) <= MIB * max(1.0, (time.monotonic() - began) / 60)
 
 
-def test_a_killed_instance_leaves_no_files_once_it_has_started_again_and_none_are_for_others(
+def test_a_restart_after_a_kill_removes_old_files_and_all_files_are_private(
     stack: LocalStack,
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -93,7 +93,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("kind", ["without tokens", "with tokens"])
-def test_compressed_bodies_keep_no_probe_waiting(
+def test_compressed_bodies_do_not_delay_probes(
     kind: str, pair: tuple[LocalInstance, LocalInstance], request: pytest.FixtureRequest
 ) -> None:
     instance: LocalInstance = pair[0] if kind == "without tokens" else request.getfixturevalue("secured")
@@ -159,7 +159,7 @@ def silent_connections(instance: LocalInstance) -> Iterator[list[socket.socket]]
         attacker.join()
 
 
-def test_thousands_of_silent_connections_keep_no_other_client_out(
+def test_thousands_of_silent_connections_do_not_lock_out_other_clients(
     pair: tuple[LocalInstance, LocalInstance], customers: list[str]
 ) -> None:
     attacked, peer = pair
@@ -200,7 +200,7 @@ def _kernel_bytes() -> int:
     return int(fields[fields.index("mem") + 1]) * _PAGE_BYTES
 
 
-def test_answers_that_are_not_read_hold_little_memory_and_not_for_long(
+def test_unread_answers_use_little_memory_and_not_for_long(
     pair: tuple[LocalInstance, LocalInstance],
 ) -> None:
     instance = pair[0]

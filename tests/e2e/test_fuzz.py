@@ -56,7 +56,7 @@ def _in_threads(work: Sequence[Callable[[], Any]]) -> None:
         thread.join()
 
 
-def test_no_request_whatever_is_answered_500_or_ends_the_process(instance: LocalInstance) -> None:
+def test_no_request_is_answered_500_or_ends_the_process(instance: LocalInstance) -> None:
     print(f"\nFUZZ_SEED={_SEED} FUZZ_REQUESTS={_REQUESTS}")
     statuses: Counter[str] = Counter()
     wrong: list[str] = []
@@ -107,9 +107,7 @@ def _counters(instance: LocalInstance) -> dict[str, int]:
     return dict(found)
 
 
-def test_every_record_whatever_is_accounted_for(
-    stack: LocalStack, settings: dict[str, str], instance: LocalInstance
-) -> None:
+def test_every_record_is_accounted_for(stack: LocalStack, settings: dict[str, str], instance: LocalInstance) -> None:
     print(f"\nFUZZ_SEED={_SEED} FUZZ_RECORDS={_RECORDS}")
     topic = settings["BALANCE_TOPIC"]
     process = process_of(instance)

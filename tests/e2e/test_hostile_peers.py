@@ -217,7 +217,7 @@ def metric(instance: LocalInstance, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_forged_records_are_ignored_and_told_of_while_queries_go_on(fed: Pair, directory: DirectoryWriter) -> None:
+def test_forged_records_are_ignored_and_reported_while_queries_continue(fed: Pair, directory: DirectoryWriter) -> None:
     real = [record for record in directory.records() if record.value() is not None]
     with fake_peer() as impostor, asked_all_the_time(fed) as poller:
         until = time.monotonic() + _FORGING_SECONDS
@@ -242,7 +242,7 @@ def test_forged_records_are_ignored_and_told_of_while_queries_go_on(fed: Pair, d
         assert any("give all instances the same BALANCE_PEER_SECRET" in line for line in warnings)
 
 
-def test_a_proof_is_taken_once_and_the_answer_to_it_is_proven(fed: Pair) -> None:
+def test_a_proof_is_accepted_once_and_its_answer_is_signed(fed: Pair) -> None:
     for instance in fed:
         known = status(instance)
         (itself,) = [s for s in known["applicationServers"] if s["applicationServer"] == address(instance)]
@@ -264,9 +264,7 @@ def test_a_proof_is_taken_once_and_the_answer_to_it_is_proven(fed: Pair) -> None
             assert peer.is_proven(received.answer, mark, received.proof)
 
 
-def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_asked(
-    fed: Pair, directory: DirectoryWriter
-) -> None:
+def test_an_answer_that_no_peer_gave_never_reaches_a_client(fed: Pair, directory: DirectoryWriter) -> None:
     # Holders of the secret are trusted. The claim stands for a proxy that changes the answers of a real peer.
     signatures = RecordSignatures(SharedSecret(_SECRET), directory.topic)
     models = "/api/models/balance"
@@ -303,7 +301,7 @@ def test_what_a_peer_has_not_answered_reaches_nobody_in_whichever_way_peers_are_
 
 
 @pytest.mark.parametrize("is_renewed", [False, True])
-def test_without_a_secret_a_claim_that_nobody_confirms_stops_nobody_for_ten_seconds(
+def test_an_unconfirmed_claim_without_a_secret_delays_queries_for_less_than_ten_seconds(
     unsecured: Pair, stack: LocalStack, *, is_renewed: bool
 ) -> None:
     settings = dict(unsecured[0].environment)

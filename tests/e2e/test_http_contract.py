@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _GET_PATHS = (GET_BALANCE, "/health/live", "/health/ready", "/metrics", "/api/status", "/openapi.json")
 
 
-def test_a_tenth_and_two_tenths_are_three_tenths_to_the_digit(http: httpx.Client, customer: str) -> None:
+def test_a_tenth_and_two_tenths_are_exactly_three_tenths(http: httpx.Client, customer: str) -> None:
     add(http, customer, "0.1")
 
     answer = read(http, customer, add(http, customer, "0.2"))
@@ -37,7 +37,7 @@ def test_sixteen_digits_and_two_decimals_keep_every_digit(http: httpx.Client, cu
     assert answer.content == b'{"amount":10000000000000000.01}'
 
 
-def test_a_write_is_read_at_once_through_its_position(http: httpx.Client, customer: str) -> None:
+def test_a_write_is_visible_at_its_position(http: httpx.Client, customer: str) -> None:
     for cents in range(1, 11):
         position = add(http, customer, "0.01")
 
@@ -59,7 +59,7 @@ def test_an_answer_says_where_it_came_from(http: httpx.Client, customer: str) ->
     assert int(headers["Balance-Lag"]) >= 0
 
 
-def test_an_unknown_customer_is_a_404_that_says_how_far_was_read(http: httpx.Client, customer: str) -> None:
+def test_an_unknown_customer_is_a_404_with_a_position(http: httpx.Client, customer: str) -> None:
     answer = http.get(GET_BALANCE, params={"customerId": customer})
 
     assert_problem(answer, 404, "no such customer")
@@ -67,7 +67,7 @@ def test_an_unknown_customer_is_a_404_that_says_how_far_was_read(http: httpx.Cli
     assert ":" in answer.headers["Balance-Position"]
 
 
-def test_a_position_too_far_is_a_503_once_the_read_timeout_has_passed(http: httpx.Client, customer: str) -> None:
+def test_a_position_beyond_the_end_is_a_503_after_the_read_timeout(http: httpx.Client, customer: str) -> None:
     partition, offset = add(http, customer, "1").split(":")
     began = time.monotonic()
 
@@ -110,7 +110,7 @@ def test_a_malformed_position_is_a_400(http: httpx.Client, customer: str, positi
         pytest.param("customerId=c1" + "&x=1" * 20, id="too many parameters"),
     ],
 )
-def test_a_query_without_exactly_one_good_id_is_a_400(http: httpx.Client, query: str) -> None:
+def test_a_query_without_exactly_one_valid_id_is_a_400(http: httpx.Client, query: str) -> None:
     assert_problem(http.get(f"{GET_BALANCE}?{query}"), 400)
 
 
@@ -144,7 +144,7 @@ def test_an_id_has_at_most_256_bytes_of_utf_8(http: httpx.Client, letter: str) -
         "\u2028",
     ],
 )
-def test_an_id_is_any_text_and_comes_through_untouched(http: httpx.Client, customer: str, prefix: str) -> None:
+def test_an_id_may_be_any_text_and_arrives_unchanged(http: httpx.Client, customer: str, prefix: str) -> None:
     position = add(http, prefix + customer, "1")
 
     assert read(http, prefix + customer, position).text == '{"amount":1.00}'
@@ -165,7 +165,7 @@ def test_an_unknown_path_is_a_404_problem(http: httpx.Client, path: str) -> None
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize("path", _GET_PATHS)
-def test_what_is_read_takes_get_only(http: httpx.Client, path: str, method: str) -> None:
+def test_read_paths_accept_get_only(http: httpx.Client, path: str, method: str) -> None:
     answer = http.request(method, path)
 
     assert_problem(answer, 405, "Allow")
@@ -173,35 +173,35 @@ def test_what_is_read_takes_get_only(http: httpx.Client, path: str, method: str)
 
 
 @pytest.mark.parametrize("path", _GET_PATHS)
-def test_head_answers_as_get_does_without_the_body(http: httpx.Client, path: str) -> None:
+def test_head_returns_the_headers_of_get_without_a_body(http: httpx.Client, path: str) -> None:
     got, answer = http.get(path), http.head(path)
 
     assert (answer.status_code, answer.content) == (got.status_code, b"")
     assert answer.headers["Content-Type"] == got.headers["Content-Type"]
 
 
-def test_head_of_a_command_is_refused(http: httpx.Client) -> None:
+def test_head_of_a_command_is_a_405(http: httpx.Client) -> None:
     answer = http.head(ADD_FUNDS)
 
     assert (answer.status_code, answer.content, answer.headers["Allow"]) == (405, b"", "POST")
 
 
 @pytest.mark.parametrize("path", [*_GET_PATHS, ADD_FUNDS, "/nope"])
-def test_no_answer_may_be_stored(http: httpx.Client, path: str) -> None:
+def test_responses_must_not_be_stored(http: httpx.Client, path: str) -> None:
     headers = http.get(path).headers
 
     assert (headers["Cache-Control"], headers["Vary"]) == ("no-store", "Accept")
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_ready_instance_says_so(http: httpx.Client) -> None:
+def test_health_reports_a_ready_instance(http: httpx.Client) -> None:
     live, ready = http.get("/health/live"), http.get("/health/ready")
 
     assert (live.status_code, live.json()) == (200, {"status": "live"})
     assert (ready.status_code, ready.json()) == (200, {"status": "ready", "problems": []})
 
 
-def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, customer: str) -> None:
+def test_metrics_count_queries_events_and_tasks(http: httpx.Client, customer: str) -> None:
     before = _samples(http)
     read(http, customer, add(http, customer, "1"))
 
@@ -223,7 +223,7 @@ def test_metrics_are_prometheus_text_with_all_that_matters(http: httpx.Client, c
     assert after["balance_task_state"] == {_task(p) | {active, ("state", "RUNNING")}: 1 for p in (0, 1)}
 
 
-def test_the_status_has_every_task_and_every_instance(http: httpx.Client) -> None:
+def test_the_status_lists_every_task_and_every_instance(http: httpx.Client) -> None:
     address = f"{http.base_url.host}:{http.base_url.port}"
 
     status = http.get("/api/status").json()
@@ -289,7 +289,7 @@ def test_an_amount_may_be_a_number_or_a_decimal_string(
     assert answer.text == f'{{"amount":{balance}}}'
 
 
-def test_an_amount_that_is_not_money_is_refused_and_not_written(http: httpx.Client, customer: str) -> None:
+def test_an_invalid_amount_is_refused_and_not_written(http: httpx.Client, customer: str) -> None:
     amounts = ["0", "0.00", "-1", "-0.01", "0.001", "1.234", "12345678901234567", "1e16", "1e400", "1e-400"]
     amounts += ["true", "null", "[]", "{}", "[1]", "NaN", "Infinity", "-Infinity"]
     strings = [
@@ -348,7 +348,7 @@ def test_a_command_is_answered_202_with_an_empty_body_and_a_position(http: httpx
         b'{"customerId": "a\\u0085b", "amount": 1}',
     ],
 )
-def test_a_body_that_is_no_command_is_a_400(http: httpx.Client, body: bytes) -> None:
+def test_an_invalid_body_is_a_400(http: httpx.Client, body: bytes) -> None:
     assert_problem(post(http, body), 400)
 
 
@@ -368,7 +368,7 @@ def test_a_body_has_at_most_16_kib(http: httpx.Client, customer: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_a_command_takes_post_only(http: httpx.Client, method: str) -> None:
+def test_a_command_accepts_post_only(http: httpx.Client, method: str) -> None:
     answer = http.request(method, ADD_FUNDS)
 
     assert_problem(answer, 405, "Allow")
@@ -376,9 +376,7 @@ def test_a_command_takes_post_only(http: httpx.Client, method: str) -> None:
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "text/json"])
-def test_a_body_that_is_not_said_to_be_json_is_a_415(
-    http: httpx.Client, customer: str, content_type: str | None
-) -> None:
+def test_a_body_of_another_content_type_is_a_415(http: httpx.Client, customer: str, content_type: str | None) -> None:
     headers = {} if content_type is None else {"Content-Type": content_type}
 
     assert_problem(http.post(ADD_FUNDS, content=body_of(customer, "1"), headers=headers), 415, "application/json")

@@ -38,7 +38,7 @@ def fragile_stack(tmp_path: Path) -> Iterator[LocalStack]:
         yield stack
 
 
-def test_after_kills_at_random_moments_of_one_and_of_all_at_once_every_balance_is_as_recounted(
+def test_balances_equal_a_recount_after_kills_of_one_and_of_all_instances(
     stack: LocalStack,
 ) -> None:
     settings = application()
@@ -65,7 +65,7 @@ def test_after_kills_at_random_moments_of_one_and_of_all_at_once_every_balance_i
         _assert_as_recounted(stack, settings, instances)
 
 
-def test_after_a_kill_of_the_broker_every_balance_is_as_recounted(fragile_stack: LocalStack) -> None:
+def test_balances_equal_a_recount_after_a_kill_of_the_broker(fragile_stack: LocalStack) -> None:
     stack, settings = fragile_stack, application()
     load = ["load", "--events", "15000", "--customers", str(_CUSTOMERS), "--rate", "1500"]
     with running(new_instance(stack, settings)) as instances:

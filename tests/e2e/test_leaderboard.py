@@ -70,7 +70,7 @@ def wait_for(instance: LocalInstance, expected: dict[str, Any]) -> None:
     eventually(is_there, lambda: f"{get(instance, f'/{SMASH}/{KART}').text} {status(instance)['tables']}", _SECONDS)
 
 
-def test_every_instance_answers_for_every_game_also_after_one_was_killed(
+def test_every_instance_answers_for_every_game_before_and_after_a_kill(
     stack: LocalStack, instances: Sequence[LocalInstance]
 ) -> None:
     first, second = instances
@@ -132,7 +132,7 @@ def instance(stack: LocalStack) -> Iterator[LocalInstance]:
         yield instance
 
 
-def test_a_score_before_its_player_is_on_the_leaderboard_once_the_player_comes(
+def test_a_score_before_its_player_is_ranked_once_the_player_arrives(
     stack: LocalStack, instance: LocalInstance
 ) -> None:
     early, known = next(_ids), next(_ids)

@@ -69,7 +69,7 @@ def _count(instance: LocalInstance, model: str) -> int:
     return int(exact(get(instance, f"/{model}/count"))["count"])
 
 
-def test_every_instance_lists_both(instances: Sequence[LocalInstance]) -> None:
+def test_every_instance_lists_both_models(instances: Sequence[LocalInstance]) -> None:
     for instance in instances:
         models = {model["name"]: model["fields"] for model in exact(get(instance, ""))["models"]}
 
@@ -77,7 +77,7 @@ def test_every_instance_lists_both(instances: Sequence[LocalInstance]) -> None:
         assert models["activity"].keys() == {"additions", "first", "latest", "greatest"}
 
 
-def test_every_instance_answers_for_every_key_of_both(instances: Sequence[LocalInstance]) -> None:
+def test_every_instance_answers_for_every_key_of_both_models(instances: Sequence[LocalInstance]) -> None:
     for instance in instances:
         for customer, amounts in _AMOUNTS.items():
             balance = exact(get(instance, f"/balance/keys/{customer}"))
@@ -89,7 +89,7 @@ def test_every_instance_answers_for_every_key_of_both(instances: Sequence[LocalI
             assert activity["value"]["first"] <= activity["value"]["latest"]
 
 
-def test_the_answer_for_one_key_is_that_of_its_own_route(instances: Sequence[LocalInstance]) -> None:
+def test_the_generic_key_route_returns_the_same_as_the_models_own(instances: Sequence[LocalInstance]) -> None:
     for instance in instances:
         own = httpx.get(f"{instance.url}/api/customers.getBalance", params={"customerId": _CUSTOMERS[0]}, timeout=30)
         generic = get(instance, f"/balance/keys/{_CUSTOMERS[0]}")
@@ -99,7 +99,7 @@ def test_the_answer_for_one_key_is_that_of_its_own_route(instances: Sequence[Loc
             assert generic.headers[header] == own.headers[header]
 
 
-def test_pages_of_entries_are_of_all_instances_in_order(instances: Sequence[LocalInstance]) -> None:
+def test_pages_list_the_entries_of_all_instances_in_order(instances: Sequence[LocalInstance]) -> None:
     for instance in instances:
         found: list[tuple[str, Decimal]] = []
         after: dict[str, str] = {}
@@ -113,7 +113,7 @@ def test_pages_of_entries_are_of_all_instances_in_order(instances: Sequence[Loca
         assert found == [(customer, sum(amounts)) for customer, amounts in sorted(_AMOUNTS.items())]
 
 
-def test_ranges_have_both_ends_and_prefixes_only_what_begins_with_them(instances: Sequence[LocalInstance]) -> None:
+def test_ranges_include_both_ends_and_prefixes_filter_keys(instances: Sequence[LocalInstance]) -> None:
     start, end = _CUSTOMERS[3], _CUSTOMERS[8]
     for instance in instances:
         ranged = exact(get(instance, "/balance/entries", **{"from": start, "to": end}))
@@ -123,7 +123,9 @@ def test_ranges_have_both_ends_and_prefixes_only_what_begins_with_them(instances
         assert [entry["key"] for entry in prefixed["entries"]] == [c for c in _CUSTOMERS if c.startswith("customer-1")]
 
 
-def test_the_top_is_of_all_instances_and_says_of_when_each_partition_is(instances: Sequence[LocalInstance]) -> None:
+def test_the_top_covers_all_instances_and_gives_the_position_of_each_partition(
+    instances: Sequence[LocalInstance],
+) -> None:
     greatest = sorted(_AMOUNTS, key=lambda customer: (-sum(_AMOUNTS[customer]), customer))[:4]
     for instance in instances:
         answer = get(instance, "/balance/top", by="amount", limit="4")
@@ -135,7 +137,7 @@ def test_the_top_is_of_all_instances_and_says_of_when_each_partition_is(instance
         assert "Balance-Missing" not in answer.headers
 
 
-def test_what_cannot_be_asked_is_refused_in_a_sentence(instances: Sequence[LocalInstance]) -> None:
+def test_an_invalid_query_is_refused_with_a_detail(instances: Sequence[LocalInstance]) -> None:
     instance = instances[0]
     url = f"{instance.url}/api/models"
 
@@ -152,7 +154,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(instances: Sequence[Local
         assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
-def test_a_partition_that_nobody_answers_for_is_missed_or_refused(instances: Sequence[LocalInstance]) -> None:
+def test_an_unavailable_partition_is_refused_or_left_out_on_request(instances: Sequence[LocalInstance]) -> None:
     first, second, _ = instances
     second.kill()
     try:

@@ -58,7 +58,7 @@ def as_standby(instance: LocalInstance, customer: str) -> httpx.Response:
     return answers[-1]
 
 
-def test_instances_that_reach_the_brokers_and_not_each_other_answer_for_what_they_own_and_as_standbys(
+def test_instances_without_a_network_between_them_answer_as_owners_and_standbys(
     stack: LocalStack,
 ) -> None:
     settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
@@ -79,9 +79,7 @@ def test_instances_that_reach_the_brokers_and_not_each_other_answer_for_what_the
 
 
 @pytest.mark.parametrize("seconds", [-3_600, 3_600], ids=["behind", "ahead"])
-def test_an_instance_whose_clock_is_an_hour_off_answers_and_takes_over_as_any_other(
-    stack: LocalStack, tmp_path: Path, seconds: int
-) -> None:
+def test_an_instance_with_a_wrong_clock_answers_and_takes_over(stack: LocalStack, tmp_path: Path, seconds: int) -> None:
     (tmp_path / HOOK).write_text(AN_HOUR_OFF.format(seconds=seconds, loaded=LOADED))
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")

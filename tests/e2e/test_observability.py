@@ -56,7 +56,7 @@ def pair(stack: LocalStack, collector: Collector) -> Iterator[Pair]:
         yield first, second
 
 
-def test_one_trace_leads_from_a_command_through_its_event_to_the_commit(pair: Pair, collector: Collector) -> None:
+def test_a_trace_covers_a_command_its_event_and_the_commit(pair: Pair, collector: Collector) -> None:
     asked = pair[0]
     for partition in range(PARTITIONS):
         (customer,) = customers_of(partition, 1)
@@ -83,7 +83,7 @@ def test_one_trace_leads_from_a_command_through_its_event_to_the_commit(pair: Pa
         assert customer not in str(spans)
 
 
-def test_a_trace_goes_with_a_query_over_its_hop(pair: Pair, collector: Collector) -> None:
+def test_a_trace_covers_a_forwarded_query(pair: Pair, collector: Collector) -> None:
     (customer,) = customers_of(0, 1)
     position = add(pair[0].url, customer, "1")
     owner = _owner(pair, 0)
@@ -103,7 +103,7 @@ def test_a_trace_goes_with_a_query_over_its_hop(pair: Pair, collector: Collector
     assert servers[address(owner)].parent_id == hop.span_id
 
 
-def test_a_trace_that_is_not_kept_is_not_sent(pair: Pair, collector: Collector) -> None:
+def test_an_unsampled_trace_is_not_exported(pair: Pair, collector: Collector) -> None:
     unsampled, sampled = secrets.token_hex(16), secrets.token_hex(16)
     (customer,) = customers_of(0, 1)
     for trace, flags in ((unsampled, "00"), (sampled, "01")):
@@ -116,7 +116,7 @@ def test_a_trace_that_is_not_kept_is_not_sent(pair: Pair, collector: Collector) 
     assert collector.trace(unsampled) == []
 
 
-def test_without_tracing_records_have_no_header(stack: LocalStack, warm_instance: LocalInstance) -> None:
+def test_records_have_no_trace_header_without_tracing(stack: LocalStack, warm_instance: LocalInstance) -> None:
     headers = _caller(secrets.token_hex(16))
     body = {"customerId": "untraced", "amount": "1"}
 
@@ -128,7 +128,7 @@ def test_without_tracing_records_have_no_header(stack: LocalStack, warm_instance
     assert not record.headers()
 
 
-def test_the_documented_metrics_are_those_that_are_exported(stack: LocalStack, pair: Pair) -> None:
+def test_the_documented_metrics_equal_the_exported_ones(stack: LocalStack, pair: Pair) -> None:
     with Writer(stack, pair[0].environment["BALANCE_TOPIC"]) as writer:
         writer.send("bad", b"no frame")
     (customer,) = customers_of(0, 1)

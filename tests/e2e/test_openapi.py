@@ -68,7 +68,7 @@ def filter_body(_context: Any, body: Any) -> bool:
 
 @schema.parametrize()
 @settings(max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None)
-def test_every_answer_is_as_documented(case: Any, service: str) -> None:
+def test_every_response_conforms_to_the_document(case: Any, service: str) -> None:
     # A valid position may be of another partition (400) or never be reached (503), and a lag may be too small.
     waits = case.operation.method == "get" and not {"minPosition", "maxLag"}.isdisjoint(case.query or {})
     # The schema does not list the fields of each read model.
@@ -79,7 +79,7 @@ def test_every_answer_is_as_documented(case: Any, service: str) -> None:
     assert waits or response.status_code != 503
 
 
-def test_the_document_served_is_that_of_the_routes_with_the_version(service: str) -> None:
+def test_the_served_document_matches_the_routes_and_the_version(service: str) -> None:
     served = httpx.get(f"{service}/openapi.json").json()
 
     assert served == _DOCUMENT

@@ -32,7 +32,7 @@ def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
         yield stack
 
 
-def test_rewards_are_answered_by_either_instance(own_stack: LocalStack) -> None:
+def test_both_instances_answer_for_every_card(own_stack: LocalStack) -> None:
     settings = application(BALANCE_MODELS="rewards,purchases")
     instances = [new_instance(own_stack, settings) for _ in range(2)]
     sold = [_sale(number) for number in range(1, 40)]

@@ -70,7 +70,7 @@ def stopped(app: Application) -> Application:
     return app
 
 
-def test_a_rebuild_is_refused_while_an_instance_runs_and_does_it_no_harm(app: Application) -> None:
+def test_a_rebuild_is_refused_while_an_instance_runs(app: Application) -> None:
     before = app.answered()
 
     done = app.run("rebuild")
@@ -79,7 +79,7 @@ def test_a_rebuild_is_refused_while_an_instance_runs_and_does_it_no_harm(app: Ap
     assert app.answered() == before == app.recounted()
 
 
-def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped: Application) -> None:
+def test_a_rebuild_counts_every_event_and_equals_a_recount(stopped: Application) -> None:
     assert in_changelog(stopped.stack, stopped.settings) != stopped.recounted(), "the changelog lacks the later events"
 
     done = stopped.run("rebuild")
@@ -90,7 +90,7 @@ def test_a_rebuild_counts_every_event_and_its_balances_are_as_recounted(stopped:
     assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
 
 
-def test_a_rebuild_that_was_interrupted_is_run_again_and_ends_the_same(stopped: Application) -> None:
+def test_an_interrupted_rebuild_succeeds_when_run_again(stopped: Application) -> None:
     with started(stopped.environment, "rebuild") as rebuilding:
         eventually(lambda: 0 < _records(stopped) < _FOLDED, "the changelog was recreated")
         eventually(lambda: _records(stopped) >= _FOLDED, "the replay is in its middle")
@@ -107,7 +107,7 @@ def test_a_rebuild_that_was_interrupted_is_run_again_and_ends_the_same(stopped: 
     assert in_changelog(stopped.stack, stopped.settings) == stopped.recounted()
 
 
-def test_an_instance_with_a_state_directory_from_before_the_rebuild_restores_itself(stopped: Application) -> None:
+def test_an_instance_restores_an_outdated_state_directory_after_a_rebuild(stopped: Application) -> None:
     stopped.instance.launch()
     stopped.instance.wait_ready()
 
@@ -115,7 +115,7 @@ def test_an_instance_with_a_state_directory_from_before_the_rebuild_restores_its
     assert "the changelog was recreated; restoring the store" in stopped.instance.log.read_text()
 
 
-def test_a_rebuild_is_refused_once_the_topic_has_more_partitions(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_rebuild_is_refused_after_partitions_were_added(stack: LocalStack, tmp_path: Path) -> None:
     app = Application(stack, tmp_path / "state")
     app.load(100)
     more = NewPartitions(app.settings["BALANCE_TOPIC"], PARTITIONS + 1)

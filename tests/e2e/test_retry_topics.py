@@ -87,7 +87,7 @@ def instance(stack: LocalStack, settings: dict[str, str], orders: Orders) -> Ite
     ],
     ids=["while it schedules", "while it sends"],
 )
-def test_an_instance_that_is_killed_again_and_again_sends_each_record_once(
+def test_an_instance_killed_repeatedly_sends_each_record_once(
     instance: LocalInstance, orders: Orders, failpoints: tuple[str, ...], is_scheduled: bool
 ) -> None:
     records = [f"{is_scheduled} {number}".encode() for number in range(_COUNT)]
@@ -118,7 +118,7 @@ def test_an_instance_that_is_killed_again_and_again_sends_each_record_once(
     assert sorted(orders.received()) == sorted([*before, *records, last])
 
 
-def test_operators_list_them_have_them_sent_at_once_and_discard_them(instance: LocalInstance, orders: Orders) -> None:
+def test_operators_list_redrive_and_discard_retries(instance: LocalInstance, orders: Orders) -> None:
     before = orders.received()
     redriven, discarded = orders.fail(b"a", b"b", headers=[_IN_64_SECONDS, ("trace", b"t")])
     (parked,) = orders.fail(b"c", headers=[("retry-attempt", b"10")])
@@ -142,7 +142,7 @@ def test_operators_list_them_have_them_sent_at_once_and_discard_them(instance: L
     assert sorted(orders.received()) == sorted([*before, b"a", b"c"])
 
 
-def test_what_the_topic_has_dropped_is_listed_and_can_be_discarded(
+def test_a_letter_whose_record_was_deleted_is_listed_and_can_be_discarded(
     stack: LocalStack, instance: LocalInstance, orders: Orders
 ) -> None:
     (gone,) = orders.fail(b"gone", headers=[_IN_64_SECONDS])
@@ -159,7 +159,7 @@ def test_what_the_topic_has_dropped_is_listed_and_can_be_discarded(
     assert decide(instance, "discard", gone).status_code == 202
 
 
-def test_it_is_no_read_model_yet_its_tasks_are_shown_like_any(
+def test_a_retry_stage_is_no_read_model_but_its_tasks_are_shown(
     stack: LocalStack, settings: dict[str, str], instance: LocalInstance, orders: Orders, tmp_path: Path
 ) -> None:
     stage = orders.stage
@@ -180,9 +180,7 @@ def test_it_is_no_read_model_yet_its_tasks_are_shown_like_any(
 
 
 @pytest.mark.parametrize("command", [("serve",), ("topics", "create")])
-def test_another_producers_topic_that_does_not_exist_is_refused(
-    stack: LocalStack, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_a_missing_retry_source_topic_is_refused(stack: LocalStack, tmp_path: Path, command: tuple[str, ...]) -> None:
     began = time.monotonic()
     settings = on(stack, settings_of_retries()) | {"BALANCE_STATE_DIR": str(tmp_path), "BALANCE_HTTP_PORT": "0"}
 

@@ -116,7 +116,7 @@ class Round:
             )
 
 
-def test_many_scans_of_one_client_keep_neither_other_clients_nor_operators_nor_queries_for_one_key_waiting(
+def test_many_scans_of_one_client_delay_neither_other_scans_nor_operators_nor_key_queries(
     many_keys: LocalInstance,
 ) -> None:
     at_rest = [Round(many_keys.url) for _ in range(ROUNDS)]
@@ -138,7 +138,7 @@ def p99(rounds: list[Round]) -> float:
     return median(quantiles(some.one_key.seconds, n=100)[-1] for some in rounds)
 
 
-def test_scans_whose_clients_have_gone_are_not_read_to_their_end(many_keys: LocalInstance) -> None:
+def test_scans_whose_clients_have_disconnected_are_cancelled(many_keys: LocalInstance) -> None:
     async def asked_after(gone: int) -> float:
         """Returns the seconds of a top query after some clients have cancelled theirs."""
         async with session(ATTACKER) as client:

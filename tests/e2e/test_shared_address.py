@@ -35,7 +35,7 @@ def lines(instance: LocalInstance) -> int:
     return instance.log.read_text().count(TOLD)
 
 
-def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_gone(stack: LocalStack) -> None:
+def test_instances_with_the_same_address_are_not_ready_and_report_why_until_one_stops(stack: LocalStack) -> None:
     settings = application()
     with one_of_two(stack, settings) as (first, second):
         own = address(first)
@@ -64,7 +64,7 @@ def test_instances_that_share_an_address_are_not_ready_and_say_why_until_one_is_
         assert shared(first) == []
 
 
-def test_an_instance_that_is_killed_and_restarted_does_not_share_its_address(stack: LocalStack) -> None:
+def test_a_restart_after_a_kill_is_no_address_conflict(stack: LocalStack) -> None:
     instance = new_instance(stack, application())
     instance.launch()
     try:

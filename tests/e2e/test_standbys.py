@@ -41,7 +41,7 @@ def get(instance: LocalInstance, customer: str, **parameters: str) -> httpx.Resp
     )
 
 
-def test_when_an_owner_is_killed_its_standby_answers_at_once_and_takes_over_without_restoring(
+def test_the_standby_of_a_killed_owner_answers_at_once_and_takes_over_without_restoring(
     stack: LocalStack,
 ) -> None:
     settings = application(BALANCE_NUM_STANDBY_REPLICAS="1")
@@ -77,7 +77,7 @@ def test_when_an_owner_is_killed_its_standby_answers_at_once_and_takes_over_with
         assert tasks(survivor, "active", "RUNNING")[lost]["restored"] == 0
 
 
-def test_a_command_sent_again_with_its_idempotency_key_counts_once(stack: LocalStack) -> None:
+def test_a_repeated_command_with_an_idempotency_key_counts_once(stack: LocalStack) -> None:
     with running(new_instance(stack, application())) as (instance,):
         positions = [
             httpx.post(
@@ -94,7 +94,7 @@ def test_a_command_sent_again_with_its_idempotency_key_counts_once(stack: LocalS
         assert amount_of(ask_again(instance.url, "c", positions[-1])) == Decimal("2.00")
 
 
-def test_peers_with_different_secrets_do_not_answer_each_other_and_say_why(stack: LocalStack) -> None:
+def test_peers_with_different_secrets_do_not_answer_each_other_and_report_why(stack: LocalStack) -> None:
     settings = application()
     one = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "one secret of many"})
     other = new_instance(stack, settings | {"BALANCE_PEER_SECRET": "another secret of many"})

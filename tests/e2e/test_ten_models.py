@@ -120,7 +120,7 @@ def _report(instances: Sequence[LocalInstance], amounts: dict[str, list[Decimal]
 
 
 @pytest.mark.timeout(600)
-def test_every_key_of_every_model_is_answered_right_by_every_instance_after_a_kill(
+def test_every_instance_answers_for_every_key_of_every_model_after_a_kill(
     instances: Sequence[LocalInstance],
 ) -> None:
     amounts: dict[str, list[Decimal]] = defaultdict(list)

@@ -78,9 +78,7 @@ def balances(instances: Pair) -> dict[str, str]:
     return _add_and_read(instances[0], _CUSTOMERS, "0.10")
 
 
-def test_an_instance_that_is_added_takes_a_partition_while_every_answer_stays_right(
-    alone: Pair, balances: dict[str, str]
-) -> None:
+def test_an_added_instance_takes_a_partition_without_a_wrong_answer(alone: Pair, balances: dict[str, str]) -> None:
     staying, joining = alone
 
     with Poller(alone, balances, may_be_away=[joining]) as poller:
@@ -97,9 +95,7 @@ def test_an_instance_that_is_added_takes_a_partition_while_every_answer_stays_ri
     assert poller.silences[staying.name, moved] < _MOVING_SILENT_SECONDS
 
 
-def test_both_give_the_same_answer_one_from_its_own_store_and_one_through_the_other(
-    pair: Pair, balances: dict[str, str]
-) -> None:
+def test_both_instances_give_the_same_answer_locally_and_forwarded(pair: Pair, balances: dict[str, str]) -> None:
     for customer, body in balances.items():
         answers = [ask(instance.url, customer) for instance in pair]
 
@@ -114,7 +110,7 @@ def test_both_give_the_same_answer_one_from_its_own_store_and_one_through_the_ot
     assert owners == {address(instance) for instance in pair}, "each instance answers for one partition"
 
 
-def test_a_forwarded_query_is_answered_421_by_whoever_does_not_own_the_customer(
+def test_a_forwarded_query_is_a_421_if_the_instance_does_not_own_the_customer(
     pair: Pair, balances: dict[str, str]
 ) -> None:
     for customer, body in balances.items():
@@ -129,14 +125,14 @@ def test_a_forwarded_query_is_answered_421_by_whoever_does_not_own_the_customer(
                 assert "does not own partition" in answer.json()["detail"]
 
 
-def test_a_customer_nobody_has_named_is_a_404_from_either(pair: Pair) -> None:
+def test_an_unknown_customer_is_a_404_from_both_instances(pair: Pair) -> None:
     for partition in range(PARTITIONS):
         (unknown,) = customers_of(partition, 21)[20:]
 
         assert [ask(instance.url, unknown).status_code for instance in pair] == [404, 404]
 
 
-def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pair, balances: dict[str, str]) -> None:
+def test_an_owner_paused_beyond_its_session_never_gives_an_old_answer(pair: Pair, balances: dict[str, str]) -> None:
     awake, paused = pair
     (partition,) = owned(paused)
     theirs = customers_of(partition, 20)
@@ -168,7 +164,7 @@ def test_an_owner_paused_beyond_its_session_never_answers_from_its_past(pair: Pa
     assert poller.counts[paused.name, 200] > 0
 
 
-def test_an_instance_that_is_stopped_leaves_at_once_and_the_other_answers_everything(
+def test_a_stopped_instance_leaves_at_once_and_the_other_answers_everything(
     pair: Pair, balances: dict[str, str]
 ) -> None:
     staying, leaving = pair
