@@ -58,10 +58,10 @@ class InstanceCollector(Collector):
             },
         )
         yield info
-        yield _gauge("balance_ready", "1 while the instance wants queries.", not self._instance.unready())
+        yield _gauge("balance_ready", "1 while the instance is ready for queries.", not self._instance.unready())
         stale = GaugeMetricFamily(
             "balance_security_file_stale",
-            "1 while a file of tokens, keys or certificates is not usable, so that what it held before is in force.",
+            "1 while a file of tokens, keys or certificates is not usable, so its former content applies.",
             labels=("file",),
         )
         for name, is_stale in self._instance.stale_files().items():
@@ -69,7 +69,7 @@ class InstanceCollector(Collector):
         yield stale
         if settings.state_dir.exists():
             free = room_bytes(settings.state_dir)
-            yield _gauge("balance_state_directory_free_bytes", "Room on the disk that holds the stores.", free)
+            yield _gauge("balance_state_directory_free_bytes", "Free bytes on the disk of the stores.", free)
 
 
 class EngineCollector(Collector):
@@ -95,10 +95,10 @@ class EngineCollector(Collector):
             yield from _jvm(sample)
 
     def _tasks(self) -> Iterable[Metric]:
-        position = _of_tasks("balance_position", "Next source offset to apply.")
+        position = _of_tasks("balance_position", "The next source offset to apply.")
         lag = _of_tasks("balance_lag", "Records between position and the source's end.")
         epoch = _of_tasks("balance_task_epoch", "Fencing number of the task; 0 while it never owned its partition.")
-        answers = _of_tasks("balance_task_answers", "1 while queries are answered from the task as its role allows.")
+        answers = _of_tasks("balance_task_answers", "1 while the task answers queries in its role.")
         size = _of_tasks("balance_store_bytes", "Bytes of the state store.")
         keys = _of_tasks("balance_store_keys", "Keys of the state store, as RocksDB estimates them.")
         restored = _of_tasks("balance_restored_records", "Changelog records restored.")
@@ -106,10 +106,10 @@ class EngineCollector(Collector):
         state = GaugeMetricFamily("balance_task_state", "1 for the state a task is in.", labels=(*_TASK, "state"))
         letters = GaugeMetricFamily(
             "balance_dead_letters_open",
-            "Dead letters that may still be applied, or wait for an operator.",
+            "Open dead letters, which may still be applied or wait for an operator.",
             labels=(*_TASK, "cause", "status"),
         )
-        memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "What RocksDB holds in memory.", labels=("part",))
+        memory = GaugeMetricFamily("balance_rocksdb_memory_bytes", "Memory that RocksDB uses.", labels=("part",))
         memtables = table_readers = 0
         has_lease = self._engine.membership.lease.holds
         for tasks, task in self._snapshots():
@@ -137,15 +137,17 @@ class EngineCollector(Collector):
     def _tables(self) -> Iterable[Metric]:
         labels = ("table", "partition")
         position = GaugeMetricFamily(
-            "balance_table_position", "Next offset of the table's topic to read.", labels=labels
+            "balance_table_position", "The next offset of the table's topic to read.", labels=labels
         )
         followed = GaugeMetricFamily("balance_table_followed", "1 while the table is followed.", labels=labels)
         size = GaugeMetricFamily("balance_table_store_bytes", "Bytes of the table's store.", labels=labels)
         late = CounterMetricFamily(
-            "balance_table_records_late", "Rows earlier than an event that was joined before they came.", labels=labels
+            "balance_table_records_late",
+            "Rows that arrived after an event was joined whose time is later.",
+            labels=labels,
         )
         skipped = CounterMetricFamily(
-            "balance_table_records_skipped", "Records that are no rows.", labels=(*labels, "cause")
+            "balance_table_records_skipped", "Records that are not rows.", labels=(*labels, "cause")
         )
         for table in self._engine.tables.snapshots():
             of = (table.topic, str(table.partition))
@@ -167,7 +169,7 @@ class EngineCollector(Collector):
         for tasks in engine.stages.values():
             partitions.add_metric((tasks.name,), tasks.hosted.source.partitions)
         yield partitions
-        lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as owner.")
+        lease = GaugeMetricFamily("balance_lease_holds", "1 while the instance may answer as the owner.")
         # An instance without partitions commits nothing, and so does not renew a lease.
         if engine.membership.partitions:
             lease.add_metric((), float(engine.membership.lease.holds))
@@ -179,12 +181,10 @@ class EngineCollector(Collector):
         )
         yield _gauge(
             "balance_watermark_age_seconds",
-            "How long ago the broker told the source's ends, which lag is measured against.",
+            "Age of the end offsets that lag is measured against.",
             max(watermarks.age_seconds for watermarks in engine.watermarks.values()),
         )
-        servers = GaugeMetricFamily(
-            "balance_application_servers", "Instances that this one knows of.", labels=("suspect",)
-        )
+        servers = GaugeMetricFamily("balance_application_servers", "Instances in the directory.", labels=("suspect",))
         known = self._servers.servers()
         suspects = [server.is_suspect(now) for server in known]
         servers.add_metric(("false",), suspects.count(False))
@@ -192,7 +192,7 @@ class EngineCollector(Collector):
         yield servers
         yield _gauge(
             "balance_shared_addresses",
-            "Addresses that two running instances have.",
+            "Addresses that two running instances share.",
             sum(server.is_shared for server in known),
         )
 
@@ -202,7 +202,7 @@ def _jvm(sample: SparkSample) -> Iterable[Metric]:
     for kind, value in (("used", sample.heap_used), ("committed", sample.heap_committed), ("max", sample.heap_max)):
         heap.add_metric((kind,), value)
     yield heap
-    collected = "Time that Spark's JVM spent collecting garbage."
+    collected = "Time that Spark's JVM spent on garbage collection."
     yield CounterMetricFamily("balance_jvm_gc_seconds", collected, value=sample.gc_seconds)
 
 

@@ -79,7 +79,7 @@ PINPOINT_MUTATIONS = (
         "batch.start != stands_at.offset",
         "batch.start < 0",
         "unit/engine/test_commit",
-        "test_a_batch_that_does_not_start_at_the_position_is_refused",
+        "test_a_batch_that_does_not_start_at_the_position_is_rejected",
     ),
     _pinpoint(
         "Spark may hand over what it has handed over before",
@@ -111,7 +111,7 @@ PINPOINT_MUTATIONS = (
         "        return self._clock() - self._as_of < WHOLE_FOR_SECONDS\n",
         "        return True\n",
         "unit/engine/test_completeness",
-        "test_nothing_is_known_to_be_whole_before_the_end_was_met",
+        "test_a_copy_is_not_complete_before_the_end_was_reached",
     ),
     _pinpoint(
         "a standby knows by an end that it asked for more than was so when it asked",
@@ -119,7 +119,7 @@ PINPOINT_MUTATIONS = (
         "            self._as_of, self._asked = self._asked[0], None\n",
         "            self._as_of, self._asked = self._clock(), None\n",
         "unit/engine/test_completeness",
-        "test_being_past_it_says_something_about_when_it_was_asked_for_only",
+        "test_passing_an_end_counts_as_of_the_time_of_the_question",
     ),
     _pinpoint(
         "an owner under an older epoch is asked",
@@ -135,7 +135,7 @@ PINPOINT_MUTATIONS = (
         "            if self._state is TaskState.TAILING and not will_be_complete:\n",
         "            if False:\n",
         "unit/engine/test_replica",
-        "test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest",
+        "test_a_standby_that_read_part_of_a_commit_does_not_answer_until_it_has_read_the_rest",
     ),
     _pinpoint(
         "a standby answers though it has not read all of the changelog",
@@ -143,7 +143,7 @@ PINPOINT_MUTATIONS = (
         "        if self._state is TaskState.RESTORING and self._replica.is_complete:\n",
         "        if self._state is TaskState.RESTORING:\n",
         "unit/engine/test_replica",
-        "test_a_standby_that_restores_answers_only_once_it_is_complete",
+        "test_a_restoring_standby_answers_only_when_it_is_complete",
     ),
     _pinpoint(
         "a store that reaches beyond the changelog is kept",
@@ -151,7 +151,7 @@ PINPOINT_MUTATIONS = (
         "        if store.reaches > end:\n",
         "        if store.changelog_offset > end:\n",
         "unit/engine/test_replica",
-        "test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it",
+        "test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected",
     ),
     _pinpoint(
         "after a commit that the store lacks, a decision puts the position back",
@@ -167,7 +167,7 @@ PINPOINT_MUTATIONS = (
         "        store.distrust()\n",
         "",
         "unit/engine/test_changelog_cut",
-        "test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again",
+        "test_a_store_with_records_that_its_changelog_lost_is_never_used_again",
     ),
     _pinpoint(
         "decisions are read as far as no transaction is open",
@@ -223,7 +223,7 @@ PINPOINT_MUTATIONS = (
         "        if self._completeness.was_away:\n",
         "        if False:\n",
         "unit/engine/test_replica",
-        "test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is",
+        "test_records_read_after_an_hour_without_the_changelog_are_not_applied",
     ),
     _pinpoint(
         "whatever is written to the directory is believed",

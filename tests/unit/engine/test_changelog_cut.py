@@ -1,4 +1,4 @@
-"""A changelog that has lost its end, which the owner's next commit comes to; a log in memory stands for Kafka's."""
+"""A changelog that was truncated, which the next commit detects; an in-memory log stands in for Kafka."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def batch(start: int, *keys: bytes) -> TaskBatch:
     return TaskBatch(start, start + len(keys), [], events, len(keys))
 
 
-def test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again(log: Log, tmp_path: Path) -> None:
+def test_a_store_with_records_that_its_changelog_lost_is_never_used_again(log: Log, tmp_path: Path) -> None:
     store, writer = StateStore(tmp_path / "store", POSITIONS), fenced()
     write_position(Position(0, 1, "t", source="s:0"), POSITIONS, store, writer)
     commit(batch(0, b"a"), 0, FOLDING, store, writer)
@@ -109,7 +109,9 @@ def test_a_store_that_holds_what_its_changelog_has_lost_is_never_believed_again(
 
 
 @pytest.mark.parametrize(("timestamp_ms", "sent"), [(5, 5), (0, 1), (-1, 1), (-(10**12), 1)])
-def test_what_is_sent_of_an_event_without_a_time_is_not_of_now(log: Log, timestamp_ms: int, sent: int) -> None:
+def test_the_output_of_an_event_without_a_timestamp_does_not_get_the_present_time(
+    log: Log, timestamp_ms: int, sent: int
+) -> None:
     output = Output(0, "topic", -1, b"key", b"value", timestamp_ms, [])
 
     fenced().commit([], (), b"position", 0, [output])

@@ -142,7 +142,7 @@ def test_the_changelog_gets_the_states_and_last_the_position(store: StateStore, 
     assert POSITIONS.decode(position) == Position(2, EPOCH, "t", keys=1).record()
 
 
-def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: FakeWriter) -> None:
+def test_the_store_equals_the_changelog(store: StateStore, writer: FakeWriter) -> None:
     committed(store, writer, Source(events("1.00", "2.00")).batch())
 
     ((states, _, position),) = writer.commits
@@ -152,9 +152,7 @@ def test_the_store_holds_what_the_changelog_holds(store: StateStore, writer: Fak
     assert store.changelog_offset == 2
 
 
-def test_batch_after_batch_the_changelog_offset_passes_the_commit_markers(
-    store: StateStore, writer: FakeWriter
-) -> None:
+def test_the_changelog_offset_passes_the_commit_marker_of_every_batch(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00"))
 
     committed(store, writer, source.batch(0, 1))
@@ -165,7 +163,7 @@ def test_batch_after_batch_the_changelog_offset_passes_the_commit_markers(
 
 
 @pytest.mark.parametrize("start", [0, 2, 4])
-def test_a_batch_that_does_not_start_at_the_position_is_refused(
+def test_a_batch_that_does_not_start_at_the_position_is_rejected(
     store: StateStore, writer: FakeWriter, start: int
 ) -> None:
     source = Source(events("1.00", "2.00", "3.00", "4.00", "5.00"))
@@ -188,7 +186,7 @@ def test_a_redelivered_batch_does_not_change_the_balance(store: StateStore, writ
     assert balances(store) == {MINE[0]: Decimal("1.00")}
 
 
-def test_a_store_without_a_position_takes_no_batch(tmp_path: Path, writer: FakeWriter) -> None:
+def test_a_store_without_a_position_rejects_a_batch(tmp_path: Path, writer: FakeWriter) -> None:
     store = StateStore(tmp_path / "new", POSITIONS)
 
     with pytest.raises(TaskMigratedError):
@@ -199,7 +197,7 @@ def test_a_store_without_a_position_takes_no_batch(tmp_path: Path, writer: FakeW
 
 
 @pytest.mark.parametrize("error", [TaskMigratedError("fenced"), RetriableError("nobody knows")])
-def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
+def test_nothing_is_written_to_the_store_if_the_changelog_write_fails(
     store: StateStore, error: TaskMigratedError | RetriableError
 ) -> None:
     put(store, MINE[0], Decimal("10.00"))
@@ -212,7 +210,7 @@ def test_nothing_is_written_to_the_store_if_the_changelog_is_not(
     assert (store.position, store.changelog_offset) == (Position(0, EPOCH, "t"), offset)
 
 
-def test_a_range_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
+def test_a_batch_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
     done = committed(store, writer, TaskBatch(0, 7, [], [], 0, 6, [], lambda _keys: []))
 
     assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0)
@@ -237,7 +235,9 @@ def test_dead_letters_are_written_in_offset_order(store: StateStore, writer: Fak
     assert [dead.offset for dead in writer.commits[0][1]] == [1, 2, 3, 9]
 
 
-def test_singles_are_read_only_where_combined_updates_cannot_be_applied(store: StateStore, writer: FakeWriter) -> None:
+def test_single_events_are_read_only_if_a_combined_update_cannot_be_applied(
+    store: StateStore, writer: FakeWriter
+) -> None:
     source = Source(events("1.00", "2.00"))
 
     committed(store, writer, source.batch())
@@ -275,7 +275,7 @@ def test_a_key_whose_every_event_overflows_keeps_its_balance(store: StateStore, 
     assert done == Committed(applied=0, ignored=0, duplicates=0, dead_lettered=2, causes={"balance-overflow": 2})
 
 
-def test_updates_that_were_not_combined_are_folded_in_their_order(store: StateStore, writer: FakeWriter) -> None:
+def test_updates_that_are_not_combined_are_folded_in_offset_order(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
@@ -297,7 +297,7 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
     assert done == Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1, causes={"balance-overflow": 1})
 
 
-def test_the_events_of_a_key_of_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
+def test_events_whose_key_belongs_to_another_partition_are_dead_letters(store: StateStore, writer: FakeWriter) -> None:
     source = Source([*events("1.00"), *events("2.00", key=STRANGE), *events("3.00"), *events("4.00", key=STRANGE)])
 
     done = committed(store, writer, source.batch())
@@ -339,7 +339,7 @@ def test_an_overflow_that_a_later_event_undoes_is_a_dead_letter_in_one_batch_as_
     amounts=st.lists(st.integers(0, 10**16).map(lambda n: Decimal(n).scaleb(-2)), min_size=1, max_size=12),
     cuts=st.sets(st.integers(1, 11)),
 )
-def test_where_batches_begin_and_end_does_not_change_what_overflows(
+def test_batch_boundaries_do_not_change_which_events_overflow(
     tmp_path_factory: pytest.TempPathFactory, amounts: list[Decimal], cuts: set[int]
 ) -> None:
     room = Decimal("9" * 22 + "0" * 14 + ".00")
@@ -359,17 +359,17 @@ def test_where_batches_begin_and_end_does_not_change_what_overflows(
 
 
 @pytest.mark.parametrize("named", ["", "mine"])
-def test_a_position_of_this_changelog_or_of_none_counts(named: str) -> None:
+def test_a_position_of_this_changelog_or_of_none_is_accepted(named: str) -> None:
     check_same_changelog("mine", named)
 
 
 @pytest.mark.parametrize("named", ["another", None])
-def test_a_position_of_another_changelog_does_not_count(named: str | None) -> None:
+def test_a_position_of_another_changelog_is_rejected(named: str | None) -> None:
     with pytest.raises(RetriableError, match="recreated"):
         check_same_changelog("mine", named)
 
 
-def test_a_commit_says_how_much_of_the_changelog_the_store_holds(store: StateStore, writer: FakeWriter) -> None:
+def test_a_commit_passes_the_stores_changelog_offset_to_the_writer(store: StateStore, writer: FakeWriter) -> None:
     source = Source(events("1.00", "2.00", "4.00"))
     holds = [store.changelog_offset]
     for start in range(3):
@@ -379,7 +379,7 @@ def test_a_commit_says_how_much_of_the_changelog_the_store_holds(store: StateSto
     assert writer.held == holds[:-1]
 
 
-def test_what_was_written_in_part_is_not_folded_once_more(
+def test_a_partly_stored_commit_is_not_folded_twice(
     store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source([(key, Decimal("1.00")) for key in MINE])

@@ -38,11 +38,11 @@ def completeness(changelog: Changelog, clock: Clock) -> Completeness:
     return Completeness(changelog, clock)
 
 
-def test_nothing_is_known_to_be_whole_before_the_end_was_met(completeness: Completeness) -> None:
+def test_a_copy_is_not_complete_before_the_end_was_reached(completeness: Completeness) -> None:
     assert not completeness.holds
 
 
-def test_what_follows_the_end_is_whole_for_ten_minutes(completeness: Completeness, clock: Clock) -> None:
+def test_a_copy_is_complete_for_ten_minutes_after_the_end_was_reached(completeness: Completeness, clock: Clock) -> None:
     completeness.met_end()
 
     clock.now += 599.9
@@ -51,7 +51,7 @@ def test_what_follows_the_end_is_whole_for_ten_minutes(completeness: Completenes
     assert not completeness.holds
 
 
-def test_who_often_meets_the_end_need_not_ask_for_it(
+def test_a_reader_that_often_reaches_the_end_does_not_ask_for_it(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     for _ in range(100):
@@ -62,7 +62,7 @@ def test_who_often_meets_the_end_need_not_ask_for_it(
     assert changelog.asked == 0
 
 
-def test_a_reader_that_is_past_what_was_the_end_need_not_meet_it(
+def test_a_reader_past_a_former_end_does_not_have_to_reach_the_present_one(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     completeness.met_end()
@@ -76,7 +76,7 @@ def test_a_reader_that_is_past_what_was_the_end_need_not_meet_it(
     assert changelog.asked < 3_600 / 100
 
 
-def test_being_past_it_says_something_about_when_it_was_asked_for_only(
+def test_passing_an_end_counts_as_of_the_time_of_the_question(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     def holds_past(offset: int, seconds: float) -> bool:
@@ -89,7 +89,7 @@ def test_being_past_it_says_something_about_when_it_was_asked_for_only(
     assert [holds_past(9, 0), holds_past(10, 599), holds_past(11, 1)] == [False, True, False]
 
 
-def test_an_end_that_was_asked_for_says_nothing_once_the_end_was_met_later(
+def test_an_older_question_is_dropped_when_the_end_is_reached(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     changelog.end = 10
@@ -102,7 +102,7 @@ def test_an_end_that_was_asked_for_says_nothing_once_the_end_was_met_later(
     assert completeness.holds
 
 
-def test_a_broker_that_does_not_answer_is_asked_again_half_a_minute_later(
+def test_a_broker_that_does_not_respond_is_asked_again_half_a_minute_later(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     changelog.end = None
@@ -117,7 +117,7 @@ def test_a_broker_that_does_not_answer_is_asked_again_half_a_minute_later(
     assert completeness.holds
 
 
-def test_who_was_away_for_an_hour_may_have_missed_tombstones(
+def test_a_reader_that_was_away_for_an_hour_may_have_missed_tombstones(
     completeness: Completeness, clock: Clock, changelog: Changelog
 ) -> None:
     clock.now += 4_000

@@ -90,7 +90,7 @@ def standby(reading: Reading) -> Task:
     return task
 
 
-def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing_was_missed() -> None:
+def test_a_replica_is_complete_only_at_a_position_record_and_if_it_missed_nothing() -> None:
     clock, replica = Clock(), replica_of()
     replica._completeness = Completeness(lambda: 0, clock)
     before = replica.passed(up_to(5))
@@ -101,7 +101,7 @@ def test_what_is_read_is_complete_only_up_to_a_position_record_and_while_nothing
     assert (before, part, whole, replica.passed(up_to(8))) == (False, False, True, False)
 
 
-def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though_it_is_all_there_is() -> None:
+def test_records_read_after_an_hour_without_the_changelog_are_not_applied() -> None:
     clock, replica = Clock(), replica_of()
     replica._completeness = Completeness(lambda: 7, clock)
     replica._completeness.met_end()
@@ -112,7 +112,7 @@ def test_what_was_read_after_an_hour_without_the_changelog_is_not_applied_though
         replica.passed(up_to(7))
 
 
-def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
+def test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected() -> None:
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=9))
@@ -122,7 +122,7 @@ def test_a_store_that_reaches_beyond_the_changelog_is_no_copy_of_it() -> None:
         [*replica.catch_up(lambda: False, is_fenced=True, answers=False)]
 
 
-def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_the_rest(
+def test_a_standby_that_read_part_of_a_commit_does_not_answer_until_it_has_read_the_rest(
     standby: Task, reading: Reading
 ) -> None:
     standby._to(TaskState.TAILING)
@@ -141,7 +141,7 @@ def test_a_standby_that_reads_part_of_a_commit_answers_nobody_until_it_has_read_
 
 
 @pytest.mark.parametrize(("seconds", "answers"), [(599, True), (600, False)])
-def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_the_end(
+def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_the_end(
     monkeypatch: pytest.MonkeyPatch, seconds: int, answers: bool
 ) -> None:
     clock, task = Clock(), Task(TASK, cast("HostedStage", None), Role.STANDBY, "the one before failed")
@@ -160,7 +160,7 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_once_it_has_met_th
     assert task._reason == ""
 
 
-def test_a_standby_that_restores_answers_only_once_it_is_complete(standby: Task, reading: Reading) -> None:
+def test_a_restoring_standby_answers_only_when_it_is_complete(standby: Task, reading: Reading) -> None:
     standby.tail()
     before = standby.state
     reading.is_complete = True

@@ -48,7 +48,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_directory_that_is_not_there_is_made(path: Path) -> None:
+def test_a_missing_directory_is_created(path: Path) -> None:
     StateDirectory(path / "deep" / "down", "app").close()
 
     assert (path / "deep" / "down" / MARKER).exists()
@@ -69,26 +69,26 @@ def test_a_directory_can_be_taken_again_by_the_same_application(path: Path) -> N
     StateDirectory(path, "app").close()
 
 
-def test_the_directory_of_another_application_is_refused(path: Path) -> None:
+def test_the_directory_of_another_application_is_rejected(path: Path) -> None:
     StateDirectory(path, "other").close()
 
     with pytest.raises(ConfigurationError, match="'other', not 'app'"):
         StateDirectory(path, "app")
 
 
-def test_a_directory_held_by_another_process_is_refused(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_directory_locked_by_another_process_is_rejected(path: Path, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(ConfigurationError, match=r"BALANCE_STATE_DIR .* is in use by another process"):
         StateDirectory(path, "app")
 
 
-def test_a_killed_process_leaves_the_directory_free(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_killed_process_leaves_the_directory_unlocked(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
     holder.wait()
 
     StateDirectory(path, "app").close()
 
 
-def test_a_directory_held_in_this_process_is_refused_until_it_is_closed(path: Path) -> None:
+def test_a_directory_locked_in_this_process_is_rejected_until_it_is_closed(path: Path) -> None:
     first = StateDirectory(path, "app")
     with pytest.raises(ConfigurationError):
         StateDirectory(path, "app")
@@ -97,7 +97,7 @@ def test_a_directory_held_in_this_process_is_refused_until_it_is_closed(path: Pa
     StateDirectory(path, "app").close()
 
 
-def test_a_refused_directory_is_not_kept_locked(path: Path) -> None:
+def test_a_rejected_directory_is_not_kept_locked(path: Path) -> None:
     StateDirectory(path, "other").close()
     with pytest.raises(ConfigurationError):
         StateDirectory(path, "app")
@@ -105,7 +105,7 @@ def test_a_refused_directory_is_not_kept_locked(path: Path) -> None:
     StateDirectory(path, "other").close()
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_rejected(tmp_path: Path) -> None:
     # Below a regular file nobody can make a directory, not even root.
     (tmp_path / "file").touch()
 
@@ -113,7 +113,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         StateDirectory(tmp_path / "file" / "state", "app")
 
 
-def test_a_path_that_is_a_file_is_refused(path: Path) -> None:
+def test_a_path_to_a_file_is_rejected(path: Path) -> None:
     path.touch()
 
     with pytest.raises(ConfigurationError, match=r"BALANCE_STATE_DIR .* cannot be written"):
@@ -121,9 +121,7 @@ def test_a_path_that_is_a_file_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["is_dir", "iterdir", "exists"])
-def test_a_directory_that_may_not_be_looked_at_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_unreadable_directory_is_rejected(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     # By a patch, for nothing is forbidden to root.
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -137,7 +135,7 @@ def test_a_directory_that_may_not_be_looked_at_is_refused(
         StateDirectory(path, "app")
 
 
-def test_a_directory_on_a_full_disk_is_refused_and_not_kept_locked(path: Path) -> None:
+def test_a_directory_on_a_full_disk_is_rejected_and_not_kept_locked(path: Path) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -149,7 +147,7 @@ def test_a_directory_on_a_full_disk_is_refused_and_not_kept_locked(path: Path) -
     StateDirectory(path, "app").close()
 
 
-def test_a_directory_of_a_newer_format_is_refused(path: Path) -> None:
+def test_a_directory_of_a_newer_format_is_rejected(path: Path) -> None:
     path.mkdir()
     (path / MARKER).write_text(json.dumps({"format": FORMAT + 1, "application_id": "app"}))
 
@@ -157,7 +155,7 @@ def test_a_directory_of_a_newer_format_is_refused(path: Path) -> None:
         StateDirectory(path, "app")
 
 
-def test_a_directory_full_of_a_strangers_files_is_refused_and_left_alone(path: Path) -> None:
+def test_a_directory_with_other_files_is_rejected_and_left_unchanged(path: Path) -> None:
     path.mkdir()
     (path / "thesis.doc").write_text("five years")
 
@@ -167,7 +165,7 @@ def test_a_directory_full_of_a_strangers_files_is_refused_and_left_alone(path: P
     assert [p.name for p in path.iterdir()] == ["thesis.doc"]
 
 
-def test_the_root_of_a_new_volume_is_as_good_as_empty(path: Path) -> None:
+def test_the_root_of_a_new_volume_counts_as_empty(path: Path) -> None:
     (path / "lost+found").mkdir(parents=True)
 
     StateDirectory(path, "app").close()
@@ -176,7 +174,7 @@ def test_the_root_of_a_new_volume_is_as_good_as_empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '"x"', "null"])
-def test_a_marker_that_cannot_be_read_is_refused_with_the_way_out(path: Path, content: str) -> None:
+def test_an_unreadable_marker_is_rejected_with_a_remedy(path: Path, content: str) -> None:
     path.mkdir()
     (path / MARKER).write_text(content)
 
@@ -184,7 +182,7 @@ def test_a_marker_that_cannot_be_read_is_refused_with_the_way_out(path: Path, co
         StateDirectory(path, "app")
 
 
-def test_a_directory_left_by_a_crash_before_its_marker_was_whole_is_taken(path: Path) -> None:
+def test_a_directory_without_a_complete_marker_after_a_crash_is_accepted(path: Path) -> None:
     path.mkdir()
     (path / ".lock").touch()
     (path / f"{MARKER}.new").write_text('{"form')

@@ -83,7 +83,7 @@ def test_the_last_of_several_records_of_one_key_stays(store: StateStore) -> None
     assert store.position == position(2, 1)
 
 
-def test_a_position_of_a_newer_version_is_refused_and_the_store_left_alone(store: StateStore, path: Path) -> None:
+def test_a_position_of_a_newer_version_is_rejected_and_the_store_kept(store: StateStore, path: Path) -> None:
     store.write([(b"c1", b"one"), position_record(10)], 13)
     newer = CODEC.encode({**position(20).record(), "format": 2})
 
@@ -102,7 +102,7 @@ def test_a_write_without_a_position_record_keeps_the_position(store: StateStore)
     assert store.changelog_offset == 3
 
 
-def test_a_large_write_that_is_cut_off_shows_nothing_and_says_how_far_it_may_reach(path: Path) -> None:
+def test_an_interrupted_large_write_is_invisible_and_records_how_far_it_may_reach(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.write([(b"c00000", b"before"), position_record(1)], 2)
 
@@ -136,7 +136,7 @@ def test_a_view_is_immutable_under_later_writes(store: StateStore) -> None:
     assert (after.get(b"c1"), after.get(b"c2"), after.position) == (b"newer", b"two", position(20, 1))
 
 
-def test_a_reopened_store_has_what_was_written(path: Path) -> None:
+def test_a_reopened_store_has_its_records(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.identity = IDENTITY
     store.write([(b"c1", b"one"), position_record(10, epoch=2)], 7)
@@ -158,7 +158,7 @@ def test_a_key_is_its_bytes(store: StateStore, key: bytes) -> None:
     assert view_of(store).get(key + b"x") is None
 
 
-def test_an_empty_state_is_not_an_absent_one(store: StateStore) -> None:
+def test_an_empty_state_differs_from_no_state(store: StateStore) -> None:
     store.write([(b"c1", b"")], 1)
 
     assert view_of(store).get(b"c1") == b""
@@ -174,14 +174,14 @@ def test_no_customer_id_can_reach_a_reserved_key(customer_id: str) -> None:
     assert not key.startswith(RESERVED_PREFIX)
 
 
-def test_a_stores_identity_is_kept_beside_its_states(store: StateStore) -> None:
+def test_a_store_keeps_its_identity_together_with_its_states(store: StateStore) -> None:
     store.identity = IDENTITY
     store.write([(b"c1", b"one")], 1)
 
     assert store.identity == IDENTITY
 
 
-def test_a_store_of_a_newer_format_is_refused(path: Path) -> None:
+def test_a_store_of_a_newer_format_is_rejected(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.identity = replace(IDENTITY, format=FORMAT + 1)
     store.close()
@@ -192,12 +192,12 @@ def test_a_store_of_a_newer_format_is_refused(path: Path) -> None:
     reopened.close()
 
 
-def test_a_second_opening_of_an_open_store_is_refused(store: StateStore, path: Path) -> None:
+def test_an_open_store_cannot_be_opened_again(store: StateStore, path: Path) -> None:
     with pytest.raises(RetriableError):
         StateStore(path, CODEC)
 
 
-def test_what_a_view_scans_is_of_its_moment_too(store: StateStore) -> None:
+def test_a_views_scan_does_not_see_later_writes(store: StateStore) -> None:
     store.write([(b"c1", b"one"), (b"c2", b"two"), position_record(10)], 5)
     before = view_of(store)
 
@@ -207,7 +207,7 @@ def test_what_a_view_scans_is_of_its_moment_too(store: StateStore) -> None:
     assert view_of(store).scan(b"", RESERVED_PREFIX, 10) == [(b"c0", b"new"), (b"c2", b"newer")]
 
 
-def test_a_closed_store_has_no_view_and_refuses_writes(path: Path) -> None:
+def test_a_closed_store_has_no_view_and_rejects_writes(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.write([(b"c1", b"one"), position_record(1)], 2)
     store.close()
@@ -228,7 +228,7 @@ def test_a_view_taken_before_closing_still_answers(path: Path) -> None:
     assert view.get(b"c1") == b"one"
 
 
-def test_the_first_of_an_index_are_found_until_they_are_deleted_and_then_no_more_looked_past(
+def test_the_first_keys_of_an_index_are_found_until_deleted_and_deleted_ones_are_not_scanned_again(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_from = record_scan_starts(monkeypatch)
@@ -252,7 +252,7 @@ def test_closing_twice_does_no_harm(path: Path) -> None:
     store.close()
 
 
-def test_a_store_says_how_large_it_is(store: StateStore) -> None:
+def test_a_store_reports_its_sizes(store: StateStore) -> None:
     store.write([(f"c{n}".encode(), b"s" * 1000) for n in range(1000)], 1000)
 
     assert store.sizes.store_bytes > 500_000
@@ -293,7 +293,7 @@ def test_a_damaged_block_does_not_keep_the_others_from_answering(path: Path) -> 
 
 
 @pytest.mark.parametrize("files", ["*.sst", "MANIFEST*", "CURRENT"])
-def test_a_store_that_misses_a_file_is_damaged(path: Path, files: str) -> None:
+def test_a_store_with_a_missing_file_is_damaged(path: Path, files: str) -> None:
     damaged(path).close()
     for file in path.glob(files):
         file.unlink()
@@ -302,7 +302,7 @@ def test_a_store_that_misses_a_file_is_damaged(path: Path, files: str) -> None:
         StateStore(path, CODEC)
 
 
-def test_a_store_whose_position_is_damaged_can_be_wiped_and_made_anew_at_once(path: Path) -> None:
+def test_a_store_with_a_damaged_position_can_be_wiped_and_recreated_at_once(path: Path) -> None:
     store = StateStore(path, CODEC)
     store.write([(b"c1", b"one"), position_record(10)], 2)
     store.close()
@@ -319,7 +319,7 @@ def test_a_store_whose_position_is_damaged_can_be_wiped_and_made_anew_at_once(pa
     StateStore(path, CODEC).close()
 
 
-def test_a_position_that_does_not_decode_is_damage_and_leaves_the_directory_free(path: Path) -> None:
+def test_an_undecodable_position_is_damage_and_leaves_the_directory_unlocked(path: Path) -> None:
     store = StateStore(path, CODEC)
     with pytest.raises(StoreCorruptedError) as kept:
         store.write([(POSITION_KEY, b"\x00rubbish")], 2)
@@ -332,7 +332,7 @@ def test_a_position_that_does_not_decode_is_damage_and_leaves_the_directory_free
     assert kept.value is not kept_too.value
 
 
-def test_a_wiped_store_begins_anew(path: Path) -> None:
+def test_a_wiped_store_is_empty(path: Path) -> None:
     damaged(path).close()
 
     Database.wipe(path)
@@ -342,7 +342,7 @@ def test_a_wiped_store_begins_anew(path: Path) -> None:
     store.close()
 
 
-def test_wiping_what_is_not_there_does_no_harm(path: Path) -> None:
+def test_wiping_a_missing_store_does_no_harm(path: Path) -> None:
     Database.wipe(path)
 
 

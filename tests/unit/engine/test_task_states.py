@@ -72,7 +72,7 @@ def test_a_legal_transition_is_allowed(origin: TaskState, state: TaskState) -> N
 
 
 @pytest.mark.parametrize(("origin", "state"), [pair for pair in ALL if not is_legal(*pair)])
-def test_an_illegal_transition_is_refused_and_changes_nothing(origin: TaskState, state: TaskState) -> None:
+def test_an_illegal_transition_is_rejected_and_changes_nothing(origin: TaskState, state: TaskState) -> None:
     task = task_in(origin)
 
     with pytest.raises(FatalError, match=f"cannot go from {origin.value} to {state.value}"):
@@ -81,7 +81,7 @@ def test_an_illegal_transition_is_refused_and_changes_nothing(origin: TaskState,
     assert task.state is origin
 
 
-def test_every_state_can_be_closed_but_the_closed_one() -> None:
+def test_every_state_except_closed_can_be_closed() -> None:
     assert {state for state, after in TRANSITIONS.items() if TaskState.CLOSED in after} == set(TaskState) - {
         TaskState.CLOSED
     }
@@ -96,7 +96,7 @@ def test_a_restoring_or_halted_task_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("state", list(TaskState))
-def test_closing_ends_any_state_and_may_be_done_twice(state: TaskState) -> None:
+def test_a_task_can_be_closed_in_any_state_and_twice(state: TaskState) -> None:
     task = task_in(state)
 
     task.close(1.0)
@@ -105,7 +105,7 @@ def test_closing_ends_any_state_and_may_be_done_twice(state: TaskState) -> None:
     assert task.state is TaskState.CLOSED
 
 
-def test_a_task_that_is_given_up_shows_nothing_and_ends_what_it_is_doing() -> None:
+def test_a_task_that_is_given_up_has_no_view_and_cancels_its_work() -> None:
     task = task_in(TaskState.TAILING)
     task._shown = cast("StoreView", object())
     before = task.view
@@ -117,7 +117,7 @@ def test_a_task_that_is_given_up_shows_nothing_and_ends_what_it_is_doing() -> No
         task.tail()
 
 
-def test_a_task_that_waits_says_what_it_waits_for_now() -> None:
+def test_a_waiting_task_shows_its_latest_reason() -> None:
     task = task_in(TaskState.WAITING)
 
     task.wait("the table is at 1 of 9")
@@ -126,7 +126,7 @@ def test_a_task_that_waits_says_what_it_waits_for_now() -> None:
     assert (task.state, task.snapshot().reason) == (TaskState.WAITING, "the table is at 5 of 9")
 
 
-def test_a_task_that_waits_while_it_is_restored_says_what_for_and_answers_nobody() -> None:
+def test_a_task_that_waits_during_restoration_shows_the_reason_and_does_not_answer() -> None:
     task = task_in(TaskState.RESTORING)
 
     task.wait("the disk is full")
@@ -138,7 +138,7 @@ _APPLIES_OR_WAITS = (TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, 
 
 
 @pytest.mark.parametrize("state", [s for s in TaskState if s not in _APPLIES_OR_WAITS])
-def test_only_a_task_that_applies_something_can_be_told_to_wait(state: TaskState) -> None:
+def test_only_a_task_that_applies_records_can_wait(state: TaskState) -> None:
     task = task_in(state)
 
     task.wait("registry down")
@@ -156,7 +156,7 @@ def test_only_a_waiting_task_can_be_resumed(state: TaskState) -> None:
     assert task.state is state
 
 
-def test_a_waiting_task_says_why_until_it_is_resumed() -> None:
+def test_a_waiting_task_shows_its_reason_until_it_is_resumed() -> None:
     task = task_in(TaskState.RUNNING)
 
     task.wait("registry down")
@@ -166,7 +166,7 @@ def test_a_waiting_task_says_why_until_it_is_resumed() -> None:
 
 
 @pytest.mark.parametrize("state", [TaskState.RESTORING, TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING])
-def test_an_open_task_can_be_halted_and_says_why(state: TaskState) -> None:
+def test_an_open_task_can_be_halted_and_shows_the_reason(state: TaskState) -> None:
     task = task_in(state)
 
     task.halt("the topic was deleted")
@@ -183,7 +183,7 @@ def test_a_task_halted_twice_keeps_the_first_reason() -> None:
     assert task.snapshot().reason == "the topic was deleted"
 
 
-def test_a_closed_task_cannot_be_moved_by_anybody() -> None:
+def test_a_closed_task_makes_no_transition() -> None:
     task = task_in(TaskState.RUNNING)
     task.close(1.0)
 
@@ -218,7 +218,7 @@ def test_a_task_without_a_store_has_neither_view_nor_position(state: TaskState) 
     assert task.snapshot().position == -1
 
 
-def test_a_standby_that_was_halted_just_before_is_not_promoted() -> None:
+def test_a_standby_that_halts_just_before_its_promotion_is_not_promoted() -> None:
     task = task_in(TaskState.TAILING)
     task.halt("the source is gone")
 

@@ -1,4 +1,4 @@
-"""Tasks of one instance: a partition that is given to it is opened, whatever became of its standby."""
+"""An assigned partition is opened, whatever happened to its standby."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNNING_OWNER = (Role.ACTIVE, TaskState.RUNNING)
 
 
 class Opening:
-    """What becomes of tasks when they are opened, as the test says; none needs a broker."""
+    """What happens to tasks when they are opened; no broker is needed."""
 
     def __init__(self) -> None:
         self.halts: set[Role] = set()
@@ -99,7 +99,7 @@ def becomes(tasks: Tasks, role: Role, state: TaskState) -> None:
     eventually(lambda: [(t.role, t.state) for t in tasks.all()] == [(role, state)], f"the task is {role} and {state}")
 
 
-def test_no_more_tasks_open_at_once_than_there_are_open_files_for_and_all_have_their_turn(
+def test_only_as_many_tasks_open_at_once_as_the_open_files_allow_and_all_get_their_turn(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, at_once = threading.Lock(), [0, 0]
@@ -122,7 +122,7 @@ def test_no_more_tasks_open_at_once_than_there_are_open_files_for_and_all_have_t
     assert tasks.stop(5)
 
 
-def test_a_task_that_waits_for_its_turn_to_open_ends_once_it_is_not_wanted(opening: Opening) -> None:
+def test_a_task_that_waits_for_its_turn_to_open_ends_when_it_is_dismissed(opening: Opening) -> None:
     tasks = Tasks(hosted(), opening, lambda: None, threading.Semaphore(0))
     tasks.assign([0])
 
@@ -130,7 +130,7 @@ def test_a_task_that_waits_for_its_turn_to_open_ends_once_it_is_not_wanted(openi
     assert opening.opened == []
 
 
-def test_a_standby_that_has_halted_is_opened_anew_once_it_is_to_own_its_partition(
+def test_a_halted_standby_is_replaced_by_a_new_task_when_its_partition_is_assigned_here(
     tasks: Tasks, opening: Opening
 ) -> None:
     opening.halts = {Role.STANDBY}
@@ -143,7 +143,7 @@ def test_a_standby_that_has_halted_is_opened_anew_once_it_is_to_own_its_partitio
     assert opening.opened == [Role.STANDBY, Role.ACTIVE]
 
 
-def test_a_standby_that_halts_while_it_is_promoted_is_opened_as_owner_and_then_stays_halted(
+def test_a_standby_that_halts_during_promotion_is_opened_as_owner_and_then_stays_halted(
     tasks: Tasks, opening: Opening
 ) -> None:
     opening.halts = {Role.ACTIVE}
@@ -160,7 +160,7 @@ def test_a_standby_that_halts_while_it_is_promoted_is_opened_as_owner_and_then_s
     assert opening.opened == [Role.STANDBY, Role.ACTIVE]
 
 
-def test_a_standby_that_has_halted_stays_so_while_it_is_one(tasks: Tasks, opening: Opening) -> None:
+def test_a_halted_standby_stays_halted_as_long_as_it_is_a_standby(tasks: Tasks, opening: Opening) -> None:
     opening.halts = {Role.STANDBY}
     tasks.stand_by([0])
     becomes(tasks, *HALTED_STANDBY)
@@ -172,7 +172,7 @@ def test_a_standby_that_has_halted_stays_so_while_it_is_one(tasks: Tasks, openin
     assert opening.opened == [Role.STANDBY]
 
 
-def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
+def test_a_stopping_engine_requests_all_stages_to_stop_before_it_awaits_one(
     tasks: Tasks, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = Tasks(hosted("activity"), opening, lambda: None)
@@ -200,7 +200,7 @@ def test_where_an_engine_stops_no_stage_waits_for_another_to_be_told(
 
 
 @pytest.mark.parametrize("is_promoted", [False, True])
-def test_a_standby_for_which_there_is_no_room_while_it_is_restored_says_so_and_goes_on_once_there_is(
+def test_a_standby_without_disk_space_during_restoration_reports_it_and_continues_when_there_is_space(
     tasks: Tasks, opening: Opening, *, is_promoted: bool
 ) -> None:
     opening.has_room = False
@@ -215,7 +215,7 @@ def test_a_standby_for_which_there_is_no_room_while_it_is_restored_says_so_and_g
     becomes(tasks, *(RUNNING_OWNER if is_promoted else TAILING_STANDBY))
 
 
-def test_damage_in_a_task_that_was_closed_since_leaves_its_successor_and_that_ones_store_alone(
+def test_damage_reported_for_a_closed_task_does_not_affect_its_successor_or_the_successors_store(
     tasks: Tasks, opening: Opening, tmp_path: Path
 ) -> None:
     tasks.assign([0])

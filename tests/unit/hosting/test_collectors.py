@@ -1,4 +1,4 @@
-"""What is read of an instance on a scrape, in the states that a running one is rarely caught in."""
+"""The metrics of an instance in states that are rare in a running one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def task(partition: int, role: Role, state: str = "RUNNING", *, answers: bool = 
 
 @dataclass
 class Engine:
-    """As far as it is read."""
+    """The parts of an engine that the collectors read."""
 
     snapshots: Sequence[TaskSnapshot]
     partitions: Partitions = frozenset({("balance", 0)})
@@ -94,7 +94,7 @@ class Engine:
 
 
 class Instance:
-    """As far as it says whether it wants queries."""
+    """An instance with given reasons not to be ready."""
 
     def __init__(self, *reasons: str) -> None:
         self._reasons = reasons
@@ -116,7 +116,7 @@ def samples(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], floa
     return found
 
 
-def test_an_owner_answers_while_its_lease_holds_and_a_standby_in_any_case() -> None:
+def test_an_owner_answers_while_its_lease_holds_and_a_standby_always() -> None:
     engine = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY, "TAILING")])
 
     before = engine.samples()["balance_task_answers"]
@@ -129,7 +129,7 @@ def test_an_owner_answers_while_its_lease_holds_and_a_standby_in_any_case() -> N
     assert after["balance_lease_holds"] == {(): 0}
 
 
-def test_a_task_that_restores_answers_nobody() -> None:
+def test_a_restoring_task_does_not_answer() -> None:
     found = Engine([task(0, Role.ACTIVE, "RESTORING", answers=False)]).samples()
 
     assert set(found["balance_task_answers"].values()) == {0}
@@ -138,11 +138,11 @@ def test_a_task_that_restores_answers_nobody() -> None:
     assert found["balance_records_to_restore"] == {("0", "balance", "active"): 6}
 
 
-def test_there_is_no_lease_to_speak_of_where_nothing_is_owned() -> None:
+def test_an_instance_without_partitions_has_no_lease_series() -> None:
     assert "balance_lease_holds" not in Engine([], partitions=frozenset()).samples()
 
 
-def test_before_the_ends_are_known_there_is_no_lag() -> None:
+def test_there_is_no_lag_series_before_the_ends_are_known() -> None:
     engine = Engine([task(0, Role.ACTIVE)])
 
     unknown = engine.samples()
@@ -155,7 +155,7 @@ def test_before_the_ends_are_known_there_is_no_lag() -> None:
     assert known["balance_watermark_age_seconds"] == {(): 0}
 
 
-def test_each_read_model_is_measured_against_its_own_source() -> None:
+def test_the_lag_of_a_read_model_is_measured_against_its_own_source() -> None:
     engine = Engine([task(0, Role.ACTIVE)])
     engine.add_model("orders", "shop", 5)
     for watermarks in engine.watermarks.values():
@@ -168,7 +168,7 @@ def test_each_read_model_is_measured_against_its_own_source() -> None:
     assert found["balance_position"] == {("0", "balance", "active"): 90, ("0", "orders", "active"): 90}
 
 
-def test_the_ends_are_as_old_as_those_of_the_source_that_was_asked_for_the_longest_ago() -> None:
+def test_the_watermark_age_is_that_of_the_source_asked_longest_ago() -> None:
     engine = Engine([task(0, Role.ACTIVE)])
     engine.add_model("orders", "shop", 5)
     engine.watermarks["balance"].refresh()
@@ -178,7 +178,7 @@ def test_the_ends_are_as_old_as_those_of_the_source_that_was_asked_for_the_longe
     assert engine.samples()["balance_watermark_age_seconds"] == {(): 7}
 
 
-def test_memory_is_that_of_all_stores() -> None:
+def test_rocksdb_memory_is_summed_over_all_stores() -> None:
     found = Engine([task(0, Role.ACTIVE), task(1, Role.STANDBY)]).samples()
 
     memory = found["balance_rocksdb_memory_bytes"]
@@ -188,7 +188,7 @@ def test_memory_is_that_of_all_stores() -> None:
     assert set(found["balance_store_keys"].values()) == {7}
 
 
-def test_sparks_figures_are_those_of_the_latest_sample() -> None:
+def test_jvm_metrics_are_those_of_the_latest_sample() -> None:
     without = Engine([]).samples()
     found = Engine([], sample=SparkSample(1, 2, 3, 0.5)).samples()
 
@@ -197,13 +197,13 @@ def test_sparks_figures_are_those_of_the_latest_sample() -> None:
     assert found["balance_jvm_gc_seconds_total"] == {(): 0.5}
 
 
-def test_a_query_that_failed_and_a_source_that_cannot_be_looked_at_are_both_a_problem() -> None:
+def test_a_failed_query_and_an_unreadable_source_both_make_the_stream_unhealthy() -> None:
     engines = [Engine([]), Engine([], problem="it failed"), Engine([], source_problem="the broker is away")]
 
     assert [engine.samples()["balance_stream_healthy"][()] for engine in engines] == [1, 0, 0]
 
 
-def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Path) -> None:
+def test_an_instance_reports_its_identity_and_its_readiness(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     instance = Instance("this instance is starting")
     settings = load_settings(state_dir=tmp_path, application_server="here:1")
@@ -217,7 +217,7 @@ def test_an_instance_says_which_it_is_and_whether_it_wants_queries(tmp_path: Pat
     assert found["balance_state_directory_free_bytes"][()] > 0
 
 
-def test_before_there_is_a_state_directory_nothing_is_said_of_its_disk(tmp_path: Path) -> None:
+def test_there_is_no_disk_series_before_the_state_directory_exists(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     settings = load_settings(state_dir=tmp_path / "none")
     registry.register(InstanceCollector(Instance(), settings))
@@ -235,7 +235,7 @@ def test_dead_letters_are_counted_by_cause() -> None:
     assert metrics.totals() == Committed(2, 0, 0, 3)
 
 
-def test_queries_are_counted_by_why_they_were_started_and_what_that_took_is_told() -> None:
+def test_spark_queries_are_counted_by_the_reason_of_their_start_with_its_duration() -> None:
     metrics = Metrics()
     for reason, seconds in (("opened", 0.5), ("failed", 0.25), ("failed", 0.25)):
         metrics.query_started(TaskId("balance", 1), reason, seconds)
@@ -247,7 +247,7 @@ def test_queries_are_counted_by_why_they_were_started_and_what_that_took_is_told
     assert found["balance_stream_start_seconds_sum"] == {(): 1.0}
 
 
-def test_the_number_of_peers_that_have_a_series_is_bounded() -> None:
+def test_the_number_of_peers_with_a_series_is_bounded() -> None:
     metrics = Metrics()
     for peer in range(200):
         metrics.proxied(f"peer-{peer}:1", "answered")

@@ -1,4 +1,4 @@
-"""When an instance wants queries, and what it says is wrong meanwhile."""
+"""The readiness of an instance and the problems that it reports."""
 
 from __future__ import annotations
 
@@ -54,48 +54,48 @@ def running(*stages: Any, shared: str = "") -> Instance:
     return Instance(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
 
 
-def test_while_all_is_well_there_is_no_problem() -> None:
+def test_a_healthy_instance_has_no_problems() -> None:
     instance = running(stage("balance"), stage("activity"))
 
     assert (instance.unready(), instance.problems()) == ([], [])
 
 
-def test_an_instance_whose_address_another_one_has_wants_no_queries() -> None:
+def test_an_instance_with_another_instances_address_is_not_ready() -> None:
     assert running(stage("balance"), shared="another has it").unready() == ["another has it"]
 
 
-def test_a_read_model_that_halts_leaves_the_others_their_queries_and_is_told() -> None:
+def test_an_instance_with_one_halted_read_model_stays_ready_and_reports_it() -> None:
     instance = running(stage("balance"), stage("activity", "HALTED", "its fold failed"))
 
     assert (instance.unready(), instance.problems()) == ([], [HALTED])
 
 
-def test_an_instance_of_which_no_read_model_can_answer_wants_no_queries() -> None:
+def test_an_instance_without_an_answering_read_model_is_not_ready() -> None:
     instance = running(stage("balance", unlooked="the broker is away"), stage("activity", "HALTED", "its fold failed"))
 
     assert instance.unready() == instance.problems() == ["a partition is not folded: the broker is away", HALTED]
 
 
-def test_readiness_tells_strangers_nothing_that_spark_says_and_the_status_tells_operators_all() -> None:
+def test_readiness_hides_sparks_messages_and_the_status_shows_them() -> None:
     instance = running(stage("balance", failed=FAILED))
 
     assert instance.unready() == instance.problems() == [ENDED]
     assert instance.status()["problems"] == [f"balance: {FAILED}"]
 
 
-def test_a_task_that_waits_answers_so_its_instance_keeps_its_queries_and_says_why() -> None:
+def test_an_instance_with_a_waiting_task_stays_ready_and_reports_the_reason() -> None:
     instance = running(stage("balance", "WAITING", "make room"))
 
     assert (instance.unready(), instance.problems()) == ([], ["balance_0 is WAITING: make room"])
 
 
-def test_an_instance_whose_one_task_restores_wants_no_queries() -> None:
+def test_an_instance_whose_only_task_restores_is_not_ready() -> None:
     instance = running(stage("balance", "RESTORING"))
 
     assert instance.unready() == instance.problems() == ["balance_0 is RESTORING"]
 
 
-def test_what_a_start_has_waited_for_is_not_told_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_wait_is_cleared_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.hosting.engine._RETRY_SECONDS", 0.0)
     told: list[str] = []
     outages = [RetriableError("the broker is down"), RetriableError("the registry is down")]

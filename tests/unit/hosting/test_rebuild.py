@@ -68,23 +68,23 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild, "_LOOK_EVERY_SECONDS", 0.0)
 
 
-def test_it_ends_once_all_is_folded() -> None:
+def test_a_replay_ends_when_every_event_is_folded() -> None:
     fakes = Fakes((OURS, 0), (OURS, 4), (OURS, END))
 
     assert fakes.replay() >= 0
     assert fakes.started.is_set()
 
 
-def test_what_the_group_has_lost_for_a_while_goes_on() -> None:
+def test_a_replay_continues_after_the_group_lost_it_for_a_while() -> None:
     assert Fakes((OURS, 0), (OURS, 4), (NONE, 4), (NONE, 4), (OURS, 4), (OURS, END)).replay() >= 0
 
 
-def test_another_instance_in_the_group_ends_it() -> None:
+def test_another_member_of_the_group_ends_a_replay() -> None:
     with pytest.raises(ConfigurationError, match="another instance has joined"):
         Fakes((OURS, 0), (NONE, 0), members=2).replay()
 
 
-def test_a_thread_that_fails_ends_it() -> None:
+def test_a_failed_thread_ends_a_replay() -> None:
     def fail() -> None:
         raise FatalError("Spark's JVM has ended")
 
