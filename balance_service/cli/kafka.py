@@ -169,8 +169,8 @@ def topics_copy(source: str, target: str, partitions: int | None) -> None:
     the command is run again.
     """
     from balance_service.devtools.progress import progress_bar
-    from balance_service.devtools.topic_copy.comparison import compare
-    from balance_service.devtools.topic_copy.copy import copy_topic
+    from balance_service.devtools.topic_comparison import compare
+    from balance_service.devtools.topic_copy import copy_topic
 
     settings = load_settings()
     quiet_logging()

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.devtools.produce import produce_load
-from balance_service.devtools.topic_copy.copy import Copied, copy_topic
+from balance_service.devtools.topic_copy import Copied, copy_topic
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics

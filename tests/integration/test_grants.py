@@ -16,8 +16,8 @@ from balance_service.avro.schemas import load_schema
 from balance_service.cluster.directory import Directory, ServerTable
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.cluster.signatures import RecordSignatures
-from balance_service.devtools.topic_copy.comparison import compare
-from balance_service.devtools.topic_copy.copy import copy_topic
+from balance_service.devtools.topic_comparison import compare
+from balance_service.devtools.topic_copy import copy_topic
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
 from balance_service.engine.outputs import OF_THE_KEY

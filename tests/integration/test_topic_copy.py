@@ -13,9 +13,8 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
-from balance_service.devtools.topic_copy import timestamp_order
-from balance_service.devtools.topic_copy.comparison import compare
-from balance_service.devtools.topic_copy.copier import Copier
+from balance_service.devtools.topic_comparison import compare
+from balance_service.devtools.topic_copy import Copier, by_timestamp
 from balance_service.errors import TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, reader_to_end
@@ -132,8 +131,8 @@ def test_a_copy_killed_repeatedly_is_exact_after_another_run(app: Application) -
     done = run(app.environment, "topics", "copy", app.source, app.target)
 
     assert done.code == 0, done
-    assert f"{_MORE} records, {_MORE} FundsAdded events of {total} in all" in done.stdout
-    assert f"'{app.target}' can take the place of '{app.source}'" in done.stdout
+    assert f"{_MORE} records, {_MORE} FundsAdded events with a total of {total}" in done.stdout
+    assert f"'{app.target}' can replace '{app.source}'" in done.stdout
     source, target = app.read(app.source), app.read(app.target)
     assert contents(target) == contents(source)
     assert {m.partition() == partition_of(m.key(), 3) for m in target} == {True}
@@ -177,7 +176,7 @@ def test_a_run_aborts_the_transaction_that_another_left_open(app: Application) -
         for message in records[100:200]:
             hanging._produce(message, 0)
         hanging._producer.flush(10)
-        noted = TopicPartition(app.source, 0, records[199].offset() + 1, f"{hanging._note}200")
+        noted = TopicPartition(app.source, 0, records[199].offset() + 1, f"{hanging._topic_ids}200")
         hanging._producer.send_offsets_to_transaction([noted], hanging._group.consumer_group_metadata(), 10)
 
         assert app.copy().records == 900
@@ -200,10 +199,8 @@ def test_the_later_of_two_concurrent_runs_fences_the_earlier(app: Application) -
 
 
 def test_partitions_with_very_different_timestamps_are_merged_in_bounded_memory(
-    app: Application, monkeypatch: pytest.MonkeyPatch
+    app: Application,
 ) -> None:
-    monkeypatch.setattr(timestamp_order, "_HELD_RECORDS", 50)
-    monkeypatch.setattr(timestamp_order, "_LEAST_RECORDS", 20)
     app.create(app.source, 3)
     with Writer(app.stack, app.source) as writer:
         # The last partition is newer than all others; the middle one goes back in time once.
@@ -214,7 +211,7 @@ def test_partitions_with_very_different_timestamps_are_merged_in_bounded_memory(
     topics = Topics(app.settings)
     starts, ends = dict.fromkeys(range(3), 0), topics.offsets(app.source, range(3))
     with LogReader(reader_config(app.settings), app.source, starts, ends) as reader:
-        read = [(m.partition(), m.offset()) for m in timestamp_order.by_timestamp(reader)]
+        read = [(m.partition(), m.offset()) for m in by_timestamp(reader, 50, 20)]
 
     expected = [(p, n) for n in range(5_000) for p in (0, 1)]
     went_back = expected.index((1, 700))

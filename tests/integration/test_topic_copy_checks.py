@@ -10,8 +10,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from balance_service.avro.schemas import load_schema
-from balance_service.devtools.topic_copy.comparison import compare
-from balance_service.devtools.topic_copy.copy import Copied
+from balance_service.devtools.topic_comparison import compare
+from balance_service.devtools.topic_copy import Copied
 from balance_service.errors import ConfigurationError, FatalError, RetriableError
 from balance_service.kafka.topics import Topics
 from tests.integration.copying import Application, ignore
@@ -197,5 +197,5 @@ def test_events_deleted_before_they_were_copied_are_reported(app: Application) -
     app.load(50)
     app.admin.delete_records([TopicPartition(app.source, 0, 70)])[TopicPartition(app.source, 0, 70)].result(10)
 
-    with pytest.raises(ConfigurationError, match=f"events 50 to 69 of {app.source}-0 are gone"):
+    with pytest.raises(ConfigurationError, match=f"events 50 to 69 of {app.source}-0 are deleted"):
         app.copy()
