@@ -1,8 +1,8 @@
-"""What operators decide about dead letters: what makes sense, and the record that is kept of it for ever.
+"""Operators' decisions about dead letters: which are allowed, and the topic that keeps them permanently.
 
-The task that owns a letter writes that record, in the transaction in which the decision takes effect. So what the topic
-says was done was done, and a read model that is folded anew, whatever became of its changelog, does not count what was
-discarded.
+The task that owns a dead letter writes the decision in the transaction that carries it out, so the topic contains
+exactly the decisions that took effect. A read model that is rebuilt after the loss of its changelog therefore still
+skips discarded records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import Letter, Status, is_final
-from balance_service.engine.outputs import OF_THE_KEY
+from balance_service.engine.outputs import BY_KEY
 from balance_service.engine.records import Output
 from balance_service.errors import InvalidInputError
 from balance_service.kafka.log_reader import reader_to_end
@@ -33,15 +33,15 @@ STAGE_PATTERN = "[a-zA-Z0-9._-]{1,249}"
 _ID = re.compile(f"({STAGE_PATTERN})/([0-9]{{1,10}}):([0-9]{{1,18}})")
 LETTER_ID_PATTERN = f"^{_ID.pattern}$"
 MOST_REASON = 200
-# Of one request.
+# Per request.
 MOST_IDS = 500
 REASON_PATTERN = rf"^[^\s{CONTROL_CHARACTERS}][^{CONTROL_CHARACTERS}]{{0,{MOST_REASON - 1}}}$"
-# JSON can say half of a character alone, which is no text. Not every dialect of patterns can.
+# JSON can contain an unpaired surrogate. Not every regular expression dialect can match one in REASON_PATTERN.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LetterId(NamedTuple):
-    """Which record of which stage's source: `balance/1:42`."""
+    """Names a dead letter by stage, partition and offset of its record in the stage's source: `balance/1:42`."""
 
     stage: str
     partition: int
@@ -52,56 +52,54 @@ class LetterId(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> LetterId:
-        """Raises InvalidInputError: it is no such id."""
+        """Raises InvalidInputError for any other text."""
         match = _ID.fullmatch(text)
         if match is None:
-            raise InvalidInputError(f"{text[:100]!r} is no dead letter's id; an id is stage/partition:offset")
+            raise InvalidInputError(f"{text[:100]!r} is not the id of a dead letter; an id is stage/partition:offset")
         return LetterId(match[1], int(match[2]), int(match[3]))
 
 
 def reason_of(given: object) -> str:
-    """The reason of a decision. Raises InvalidInputError: it is no text that can be kept."""
+    """Returns the reason of a decision. Raises InvalidInputError if it is not a text that can be stored."""
     if type(given) is not str or not re.fullmatch(REASON_PATTERN, given) or _SURROGATE.search(given):
         raise InvalidInputError(
-            f"reason must be a text of 1 to {MOST_REASON} characters that begins with no blank and has no control "
-            "character: it is kept with the decision"
+            f"reason must be a text of 1 to {MOST_REASON} characters that does not begin with white space and "
+            "contains no control characters"
         )
     return given
 
 
 def closed_already(status: Status) -> str:
-    """Why no decision makes sense about a letter that is closed with this status."""
+    """Returns why a dead letter that is closed with this status cannot be decided about."""
     return f"it is {status.value} already"
 
 
 class Decision(Enum):
-    """What becomes of a letter by an operator's word."""
-
     REDRIVE = "redrive"
-    """Its record is tried again at once."""
+    """Retries the record at once."""
     DISCARD = "discard"
-    """Its record is never applied."""
+    """Closes the dead letter; its record is never applied."""
 
     @property
     def status(self) -> Status:
-        """Of the letter afterwards."""
+        """The status of the dead letter once the decision is written."""
         return Status.SCHEDULED if self is Decision.REDRIVE else Status.DISCARDED
 
     @property
     def closes_as(self) -> Status:
-        """The status of the letter once the decision has closed it; a redriven one is applied a moment later."""
+        """The status of the dead letter after the decision took effect: a redriven record is applied shortly after."""
         return Status.APPLIED if self is Decision.REDRIVE else Status.DISCARDED
 
 
 class Verdict(NamedTuple):
-    """A decision, who made it, and why."""
+    """A decision, the client that made it, and its reason."""
 
     decision: Decision
     by: str
     reason: str
 
     def refusal(self, letter: Letter | None) -> str | None:
-        """Why it makes no sense about a letter; None if it does."""
+        """Returns why the decision is not possible for a dead letter, or None if it is."""
         if letter is None:
             return NO_LETTER
         if not letter.status.is_open:
@@ -109,15 +107,15 @@ class Verdict(NamedTuple):
         if self.decision is Decision.DISCARD:
             return None
         if letter.status is Status.BEHIND:
-            return "it waits behind an earlier record of its key: redrive or discard that"
+            return "it waits behind an earlier record of its key: redrive or discard that record"
         if is_final(letter.cause):
             return f"its cause, {letter.cause}, never goes away: discard it"
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
-    """The decisions about one stage's letters, in the topic that has those of all stages."""
+class DecisionLog:
+    """The decisions about one stage's dead letters. All stages share the topic."""
 
     topic: str
     codec: AvroCodec
@@ -125,7 +123,7 @@ class Decisions:
     source_topic_id: str
 
     def output(self, partition: int, letter: Letter, verdict: Verdict, now_ms: int) -> Output:
-        """The record of one."""
+        """Returns the record of a decision."""
         letter_id = str(LetterId(self.stage, partition, letter.offset))
         record = {
             "id": letter_id,
@@ -137,24 +135,24 @@ class Decisions:
             "sourceTopicId": self.source_topic_id,
         }
         frame = self.codec.encode(record)
-        return Output(letter.offset, self.topic, OF_THE_KEY, letter_id.encode(), frame, now_ms, [])
+        return Output(letter.offset, self.topic, BY_KEY, letter_id.encode(), frame, now_ms, [])
 
-    def letters_before(
+    def closed_letters(
         self, settings: Settings, topics: Topics, partitions: Iterable[int], now_ms: int
     ) -> dict[int, dict[int, Letter]]:
-        """By partition and offset, the letters that were decided about, as a fold from the beginning is to know them.
+        """Returns the dead letters with decisions, by partition and offset, for a fold from the source's beginning.
 
-        What was discarded is not applied. What was redriven was applied later than it came: where it cannot be applied
-        as it comes, it is to be tried again.
+        They are closed: as discarded, so that the fold skips the record, or as applied. A record that was redriven was
+        applied out of order; if it fails in its place in the source, its dead letter is retried at once.
 
         Raises:
-            RetriableError: the broker does not answer.
+            RetriableError: the broker does not respond.
         """
         found: dict[int, dict[int, Letter]] = {partition: {} for partition in partitions}
         topic = topics.find(self.topic)
         if topic is None:
             return found
-        # Behind what another task has open, there may be a decision of ours.
+        # Decisions of this stage may follow another task's open transaction.
         with reader_to_end(settings, topics, topic, waits_for_open=True) as reader:
             for message in reader:
                 record = self.codec.decode(message.value() or b"")

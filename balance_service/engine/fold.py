@@ -1,4 +1,4 @@
-"""What a batch comes to: its updates folded into the states of one task. Reads the store, writes nothing."""
+"""Folds the updates of a batch into the states of one task. Reads the store, writes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from balance_service.engine.dead_letter import BEHIND_CAUSE, blocks_key
 from balance_service.engine.idempotency import IdempotencyKeys
 from balance_service.engine.outputs import ENVELOPE_BYTES
-from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own
+from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.event import event_of
@@ -25,15 +25,7 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.outputs import BatchEmission, Emission
-    from balance_service.engine.records import (
-        CombinedUpdates,
-        DeadLetter,
-        KeyedUpdate,
-        Output,
-        Position,
-        Record,
-        TaskBatch,
-    )
+    from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Position, TaskBatch
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
     from balance_service.model.event import Event, State
@@ -45,14 +37,17 @@ _offset = attrgetter("offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldProcessor:
-    """How updates become states, and which keys may be here; the same for all tasks of a read model."""
+    """Folds events into the states of a read model.
+
+    `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
+    without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
+    emits nothing. `partitions_of_keys` and `partitions_of` return the source partitions of keys.
+    """
 
     read_model: ReadModel
     acceleration: Addition | None
-    """What makes states of combined updates that the fold would make alike; None: the fold makes them all."""
     state_codec: AvroCodec
     largest_bytes: int
-    """Of a batch that the changelog takes."""
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
@@ -60,189 +55,203 @@ class FoldProcessor:
     partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
     idempotency_window_ms: int
     emission: Emission | None = None
-    """How the read model emits; None if it does not."""
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore) -> BatchOutcome:
-        """See `StageProcessor.outcome`."""
-        return fold(batch, partition, stands_at, self, store)
+        """Returns the outcome of a batch. It does not depend on where batches begin and end, with one exception.
 
+        The exception: a state of standard folds is encoded only at the end of the batch, when a later event may have
+        made it fit its schema.
 
-def fold(
-    batch: TaskBatch, partition: int, stands_at: Position, folding: FoldProcessor, store: StateStore
-) -> BatchOutcome:
-    """The outcome of a batch; it does not depend on where batches begin and end.
+        Single events are folded in offset order. If a combined update cannot be applied, the events of its key are read
+        again and folded one by one.
 
-    One thing aside: what standard folds make is looked at where one ends, when a later event may have made it fit.
-
-    Events that came singly are folded so, in offset order. So are those of a key of which the combined update cannot
-    be applied, from its events read again.
-
-    Raises:
-        TaskHaltedError: the read model's own code fails at an event.
-        RetriableError: a record that has to be read again is not there.
-    """
-    held = _held(batch, folding, store)
-    columns, records, read_again, strangers, created = _fold_combined(batch.updates, partition, folding, store, held)
-    emission = None if folding.emission is None else folding.emission.of_batch(batch, partition, stands_at)
-    singly = _by_key(batch.events)
-    before = _read(store, folding, singly)
-    # A key that has a state here was checked when it came.
-    new = [key for key, state in before.items() if state is None]
-    strangers |= {key for key, at in zip(new, folding.partitions_of_keys(new), strict=True) if at != partition}
-    idempotency_keys = IdempotencyKeys.of(
-        batch.events,
-        store,
-        folding.marker_codec,
-        folding.idempotency_window_ms,
-        folding.read_model.repeated,
-        stands_at.stream_time_ms,
-    )
-    outcome = BatchOutcome(idempotency_keys.stream_time_ms, columns, created=created)
-    one_by_one = _OneByOne(folding, batch, stands_at.source, held, emission, idempotency_keys, outcome)
-    for key in singly.keys() - strangers:
-        if not one_by_one.fold(before[key], singly[key]):
-            read_again.add(key)
-    again = sorted(read_again | strangers)
-    before |= _read(store, folding, read_again - before.keys())
-    for key, events in _by_key(batch.singles(again) if again else ()).items():
-        found = [event.record for event in events if event.record is not None]
-        if len(found) < len(events):
-            raise RetriableError(
-                f"of {len(events)} records of a key of {stands_at.source}, {len(found)} could be read again"
-            )
-        if key in strangers:
-            outcome.dead_letters += [replace(record, cause=MISPLACED) for record in found]
-        else:
-            one_by_one.fold(before[key], events)
-    for key, frame in one_by_one.after.items():
-        if frame is not None:
-            records.append((key, frame))
-            outcome.created += before[key] is None
-        elif before[key] is not None:
-            records.append((key, None))
-            outcome.deleted += 1
-    outcome.others = [*records, *idempotency_keys.records(store)]
-    outcome.outputs.sort(key=_offset)
-    return outcome
-
-
-def _held(batch: TaskBatch, folding: FoldProcessor, store: StateStore) -> Mapping[bytes, int]:
-    """Where order matters: by key, the offset after which a batch's events have to wait for one that failed."""
-    if not folding.letters.keeps_order or not (batch.dead_letters or folding.letters.blocks_keys(store)):
-        return {}
-    keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
-    held = folding.letters.blocked_after(store, keys, batch.retried)
-    for letter in batch.dead_letters:
-        if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
-            held[letter.key] = min(letter.offset, held.get(letter.key, letter.offset))
-    return held
-
-
-def _fold_combined(
-    updates: Iterable[CombinedUpdates],
-    partition: int,
-    folding: FoldProcessor,
-    store: StateStore,
-    held: Mapping[bytes, int],
-) -> tuple[list[tuple[pa.Array, pa.Array]], list[Record], set[bytes], set[bytes], int]:
-    """The new states, in columns and others; the keys whose update cannot be applied; those that do not belong here.
-
-    Last, how many of the states are of keys that had none.
-    """
-    columns: list[tuple[pa.Array, pa.Array]] = []
-    records: list[Record] = []
-    inapplicable: set[bytes] = set()
-    strangers: set[bytes] = set()
-    created = 0
-    decode = folding.state_codec.decode
-    for some in updates:
-        keys = some.keys.to_pylist()
-        frames = store.get_many(keys)
-        after = _accelerated(folding, partition, frames, some)
-        if held:
-            after = [None if key in held else frame for key, frame in zip(keys, after, strict=True)]
-        columns.append((some.keys, pa.array(after, pa.binary())))
-        created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
-        rest = [row for row, frame in enumerate(after) if frame is None]
-        for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
-            if before is None and folding.partitions_of_keys([update.key]) != [partition]:
-                strangers.add(update.key)
-                continue
-            if update.key in held:
-                inapplicable.add(update.key)
-                continue
-            try:
-                state = _step(folding, None if before is None else decode(before), update)
-                if state is None:
-                    # Only a fold of its own deletes, and its updates are not combined.
-                    raise FatalError(f"a standard fold of {folding.read_model.name} has deleted a state")
-                _, frame = _framed(folding, state)
-            except PoisonRecordError:
-                inapplicable.add(update.key)
+        Raises:
+            TaskHaltedError: the read model's own code fails on an event.
+            RetriableError: a record that must be read again is missing.
+        """
+        keys = IdempotencyKeys.of(
+            batch.events,
+            store,
+            self.marker_codec,
+            self.idempotency_window_ms,
+            self.read_model.repeated,
+            stands_at.stream_time_ms,
+        )
+        outcome = BatchOutcome(keys.stream_time_ms)
+        blocked = self._blocked(batch, store)
+        read_again, strangers = self._fold_combined(batch.updates, partition, store, blocked, outcome)
+        singly = _by_key(batch.events)
+        before = self._states(store, singly)
+        # The partition of a key that has a state was checked with its first event.
+        new = [key for key, state in before.items() if state is None]
+        strangers |= {key for key, at in zip(new, self.partitions_of_keys(new), strict=True) if at != partition}
+        emission = None if self.emission is None else self.emission.of_batch(batch, partition, stands_at)
+        one_by_one = _OneByOne(self, batch, stands_at.source, blocked, emission, keys, outcome)
+        for key in singly.keys() - strangers:
+            if not one_by_one.fold(before[key], singly[key]):
+                read_again.add(key)
+        again = sorted(read_again | strangers)
+        before |= self._states(store, read_again - before.keys())
+        for key, events in _by_key(batch.singles(again) if again else ()).items():
+            found = [event.record for event in events if event.record is not None]
+            if len(found) < len(events):
+                raise RetriableError(
+                    f"of {len(events)} records of a key of {stands_at.source}, only {len(found)} could be read again"
+                )
+            if key in strangers:
+                outcome.dead_letters += [replace(record, cause=MISPLACED) for record in found]
             else:
-                records.append((update.key, frame))
-                created += before is None
-    return columns, records, inapplicable, strangers, created
+                one_by_one.fold(before[key], events)
+        for key, frame in one_by_one.after.items():
+            if frame is not None:
+                outcome.others.append((key, frame))
+                outcome.created += before[key] is None
+            elif before[key] is not None:
+                outcome.others.append((key, None))
+                outcome.deleted += 1
+        outcome.others += keys.records(store)
+        outcome.outputs.sort(key=_offset)
+        return outcome
 
+    def _blocked(self, batch: TaskBatch, store: StateStore) -> Mapping[bytes, int]:
+        """Returns the offset after which the events of each blocked key must wait; empty if order does not matter."""
+        if not self.letters.keeps_order or not (batch.dead_letters or self.letters.blocks_keys(store)):
+            return {}
+        keys = {update.key for update in batch.events}.union(*(some.keys.to_pylist() for some in batch.updates))
+        blocked = self.letters.blocked_after(store, keys, batch.retried)
+        for letter in batch.dead_letters:
+            if letter.key in keys and letter.key is not None and blocks_key(letter.cause):
+                blocked[letter.key] = min(letter.offset, blocked.get(letter.key, letter.offset))
+        return blocked
 
-def _accelerated(
-    folding: FoldProcessor, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates
-) -> list[bytes | None]:
-    """The next states that the acceleration makes; None for those that only the fold can tell.
+    def _fold_combined(
+        self,
+        updates: Iterable[CombinedUpdates],
+        partition: int,
+        store: StateStore,
+        blocked: Mapping[bytes, int],
+        outcome: BatchOutcome,
+    ) -> tuple[set[bytes], set[bytes]]:
+        """Adds the new states to the outcome.
 
-    None is too large for the changelog: it holds a key, which is short, and a number of 8 bytes.
-    """
-    if folding.acceleration is None:
-        return [None] * len(frames)
-    return folding.acceleration.next_states(
-        some.keys, some.columns, frames, lambda keys: folding.partitions_of(keys) == partition
-    )
+        Returns the keys whose combined update cannot be applied, and the keys that belong to another partition.
+        """
+        inapplicable: set[bytes] = set()
+        strangers: set[bytes] = set()
+        decode = self.state_codec.decode
+        for some in updates:
+            keys = some.keys.to_pylist()
+            frames = store.get_many(keys)
+            after = self._accelerated(partition, frames, some)
+            if blocked:
+                after = [None if key in blocked else frame for key, frame in zip(keys, after, strict=True)]
+            outcome.columns.append((some.keys, pa.array(after, pa.binary())))
+            outcome.created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
+            rest = [row for row, frame in enumerate(after) if frame is None]
+            for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
+                if before is None and self.partitions_of_keys([update.key]) != [partition]:
+                    strangers.add(update.key)
+                    continue
+                if update.key in blocked:
+                    inapplicable.add(update.key)
+                    continue
+                try:
+                    state = self.step(None if before is None else decode(before), update)
+                    if state is None:
+                        # Only a read model's own fold deletes states, and its updates are never combined.
+                        raise FatalError(f"a standard fold of {self.read_model.name} has deleted a state")
+                    _, frame = self.framed(state)
+                except PoisonRecordError:
+                    inapplicable.add(update.key)
+                else:
+                    outcome.others.append((update.key, frame))
+                    outcome.created += before is None
+        return inapplicable, strangers
+
+    def _accelerated(self, partition: int, frames: Sequence[bytes | None], some: CombinedUpdates) -> list[bytes | None]:
+        """Returns the next states that the acceleration computes, with None for those that the fold must compute.
+
+        These states always fit the changelog: they contain a short key and numbers of 8 bytes.
+        """
+        if self.acceleration is None:
+            return [None] * len(frames)
+        return self.acceleration.next_states(
+            some.keys, some.columns, frames, lambda keys: self.partitions_of(keys) == partition
+        )
+
+    def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
+        """Returns the next state, or None if the fold deletes it. Raises as `call_own_code`."""
+        return call_own_code(self.read_model.next_state, state, update.key, update.update, event)
+
+    def framed(self, state: State) -> tuple[State, bytes]:
+        """Returns a state as it will be read from the store, and its frame.
+
+        Raises:
+            PoisonRecordError: the state does not fit its schema or the changelog.
+        """
+        try:
+            frame = self.state_codec.encode(state)
+            if len(frame) + ENVELOPE_BYTES > self.largest_bytes:
+                raise ValueError(f"the changelog does not accept its {len(frame)} bytes")
+            # A state of standard folds survives encoding unchanged.
+            return state if self.read_model.standard_folds else self.state_codec.decode(frame), frame
+        except Exception as error:  # fastavro raises any exception its writer or reader runs into
+            raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
+
+    def _states(self, store: StateStore, keys: Iterable[bytes]) -> dict[bytes, State | None]:
+        wanted = list(keys)
+        decode = self.state_codec.decode
+        return {
+            key: None if frame is None else decode(frame)
+            for key, frame in zip(wanted, store.get_many(wanted), strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """Folds the events of keys one by one. The results go to `folded` and `after`."""
+    """Folds the events of keys one by one, and adds the results to `outcome` and `after`."""
 
-    folding: FoldProcessor
+    processor: FoldProcessor
     batch: TaskBatch
     source: str
     """A topic and its partition."""
-    held: Mapping[bytes, int]
-    """By key, the offset after which its events wait."""
+    blocked: Mapping[bytes, int]
+    """By key, the offset after which its events must wait."""
     emission: BatchEmission | None
     idempotency_keys: IdempotencyKeys
     outcome: BatchOutcome
     after: dict[bytes, bytes | None] = field(default_factory=dict)
-    """The frames of the new states by key; None of a key that has none any more."""
+    """The frames of the new states by key; None for a deleted state."""
 
     def fold(self, before: State | None, events: Sequence[KeyedUpdate]) -> bool:
-        """Fold the events of a key; False, with nothing changed, if one that cannot be applied has no record.
+        """Folds the events of one key. Returns False and changes nothing if an event that fails has no record.
 
         Raises:
-            TaskHaltedError: the read model's own code failed at an event.
+            TaskHaltedError: the read model's own code fails on an event.
         """
-        # What a fold of its own made may come back as another value, a float's nearest; that must not depend on where a
-        # batch ends.
+        # A state of an own fold may change when it is encoded, such as a float that is rounded. Encoding each state
+        # makes the result independent of where batches end.
         is_sent = self.emission is not None and self.emission.takes_each_frame
-        return self._fold(before, events, frames_each=is_sent or not self.folding.read_model.standard_folds)
+        return self._fold(before, events, frames_each=is_sent or not self.processor.read_model.standard_folds)
 
     def _fold(self, before: State | None, events: Sequence[KeyedUpdate], *, frames_each: bool) -> bool:
-        records = self.folding.read_model.stages[-1].records
+        processor = self.processor
+        records = processor.read_model.stages[-1].records
         letters: list[DeadLetter] = []
         outputs: list[Output] = []
         state, duplicates, last, frame = before, 0, None, None
-        held_after = self.held.get(events[0].key, events[-1].offset)
+        blocked_after = self.blocked.get(events[0].key, events[-1].offset)
         for update in events:
             try:
-                if update.offset > held_after:
+                if update.offset > blocked_after:
                     raise PoisonRecordError(BEHIND_CAUSE, "an earlier event of this key could not be applied yet")
                 if self.idempotency_keys.is_repeated(update):
                     duplicates += 1
                     continue
                 event = event_of(records, update.update, update.timestamp_ms)
-                following, following_frame = _step(self.folding, state, update, event), None
+                following, following_frame = processor.step(state, update, event), None
                 if frames_each and following is not None:
-                    following, following_frame = _framed(self.folding, following)
+                    following, following_frame = processor.framed(following)
                 if self.emission is not None:
                     outputs += self.emission.of_event(update, event, following, following_frame)
             except PoisonRecordError as error:
@@ -250,9 +259,9 @@ class _OneByOne:
                     self.idempotency_keys.forget(events)
                     return False
                 if isinstance(error, OwnCodeFailedError):
-                    self._require_letter(error, update)
-                    if self.folding.letters.keeps_order:
-                        held_after = update.offset
+                    self._require_retried(error, update)
+                    if processor.letters.keeps_order:
+                        blocked_after = update.offset
                 letters.append(replace(update.record, cause=error.cause))
             else:
                 state, frame, last = following, following_frame, update
@@ -260,17 +269,17 @@ class _OneByOne:
         if last is not None:
             if frame is None and state is not None:
                 try:
-                    _, frame = _framed(self.folding, state)
+                    _, frame = processor.framed(state)
                 except PoisonRecordError:
-                    # One of the events is to blame.
+                    # Encoding the state after each event finds the event that made it unfit.
                     self.idempotency_keys.forget(events)
                     return self._fold(before, events, frames_each=True)
             if self.emission is not None and state != before:
                 try:
                     outputs += self.emission.of_last(last, state, frame)
                 except OwnCodeFailedError as error:
-                    # What is sent is of all events together, so none of them is applied.
-                    self._require_letter(error, last)
+                    # The output depends on all of the events, so none of them is applied.
+                    self._require_retried(error, last)
                     self.idempotency_keys.forget(events)
                     refused = {letter.offset for letter in letters}
                     rest = [event.record for event in events if event.record and event.offset not in refused]
@@ -282,28 +291,8 @@ class _OneByOne:
         self.outcome.duplicates += duplicates
         return True
 
-    def _require_letter(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
-        error.require_letter(self.batch, self.folding.read_model.name, self.source, event.offset)
-
-
-def _step(folding: FoldProcessor, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
-    return call_own(folding.read_model.next_state, state, update.key, update.update, event)
-
-
-def _framed(folding: FoldProcessor, state: State) -> tuple[State, bytes]:
-    """A state as it is read again, and its frame.
-
-    Raises:
-        PoisonRecordError: it cannot be kept, or not be read again.
-    """
-    try:
-        frame = folding.state_codec.encode(state)
-        if len(frame) + ENVELOPE_BYTES > folding.largest_bytes:
-            raise ValueError(f"the changelog would refuse its {len(frame)} bytes for ever")
-        # What standard folds make comes back as it was.
-        return state if folding.read_model.standard_folds else folding.state_codec.decode(frame), frame
-    except Exception as error:  # fastavro raises whatever its writer and reader trip over
-        raise PoisonRecordError(STATE_UNFIT, f"the fold's state cannot be kept: {error}") from error
+    def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
+        error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset)
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:
@@ -311,11 +300,3 @@ def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:
     for update in updates:
         grouped.setdefault(update.key, []).append(update)
     return grouped
-
-
-def _read(store: StateStore, folding: FoldProcessor, keys: Iterable[bytes]) -> dict[bytes, State | None]:
-    wanted = list(keys)
-    decode = folding.state_codec.decode
-    return {
-        key: None if frame is None else decode(frame) for key, frame in zip(wanted, store.get_many(wanted), strict=True)
-    }

@@ -12,7 +12,7 @@ from balance_service.model.read_model import ReadModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from balance_service.engine.decisions import Decisions
+    from balance_service.engine.decisions import DecisionLog
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
@@ -37,7 +37,7 @@ class HostedStage:
     source: Topic
     watermarks: Watermarks
     processor: StageProcessor
-    decisions: Decisions
+    decisions: DecisionLog
     state_directory: StateDirectory
     joined: JoinedTables | None = None
 

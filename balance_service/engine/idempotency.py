@@ -1,10 +1,10 @@
-"""Of several events with one idempotency key and one state key, the first counts.
+"""Idempotency keys: of several events with the same idempotency key and state key, the first counts.
 
-What was applied is remembered by markers, which lie in the store and the changelog beside the states and are written
-with them. Two records each: one by name, to find it, and one by time, to find what has expired. Time is the
-partition's stream time: the greatest timestamp of an event with an idempotency key up to the one at hand, those aside
-that are of no year with four digits. So what is decided depends on the order of the records alone, not on where batches
-begin or when expired markers are removed.
+Markers record the events that were applied. The store and the changelog keep them next to the states and write them
+together. A marker is two records: one by name, to look it up, and one by time, to find it when it has expired. Time is
+the partition's stream time: the greatest timestamp so far of an event with an idempotency key, without timestamps after
+the year 9999. The result therefore depends only on the order of the records, not on where batches begin or when expired
+markers are removed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _BY_NAME = RESERVED_PREFIX + b"once-by-name"
 _BY_TIME = RESERVED_PREFIX + b"once-by-time"
 _NAME_BYTES = 16
 _FINGERPRINT_BYTES = 16
-# The end of the year 9999. What is beyond was counted in another unit, and as stream time would make every key expire.
+# The end of the year 9999. A later timestamp is in another unit; as stream time, it would make every key expire.
 _LATEST_MS = 253_402_300_799_999
-# More than a batch adds, so that what has expired does not pile up; not all, so that no commit takes long.
+# A commit removes more markers than its batch adds, so that expired ones do not accumulate, but not all at once.
 _REMOVED_AT_LEAST = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An event that was applied: when it was, in ms, and what it changed, as a digest."""
+    """An event that was applied: its timestamp in ms, and a digest of its changes."""
 
     timestamp_ms: int
     fingerprint: bytes
@@ -46,7 +46,10 @@ class Marker:
 
 @dataclass(slots=True)
 class IdempotencyKeys:
-    """What is known of the idempotency keys of one batch, while it is folded."""
+    """The idempotency keys of one batch while it is folded.
+
+    `known` are stored markers and `fresh` new ones, by name. `times` is the stream time at each offset.
+    """
 
     window_ms: int
     codec: AvroCodec
@@ -65,13 +68,13 @@ class IdempotencyKeys:
         repeated: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         stream_time_ms: int,
     ) -> IdempotencyKeys:
-        """Look up the markers of all updates that have an idempotency key.
+        """Looks up the markers of all updates that have an idempotency key.
 
         Args:
-            codec: of markers.
-            window_ms: for how long a key is recognised.
-            repeated: an update → what of it a retry repeats.
-            stream_time_ms: as it was before the batch; -1 for none.
+            codec: the codec of markers.
+            window_ms: how long a key is remembered.
+            repeated: returns the fields of an update that a retry repeats.
+            stream_time_ms: the stream time before the batch; -1 for none.
         """
         once = sorted((u.record.offset, u.record.timestamp_ms, _name(u)) for u in updates if u.record and _is_once(u))
         times: dict[int, int] = {}
@@ -87,7 +90,7 @@ class IdempotencyKeys:
         """Whether an event with the same idempotency key was applied to the same state within the window.
 
         Raises:
-            PoisonRecordError: yes, but that event changed something else.
+            PoisonRecordError: such an event was applied, but it made a different change.
         """
         if update.record is None or not _is_once(update):
             return False
@@ -96,21 +99,21 @@ class IdempotencyKeys:
         if marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:
             return False
         if marker.fingerprint != self._fingerprint(update):
-            raise PoisonRecordError(REUSED, "an event with this idempotency key changed something else")
+            raise PoisonRecordError(REUSED, "an earlier event with this idempotency key made a different change")
         return True
 
     def remember(self, update: KeyedUpdate) -> None:
-        """An event was applied; one without an idempotency key leaves nothing."""
+        """Notes that an event was applied, if it has an idempotency key."""
         if update.record is None or not _is_once(update):
             return
         now = self.times[update.record.offset]
         timestamp_ms = _in_ms(update.record.timestamp_ms, now)
-        # Where it has expired already, it would never be found.
+        # A marker that has already expired would never be found.
         if timestamp_ms + self.window_ms > now:
             self.fresh[_name(update)] = Marker(timestamp_ms, self._fingerprint(update))
 
     def forget(self, updates: Iterable[KeyedUpdate]) -> None:
-        """These were not applied after all: they will be judged again."""
+        """Takes back `remember` for events that will be folded again."""
         for update in updates:
             if _is_once(update):
                 self.fresh.pop(_name(update), None)
@@ -120,13 +123,13 @@ class IdempotencyKeys:
         return hashlib.sha256(changed.encode()).digest()[:_FINGERPRINT_BYTES]
 
     def records(self, store: StateStore) -> list[Record]:
-        """What the changelog and the store are to be told: new markers, and expired ones removed."""
+        """Returns the records of new markers and the deletions of expired ones, for the changelog and the store."""
         records: list[Record] = []
         for name, marker in self.fresh.items():
             frame = self.codec.encode({"timestamp": marker.timestamp_ms, "fingerprint": marker.fingerprint})
             records += [(_BY_NAME + name, frame), (_by_time(marker.timestamp_ms) + name, b"")]
         removed = self._expired(store)
-        # Where the batch spans more than the window, some have expired by its end.
+        # A batch that spans more than the window adds markers that have expired at its end.
         store.look_for(_BY_TIME, records)
         return [*removed, *records]
 
@@ -139,7 +142,7 @@ class IdempotencyKeys:
         frames = store.get_many([_BY_NAME + name for name in names]) if names else []
         removed: list[Record] = [(key, None) for key in keys]
         for key, name, frame in zip(keys, names, frames, strict=True):
-            # Named anew since, it lives on under a later time.
+            # A marker that was written again since is kept under its later time.
             is_current = frame is not None and _by_time(_marker(self.codec.decode(frame)).timestamp_ms) + name == key
             if is_current and name not in self.fresh:
                 removed.append((_BY_NAME + name, None))
@@ -147,7 +150,7 @@ class IdempotencyKeys:
 
 
 def _in_ms(timestamp: int, otherwise: int) -> int:
-    """A timestamp, unless it is in another unit."""
+    """Returns a timestamp in ms, or the other value if the timestamp is in another unit."""
     return timestamp if timestamp <= _LATEST_MS else otherwise
 
 

@@ -190,7 +190,7 @@ def starting_letters(store: StateStore, hosted: HostedStage, partition: int) -> 
     if store.position is not None:
         return letters.on_open(store)
     settings, topics, stage, source = hosted.settings, hosted.topics, hosted.stage, hosted.source
-    known = hosted.decisions.letters_before(settings, topics, [partition], now_ms)[partition]
+    known = hosted.decisions.closed_letters(settings, topics, [partition], now_ms)[partition]
     if stage.retries:
         discarded = {at: letter for at, letter in known.items() if letter.status is Status.DISCARDED}
         start = topics.offsets(source.name, [partition], earliest=True)[partition]

@@ -1,4 +1,4 @@
-"""What a stage does with a batch: folds it into states, or passes its events on. Reads the store, writes nothing."""
+"""The interface of stage processors, and calls of a read model's own code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.engine.store import StateStore
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """New states and markers, framed; the events that turned out not to be applicable, or were applied before.
+    """The states, outputs and dead letters that a batch results in.
 
-    `columns` are keys and states, row for row, some at a time and null where `others` has the state, if anything: as
-    Python's objects, those of a large batch would take a multiple of their bytes. A deleted state is among `others`, as
-    a key without a value. `outputs` is what is sent to other topics, in the order of the events that it comes of.
-    `letters` are of records that are to be taken up later: they are no dead letters.
+    `columns` are pairs of keys and framed states, row for row. A state is null if `others` has it, or if it does not
+    change. Large batches stay in columns because Python objects would take several times their bytes. `others` are
+    further states and the idempotency markers, framed; a key without a value is a deleted state. `outputs` are in the
+    order of the events that they are made of. `letters` are records that the stage schedules; they did not fail.
+    `duplicates`, `created` and `deleted` are numbers of events, new states and deleted states.
     """
 
     stream_time_ms: int
@@ -44,7 +50,7 @@ class BatchOutcome:
     deleted: int = 0
 
     def records(self) -> Iterator[Record]:
-        """All that is new or gone, for the changelog and for the store."""
+        """Yields the records for the changelog and the store."""
         for keys, frames in self.columns:
             yield from (
                 (key, frame)
@@ -55,77 +61,74 @@ class BatchOutcome:
 
 
 class StageProcessor(Protocol):
-    """What the tasks of one stage do with their batches."""
+    """Processes the batches of one stage, for all of its tasks: folds them into states, or passes records on."""
 
     @property
     def position_codec(self) -> AvroCodec:
-        """Of the position records in the stage's changelog."""
+        """The codec of the position records in the stage's changelog."""
 
     @property
     def letters(self) -> Letters:
-        """How its dead letters are kept."""
+        """The stage's dead letters."""
 
     def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore, /) -> BatchOutcome:
-        """What a batch comes to; apart from how often the last state of a key is sent, wherever batches are cut.
+        """Returns the outcome of a batch, without writing it.
+
+        The outcomes of consecutive batches together do not depend on where batches begin and end, except that the
+        last state of a key may be sent more or less often.
 
         Args:
             stands_at: the store's position.
         """
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-log = structlog.get_logger(__name__)
-
-
 class OwnCodeFailedError(PoisonRecordError):
-    """A read model's own code failed, it did not refuse the event; `__cause__` is what it raised."""
+    """A read model's own code failed, rather than refused the event. `__cause__` is the exception that it raised."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(OWN_CODE_FAILED, str(error))
 
-    def require_letter(self, batch: TaskBatch, read_model: str, source: str, offset: int) -> None:
-        """Returns if the record was a dead letter that is tried again: it stays one, for an operator.
+    def require_retried(self, batch: TaskBatch, read_model: str, source: str, offset: int) -> None:
+        """Logs the failure if the record is a dead letter that is being retried: it stays one, for an operator.
 
         Args:
             source: a topic and its partition.
 
         Raises:
-            TaskHaltedError: it is an event that comes, and to pass over it would skip it.
+            TaskHaltedError: the record is a new event, which the task must not skip.
         """
-        # No more of the exception, which may quote the event: probes are told this without a token.
+        # The exception's text may quote the event, and probes return this reason without authentication.
         kind = type(self.__cause__).__name__
-        told = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
+        failure = f"the code of the read model {read_model} fails at offset {offset} of {source} with {kind}"
         if offset not in batch.retried:
-            raise TaskHaltedError(f"{told}; correct it, and restart the instance") from self.__cause__
+            raise TaskHaltedError(f"{failure}; correct it, and restart the instance") from self.__cause__
         log.error(
             "a dead letter waits for an operator",
             read_model=read_model,
-            reason=f"{told}; correct it and redrive the record, or discard it",
+            reason=f"{failure}; correct it and redrive the record, or discard it",
             exc_info=self.__cause__,
         )
 
 
-def call_own(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a read model's own code makes.
+def call_own_code(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a function that the read model's author wrote.
 
     Raises:
-        OwnCodeFailedError: it has failed.
-        PoisonRecordError: it refuses the event.
+        OwnCodeFailedError: the function failed.
+        PoisonRecordError: the function refuses the event.
     """
     try:
         return code(*args, **kwargs)
     except PoisonRecordError as error:
         if is_reserved(error.cause):
-            why = f"the cause '{error.cause}' says that a record could not be read; name another"
+            why = f"the cause '{error.cause}' is reserved for records that could not be read; use another"
             raise OwnCodeFailedError(error) from ConfigurationError(why)
         raise
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # own code may raise anything
         raise OwnCodeFailedError(error) from error
 
 
-def made_by_own(code: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
-    """The records that a read model's own code makes, of whatever form. Raises as `call_own`."""
-    # Taken out of it here: a generator fails only then.
-    return call_own(lambda: [*listed(code(*args, **kwargs))])
+def records_of_own_code(code: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+    """Returns the records that a function of the author makes: one, several or none. Raises as `call_own_code`."""
+    # A generator must be exhausted within the call: it runs, and fails, only then.
+    return call_own_code(lambda: [*listed(code(*args, **kwargs))])

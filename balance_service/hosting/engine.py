@@ -18,7 +18,7 @@ from balance_service.avro.schemas import load_schema
 from balance_service.cluster.membership import Membership, consumer_config
 from balance_service.engine.assembly import Surroundings, processor_of, table_contexts
 from balance_service.engine.database import limit_open_files
-from balance_service.engine.decisions import Decisions
+from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.hosted_stage import HostedStage
 from balance_service.engine.source_watch import Purge, SourceCheck
 from balance_service.engine.stateless import JoinProcessor
@@ -266,7 +266,7 @@ class Engine:
                 source=prepared[stage.source],
                 watermarks=self.watermarks[stage.source],
                 processor=processor,
-                decisions=Decisions(
+                decisions=DecisionLog(
                     topic=decisions_topic,
                     codec=around.codec(decisions_topic, load_schema("DeadLetterDecision")),
                     stage=stage.name,

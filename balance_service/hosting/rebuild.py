@@ -21,7 +21,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.membership import consumer_config, refusal
 from balance_service.engine.dead_letters import Letters, letter_offset
-from balance_service.engine.decisions import Decisions
+from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.opening import open_writer, was_purged
 from balance_service.engine.outputs import sent_up_to
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
@@ -181,7 +181,7 @@ class Carryover:
         codec = AvroCodec(registry, subject_of(stage.changelog, letter), letter)
         self._letters = Letters(codec=codec, every_ms=0, keeps_order=keeps_order)
         decisions_topic = settings.dead_letter_decisions_topic
-        self._decisions = Decisions(
+        self._decisions = DecisionLog(
             topic=decisions_topic,
             codec=AvroCodec(registry, subject_of(decisions_topic, decision), decision),
             stage=stage.name,
@@ -237,8 +237,8 @@ class Carryover:
     def _read(self) -> None:
         partitions = range(self._source.partitions)
         now_ms = self._letters.now_ms()
-        # Decisions stay valid after their letter has expired from the changelog.
-        self._known |= self._decisions.letters_before(self._settings, self._topics, partitions, now_ms)
+        # DecisionLog stay valid after their letter has expired from the changelog.
+        self._known |= self._decisions.closed_letters(self._settings, self._topics, partitions, now_ms)
         changelog = self._topics.find(self._stage.changelog)
         positions, letters = ({}, {}) if changelog is None else self._read_changelog(changelog)
         for partition in partitions:

@@ -20,7 +20,7 @@ from balance_service.devtools.topic_comparison import compare
 from balance_service.devtools.topic_copy import copy_topic
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
-from balance_service.engine.outputs import OF_THE_KEY
+from balance_service.engine.outputs import BY_KEY
 from balance_service.engine.records import POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
@@ -113,7 +113,7 @@ def commit(settings: Settings, dead_letters: int = 0, outputs: Sequence[Output] 
 
 
 def decide(settings: Settings) -> None:
-    decision = Output(0, settings.dead_letter_decisions_topic, OF_THE_KEY, b"balance/0:0", b"d", 0, [])
+    decision = Output(0, settings.dead_letter_decisions_topic, BY_KEY, b"balance/0:0", b"d", 0, [])
     commit(settings, outputs=[decision])
 
 

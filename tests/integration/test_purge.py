@@ -120,6 +120,6 @@ def test_a_changelog_lost_after_a_purge_halts_its_stage_and_sends_nothing_twice(
     shutil.rmtree(settings.state_dir)
 
     with running_engine(settings) as engine:
-        assert "nobody knows what was passed on" in reason_of_halt(engine, passing)
+        assert "it is unknown what was passed on" in reason_of_halt(engine, passing)
         assert "were deleted after they were applied" in reason_of_halt(engine, name)
         assert read_topic(stack, topic) == []

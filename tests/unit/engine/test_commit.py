@@ -17,7 +17,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.database import Database
-from balance_service.engine.fold import FoldProcessor, fold
+from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.records import (
     MISPLACED,
@@ -311,7 +311,7 @@ def test_events_whose_key_belongs_to_another_partition_are_dead_letters(store: S
 
 
 def test_a_fold_writes_nothing(store: StateStore) -> None:
-    folded = fold(Source(events("1.00")).batch(), PARTITION, Position(0, EPOCH, "t"), FOLDING, store)
+    folded = FOLDING.outcome(Source(events("1.00")).batch(), PARTITION, Position(0, EPOCH, "t"), store)
 
     assert (len([*folded.records()]), folded.dead_letters) == (1, [])
     assert balances(store) == {}

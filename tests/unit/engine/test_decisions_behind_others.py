@@ -1,4 +1,4 @@
-"""Decisions about dead letters, where other tasks write theirs to the same partition."""
+"""DecisionLog about dead letters, where other tasks write theirs to the same partition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
-from balance_service.engine.decisions import Decision, Decisions, Verdict
+from balance_service.engine.decisions import Decision, DecisionLog, Verdict
 from balance_service.kafka import log_reader
 from balance_service.kafka.topics import Topic
 from balance_service.settings import load_settings
@@ -34,7 +34,7 @@ class Topics:
 
 def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
-    decisions = Decisions(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
+    decisions = DecisionLog(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
     verdict = Verdict(Decision.DISCARD, "me", "a test")
     written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
 
@@ -54,6 +54,6 @@ def test_one_that_lies_behind_anothers_open_transaction_is_known(monkeypatch: py
     monkeypatch.setattr(log_reader, "LogReader", Reader)
     topics: Any = Topics()
 
-    known = decisions.letters_before(load_settings(), topics, [0], 2_000)
+    known = decisions.closed_letters(load_settings(), topics, [0], 2_000)
 
     assert known[0][7].status is Status.DISCARDED

@@ -330,7 +330,7 @@ def test_order_across_a_re_key_is_refused() -> None:
     "text", ["balance", "balance/1", "balance/1:", "/1:2", "balance/-1:2", "balance/1:2\n", "a b/1:2"]
 )
 def test_what_is_no_letters_id_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="no dead letter's id"):
+    with pytest.raises(InvalidInputError, match="not the id of a dead letter"):
         LetterId.parse(text)
 
 

@@ -305,7 +305,7 @@ def context(stage: Stage, broker: Broker, decided: Mapping[int, Letter] | None =
     settings = load_settings(application_id="app", retry_topics=(SOURCE,))
     (of,) = stages_of_retries((), settings)
     topics: Any = broker
-    decisions: Any = SimpleNamespace(letters_before=lambda *_: {1: decided or {}})
+    decisions: Any = SimpleNamespace(closed_letters=lambda *_: {1: decided or {}})
     nobody: Any = None
     return HostedStage(
         settings=settings,
