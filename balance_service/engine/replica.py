@@ -36,7 +36,7 @@ class Replica:
         self._task_id = task_id
         self._hosted = hosted
         self._reader: ChangelogReader | None = None
-        self._completeness = Completeness(self._end)
+        self.completeness = Completeness(self._end)
         self.store: StateStore | None = None
         self.changelog_topic_id = ""
         self.restoration = Restoration(log)
@@ -77,9 +77,9 @@ class Replica:
             raise StoreCorruptedError(f"the store reaches to {store.reaches}, beyond the changelog's end {end}")
         self.restoration.begin(start, end)
         if not is_fenced:
-            self._completeness.look()
+            self.completeness.look()
         yield from reader.replay(end, is_closing, answers=answers, fenced=is_fenced)
-        self._completeness.passed(reader.whole_up_to)
+        self.completeness.passed(reader.whole_up_to)
 
     def tail(self) -> Iterator[Part]:
         """Yields the owner's commits since the last call, after a short wait if there are none. Use as `catch_up`.
@@ -89,15 +89,15 @@ class Replica:
         _, reader = self._opened()
         yield from reader.tail()
         if reader.met_end:
-            self._completeness.met_end()
+            self.completeness.met_end()
         # The consumer reports the end once; on an idle changelog the reader stays there.
-        self._completeness.passed(reader.whole_up_to)
-        self._completeness.look()
+        self.completeness.passed(reader.whole_up_to)
+        self.completeness.look()
 
     @property
     def is_complete(self) -> bool:
         """Whether the store is exactly as a commit of the owner left it."""
-        return self._opened()[1].is_whole and self._completeness.holds
+        return self._opened()[1].is_whole and self.completeness.holds
 
     def passed(self, part: Part) -> bool:
         """Returns whether the store will be as a commit left it once a part is applied.
@@ -105,11 +105,11 @@ class Replica:
         Raises:
             RetriableError: the reader paused so long that the store must be opened again, which checks its age.
         """
-        if self._completeness.was_away:
+        if self.completeness.was_away:
             raise RetriableError("the changelog was not read for an hour, in which tombstones may have gone")
         if part.is_whole:
-            self._completeness.passed(part.changelog_offset)
-        return part.is_whole and self._completeness.holds
+            self.completeness.passed(part.changelog_offset)
+        return part.is_whole and self.completeness.holds
 
     def apply(self, part: Part) -> None:
         """Writes a part to the store.

@@ -72,7 +72,7 @@ class Task:
         self._epoch = 0
         self._shown: StoreView | None = None
         self._log = log.bind(task=str(task_id), partition=task_id.partition)
-        self._replica = Replica(task_id, hosted, self._log)
+        self.replica = Replica(task_id, hosted, self._log)
 
     @property
     def state(self) -> TaskState:
@@ -100,7 +100,7 @@ class Task:
         return None if self._closing.is_set() else self._shown
 
     def snapshot(self) -> TaskSnapshot:
-        store, state, restoration = self._replica.store, self._state, self._replica.restoration
+        store, state, restoration = self.replica.store, self._state, self.replica.restoration
         stands_at = self._stands_at
         return TaskSnapshot(
             self.task_id,
@@ -132,7 +132,7 @@ class Task:
     def tail(self) -> None:
         """Applies the owner's new commits to a standby; waits briefly if there are none. Raises as `open`."""
         with self._held():
-            self._apply(self._replica.tail())
+            self._apply(self.replica.tail())
             self._answer_if_complete()
 
     def promote(self) -> None:
@@ -141,7 +141,7 @@ class Task:
             if self._state is TaskState.HALTED:
                 # The supervisor decided before it saw the halt.
                 return
-            self._replica.check_same_logs()
+            self.replica.check_same_logs()
             self._own()
 
     def process(self, batch: TaskBatch) -> Committed:
@@ -250,7 +250,7 @@ class Task:
 
     @property
     def _stands_at(self) -> Position | None:
-        store = self._replica.store
+        store = self.replica.store
         return None if store is None else store.position
 
     @contextmanager
@@ -278,12 +278,12 @@ class Task:
         self._to(TaskState.CLOSED)
         if self._writer is not None:
             self._writer.close()
-        self._replica.close()
+        self.replica.close()
 
     def _open(self) -> None:
         self._to(TaskState.RESTORING)
         # (a) The store is a copy of the changelog.
-        self._replica.open(is_owned=self._role is Role.ACTIVE)
+        self.replica.open(is_owned=self._role is Role.ACTIVE)
         if self._role is Role.ACTIVE:
             self._own()
         else:
@@ -291,10 +291,10 @@ class Task:
             self._answer_if_complete()
 
     def _answer_if_complete(self) -> None:
-        if self._state is TaskState.RESTORING and self._replica.is_complete:
+        if self._state is TaskState.RESTORING and self.replica.is_complete:
             self._to(TaskState.TAILING)
             self._reason = ""
-            self._log.info("task tailing", position=self.position, restored=self._replica.restoration.restored)
+            self._log.info("task tailing", position=self.position, restored=self.replica.restoration.restored)
 
     def _own(self) -> None:
         hosted, task_id = self._hosted, self.task_id
@@ -307,40 +307,40 @@ class Task:
         self._catch_up(is_fenced=True)
         reach("restored")
         # (d) The epoch rises above that of every previous owner.
-        changelog_topic_id = self._replica.changelog_topic_id
+        changelog_topic_id = self.replica.changelog_topic_id
         position = starting_position(store.position, hosted, task_id.partition, changelog_topic_id, self._least_epoch)
         letters = starting_letters(store, hosted, task_id.partition)
         if self._closing.is_set():
             raise TaskMigratedError("the task was closed while it was opened")
         write_position(position, hosted.processor.position_codec, store, self._writer, letters)
         reach("position-written")
-        self._replica.stop_reading()
+        self.replica.stop_reading()
         self._epoch = position.epoch
         self._to(TaskState.RUNNING)
         # The role changes after the view has the new epoch.
         self._role = Role.ACTIVE
         self._reason = ""
         self._log.info(
-            "task running", epoch=position.epoch, position=position.offset, restored=self._replica.restoration.restored
+            "task running", epoch=position.epoch, position=position.offset, restored=self.replica.restoration.restored
         )
 
     def _catch_up(self, *, is_fenced: bool) -> None:
         answers = self._state is TaskState.TAILING
-        self._apply(self._replica.catch_up(self._closing.is_set, is_fenced=is_fenced, answers=answers))
+        self._apply(self.replica.catch_up(self._closing.is_set, is_fenced=is_fenced, answers=answers))
 
     def _apply(self, parts: Iterable[Part]) -> None:
         for part in parts:
-            will_be_complete = self._replica.passed(part)
+            will_be_complete = self.replica.passed(part)
             if self._state is TaskState.TAILING and not will_be_complete:
                 self._to(TaskState.RESTORING)
-            self._replica.apply(part)
+            self.replica.apply(part)
             if self._state is TaskState.TAILING:
                 self._shown = self._store().view
 
     def _store(self) -> StateStore:
-        if self._replica.store is None:
+        if self.replica.store is None:
             raise FatalError(f"task {self.task_id} is {self._state.value} without a store")
-        return self._replica.store
+        return self.replica.store
 
     def _running(self, *, or_waiting: bool = False) -> tuple[StateStore, ChangelogWriter]:
         """Returns the store and the writer of an owner. Raises TaskMigratedError if the task is not one now."""
@@ -354,7 +354,7 @@ class Task:
             raise FatalError(f"task {self.task_id} cannot go from {self._state.value} to {state.value}")
         self._state = state
         # One assignment, so that no reader sees a view that belongs to another state.
-        store = self._replica.store
+        store = self.replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
 
 

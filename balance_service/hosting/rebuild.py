@@ -98,7 +98,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
         # Earlier stages do not run: the records that they passed on are kept.
         engine = Engine(settings, directory, [stage], [read_model], metrics, patience)
         try:
-            seconds = _replay(engine, engine.stages[stage.name], patience, progress, failures)
+            seconds = replay(engine, engine.stages[stage.name], patience, progress, failures)
         finally:
             engine.stop()
     # Read after the stop: a commit is counted a moment after its position becomes visible.
@@ -122,7 +122,7 @@ def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
             raise ConfigurationError(was_purged(source.name, partition, start))
 
 
-def _replay(
+def replay(
     engine: Engine,
     tasks: Tasks,
     patience: Patience,

@@ -140,7 +140,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a standby answers though it has not read all of the changelog",
         "engine/task.py",
-        "        if self._state is TaskState.RESTORING and self._replica.is_complete:\n",
+        "        if self._state is TaskState.RESTORING and self.replica.is_complete:\n",
         "        if self._state is TaskState.RESTORING:\n",
         "unit/engine/test_replica",
         "test_a_restoring_standby_answers_only_when_it_is_complete",
@@ -220,7 +220,7 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "a standby goes on after hours without the changelog",
         "engine/replica.py",
-        "        if self._completeness.was_away:\n",
+        "        if self.completeness.was_away:\n",
         "        if False:\n",
         "unit/engine/test_replica",
         "test_records_read_after_an_hour_without_the_changelog_are_not_applied",

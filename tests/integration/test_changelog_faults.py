@@ -130,7 +130,7 @@ def test_a_standby_stops_at_a_position_of_another_changelog(
     with running_engine(settings) as engine:
         catch_up(engine)
         with opened_standby(engine, tmp_path / "standby") as standby:
-            standby._replica._completeness._as_of -= slept_seconds
+            standby.replica.completeness._as_of -= slept_seconds
             stranger = Position(1, 1, hosted(engine).source.topic_id, changelog_topic_id="another")
             batch = StoreBatch()
             batch.put(POSITION_KEY, hosted(engine).processor.position_codec.encode(stranger.record()))

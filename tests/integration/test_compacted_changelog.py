@@ -94,7 +94,7 @@ def engine_of(application: Application, state_dir: Path | None = None) -> Iterat
 def kept(task: Task | None) -> dict[bytes, bytes]:
     """Returns the states and markers in a task's store."""
     assert task is not None
-    store = task._replica.store
+    store = task.replica.store
     assert store is not None
     keys = [key for start, stop in (STATES, MARKERS) for key in store.keys(start, stop, 100_000)]
     return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}

@@ -55,7 +55,7 @@ def followed(stack: LocalStack, names: dict[str, str], path: Path) -> Iterator[t
 
 def contents(task: Task) -> dict[bytes, bytes]:
     """Returns all states of a task's store and its position."""
-    store = task._replica.store
+    store = task.replica.store
     assert store is not None
     keys = [*store.keys(b"", b"\xff", 100_000), POSITION_KEY]
     return {key: value for key, value in zip(keys, store.get_many(keys), strict=True) if value is not None}

@@ -176,7 +176,7 @@ def test_a_store_found_damaged_by_two_queries_is_restored(
 
 def wait_until_compacted(task: Task) -> None:
     """Waits until RocksDB has finished its compactions after opening, so that its tables no longer change."""
-    store = task._replica.store
+    store = task.replica.store
     assert store is not None
     doing = ("compaction-pending", "num-running-compactions", "mem-table-flush-pending", "num-running-flushes")
     eventually(

@@ -84,7 +84,7 @@ def reading() -> Reading:
 @pytest.fixture
 def standby(reading: Reading) -> Task:
     task = Task(TASK, cast("HostedStage", None))
-    task._replica = cast("Replica", reading)
+    task.replica = cast("Replica", reading)
     reading.task = task
     task._to(TaskState.RESTORING)
     return task
@@ -92,9 +92,9 @@ def standby(reading: Reading) -> Task:
 
 def test_a_replica_is_complete_only_at_a_position_record_and_if_it_missed_nothing() -> None:
     clock, replica = Clock(), replica_of()
-    replica._completeness = Completeness(lambda: 0, clock)
+    replica.completeness = Completeness(lambda: 0, clock)
     before = replica.passed(up_to(5))
-    replica._completeness.met_end()
+    replica.completeness.met_end()
     part, whole = replica.passed(up_to(6, is_whole=False)), replica.passed(up_to(7))
     clock.now += 600
 
@@ -103,10 +103,10 @@ def test_a_replica_is_complete_only_at_a_position_record_and_if_it_missed_nothin
 
 def test_records_read_after_an_hour_without_the_changelog_are_not_applied() -> None:
     clock, replica = Clock(), replica_of()
-    replica._completeness = Completeness(lambda: 7, clock)
-    replica._completeness.met_end()
+    replica.completeness = Completeness(lambda: 7, clock)
+    replica.completeness.met_end()
     clock.now += 3_601
-    replica._completeness.look()
+    replica.completeness.look()
 
     with pytest.raises(RetriableError, match="tombstones may have gone"):
         replica.passed(up_to(7))
@@ -147,17 +147,17 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     clock, task = Clock(), Task(TASK, cast("HostedStage", None), Role.STANDBY, "the one before failed")
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
-    replica._completeness = Completeness(replica._end, clock)
+    replica.completeness = Completeness(replica._end, clock)
     replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view"))
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "open", lambda **_: None)
-    task._replica = replica
+    task.replica = replica
     task.open()
     opened = task.view is not None
     task.tail()
 
     assert (opened, task.state, str(task.view)) == (answers, TaskState.TAILING, "a view")
-    assert task._reason == ""
+    assert task.snapshot().reason == ""
 
 
 def test_a_restoring_standby_answers_only_when_it_is_complete(standby: Task, reading: Reading) -> None:

@@ -12,7 +12,7 @@ from balance_service.engine.records import TaskId
 from balance_service.errors import ConfigurationError, FatalError
 from balance_service.hosting import rebuild
 from balance_service.hosting.engine import Patience
-from balance_service.hosting.rebuild import _replay
+from balance_service.hosting.rebuild import replay
 from balance_service.process.runtime import thread_failures
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Fakes:
         self.tasks: Any = tasks
 
     def replay(self, failures: Sequence[BaseException] = ()) -> float:
-        return _replay(self.engine, self.tasks, Patience(threading.Event(), print), lambda *_: None, failures)
+        return replay(self.engine, self.tasks, Patience(threading.Event(), print), lambda *_: None, failures)
 
     def _tasks(self) -> list[Any]:
         assigned, position = self._looks[0]
