@@ -1,4 +1,4 @@
-"""A replica answers nobody unless it is as one commit of the owner left it."""
+"""A replica answers only while it is exactly as a commit of the owner left it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import structlog
 from balance_service.engine.changelog_reader import Part
 from balance_service.engine.completeness import Completeness
 from balance_service.engine.database import StoreBatch
-from balance_service.engine.records import Role, TaskId
+from balance_service.engine.records import Role, StoreSizes, TaskId
 from balance_service.engine.replica import Replica
 from balance_service.engine.task import Task, TaskState
 from balance_service.errors import RetriableError, StoreCorruptedError
@@ -34,7 +34,7 @@ def replica_of(context: Any = None) -> Replica:
 
 
 class Reading:
-    """What a standby reads, as the test says; notes what the task was when it was applied."""
+    """A replica with given parts; records the state of its task when each part is applied."""
 
     def __init__(self) -> None:
         self.store: Any = SimpleNamespace(view="a view", position=None)
@@ -58,7 +58,7 @@ class Reading:
 
 
 class SlowReader:
-    """A changelog of which the replay takes some time; what it reads is whole."""
+    """A changelog reader whose replay takes some time and yields whole commits."""
 
     is_whole = True
     whole_up_to = 8
@@ -135,7 +135,7 @@ def test_a_standby_that_read_part_of_a_commit_does_not_answer_until_it_has_read_
     standby.tail()
 
     assert answers == [True, True, False]
-    # It must not answer from the store before that is written to, either.
+    # The task also stops answering before the part is written to the store.
     assert reading.applied_while == [TaskState.TAILING, TaskState.RESTORING]
     assert (standby.state, str(standby.view)) == (TaskState.TAILING, "a view")
 
@@ -148,7 +148,9 @@ def test_a_standby_that_restored_for_ten_minutes_answers_only_after_it_reached_t
     topics = SimpleNamespace(offsets=lambda *_, **__: {0: 8})
     replica = replica_of(SimpleNamespace(topics=topics, stage=SimpleNamespace(changelog="changelog")))
     replica.completeness = Completeness(replica._end, clock)
-    replica.store = cast("Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view"))
+    replica.store = cast(
+        "Any", SimpleNamespace(changelog_offset=5, reaches=5, position=None, view="a view", sizes=StoreSizes())
+    )
     replica._reader = cast("Any", SlowReader(clock, seconds))
     monkeypatch.setattr(replica, "open", lambda **_: None)
     task.replica = replica
