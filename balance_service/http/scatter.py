@@ -74,7 +74,7 @@ class Scatter:
     proxy: Proxy
     address: str
     path: str
-    """Of the read model's routes; a peer is asked at `path/kind`."""
+    """Of the read model's routes; requests to peers go to `path/kind`."""
     view: View
     number: Callable[[str], Callable[[bytes], Any]]
     """Field → framed state → the field's value in the view."""
@@ -247,7 +247,7 @@ class Scatter:
         """Assigns each partition without a local answer to a peer.
 
         Args:
-            failed: peers that are asked only if there is no other.
+            failed: peers to avoid while there are others.
         """
         owners: dict[Peer, list[int]] = {}
         for partition in sorted(partitions):

@@ -113,7 +113,7 @@ class Shares:
             if turn in share.waiting:
                 share.waiting.remove(turn)
             elif turn.done() and not turn.cancelled() and turn.exception() is None:
-                # It was admitted just as it was cancelled.
+                # It was admitted at the same moment.
                 self._at_once -= 1
                 share.at_once -= 1
             if isinstance(error, TimeoutError):

@@ -200,10 +200,11 @@ class Jwts:
         keys: Mapping[str | None, jwt.PyJWK],
         issuer: str,
         audience: str,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float],
     ) -> None:
         """Args:
         keys: by `kid`.
+        now: decides until when a token is cached, in seconds since 1970.
         """
         self._keys = keys
         self._issuer = issuer
@@ -270,7 +271,7 @@ class Jwts:
         return key
 
 
-def load_jwts(file: Path, issuer: str, audience: str) -> Jwts:
+def load_jwts(file: Path, issuer: str, audience: str, now: Callable[[], float] = time.time) -> Jwts:
     """Reads a JWKS file (RFC 7517). Ignores keys that are not for signatures by RS256, ES256 or EdDSA.
 
     Raises:
@@ -295,7 +296,7 @@ def load_jwts(file: Path, issuer: str, audience: str) -> Jwts:
         raise ConfigurationError(f"{_JWKS_SETTING}: {file} has no public key for RS256, ES256 or EdDSA; add one")
     if len(keys) > 1 and None in keys:
         raise ConfigurationError(f"{_JWKS_SETTING}: {file} has several keys, one without kid; give each its own kid")
-    return Jwts(keys, issuer, audience)
+    return Jwts(keys, issuer, audience, now)
 
 
 def _usable(entry: Any, where: str) -> jwt.PyJWK | None:

@@ -1,6 +1,6 @@
 """Access control: requests from browsers, authentication, scopes, and rate limits.
 
-A route declares the scopes of which a request needs one. A request that matches no route, and is answered 404 or 405,
+A route declares scopes; a request needs one of them. A request that matches no route, and is answered 404 or 405,
 needs a token with any scope. `Access.judge` checks requests on both paths to an answer: ahead of aiohttp
 (`server/plain.py`) and in the application (`guarded`). Everything here belongs to the event loop.
 """

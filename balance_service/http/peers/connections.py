@@ -1,9 +1,9 @@
 """Pooled connections to peers, and a strict reader of what peers answer.
 
 A connection is reused for one query after another. If the end of an answer were ambiguous, the next query would receive
-another query's answer. The reader therefore accepts only the one form in which instances answer: a single
+another query's answer. The reader therefore accepts only the form that instances send: a single
 Content-Length, and not a byte after it. It refuses everything that leaves a choice (chunks, an end by closing, interim
-answers, folded lines, repeated lengths), which no instance sends.
+answers, folded lines, repeated lengths).
 
     CONNECTING ──► IDLE ──ask──► ASKED     A connection returns to IDLE after exactly one complete answer. Everything
                     ▲ │            │ │     else (an error, a time-out, a cancelled query, unexpected bytes) closes it,

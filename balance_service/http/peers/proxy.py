@@ -46,7 +46,7 @@ class Proxy:
     ) -> None:
         """Args:
         trust: by default, any peer may be asked and no proof is made or required.
-        tls: peers are asked over HTTPS with it; without it, over HTTP.
+        tls: connects to peers by HTTPS; without it, by HTTP.
         """
         self._trust = PeerTrust() if trust is None else trust
         self._tls = tls

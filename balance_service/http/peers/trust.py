@@ -1,8 +1,8 @@
 """Trust between peers: the allow-list of addresses, and proofs that both sides of a forwarded query are peers.
 
-A forwarded query carries a mark. With a shared secret, the mark contains a proof: an HMAC over the asker's address and
-run, the number of marks that this run has made, the run of the instance that is asked, the time, and the query. A mark
-is valid once, at that instance, for a short time. The answer carries a proof too: an HMAC over the mark and the answer,
+A forwarded query carries a mark. With a shared secret, the mark contains a proof: an HMAC over the sender's address and
+run, the number of marks that this run has made, the receiver's run, the time, and the query. A mark is valid once, at
+its receiver, for a short time. The answer carries a proof too: an HMAC over the mark and the answer,
 so that it answers only that query.
 """
 

@@ -108,7 +108,7 @@ class AheadOfAiohttp(web.RequestHandler):
         """Called when a request was authenticated, with the name of its client."""
 
     def request_answered(self) -> None:
-        """Called when a request was answered as soon as it was read."""
+        """Called when a request was answered at once."""
 
     def request_began(self) -> None:
         """Called when the head of any other request is complete."""

@@ -1,11 +1,13 @@
-"""A server that answers plain queries ahead of aiohttp, or leaves all to it, and what is sent to it."""
+"""A server with or without the fast path for plain queries, and the requests to compare them by."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp.test_utils import TestServer
 
 from balance_service.http.access.authorization import Access
 from balance_service.http.handlers import Handlers
@@ -19,12 +21,13 @@ from balance_service.http.server.plain import PlainQueries
 from balance_service.kafka.partitioner import partition_of
 from tests.support.api import GET_BALANCE
 from tests.support.fakes import Nobody
-from tests.support.querying import PARTITION, PARTITIONS, Instance
+from tests.support.querying import PARTITION, PARTITIONS, Instance, Peer
 from tests.support.shipped import MODELS, ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
+    from aiohttp import web
     from aiohttp.http import RawRequestMessage
 
     from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
@@ -35,19 +38,13 @@ CUSTOMER = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), P
 ELSEWHERE = next(f"c-{n}" for n in range(99) if partition_of(f"c-{n}".encode(), PARTITIONS) != PARTITION)
 TARGET = f"{GET_BALANCE}?customerId={CUSTOMER}"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-# What an nginx ingress adds, behind a load balancer of Amazon's.
+POST = b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+# An nginx ingress adds these headers behind a load balancer of AWS.
 INGRESS = (
     "X-Request-ID: 0123456789abcdef\r\nX-Real-IP: 10.0.0.1\r\nX-Forwarded-For: 10.0.0.1, 10.0.0.2\r\n"
     "X-Forwarded-Host: balance.example.com\r\nX-Forwarded-Port: 443\r\nX-Forwarded-Proto: https\r\n"
     "X-Forwarded-Scheme: https\r\nX-Scheme: https\r\nX-Amzn-Trace-Id: Root=1-67891233-abcdef\r\nVia: 1.1 proxy\r\n"
 )
-HEADS = [
-    "Host: x:1\r\n",
-    "Host: x:1\r\nUser-Agent: curl/8\r\nAccept: */*\r\n",
-    "Host: x:1\r\nConnection: keep-alive\r\nX-Request-ID: 1 2\r\n",
-    "Host: x:1\r\nContent-Length: 0\r\nX:\tno space before the colon, but a tab after it \r\n",
-    f"User-Agent: curl/8\r\n{INGRESS}Host: balance.example.com\r\n",
-]
 
 
 def question(target: str = TARGET, headers: str = "") -> bytes:
@@ -59,7 +56,7 @@ def raw(headers: str, target: str = TARGET) -> bytes:
 
 
 class Plain(PlainQueries):
-    """Keeps what was not left to aiohttp."""
+    """Records the requests that are not left to aiohttp."""
 
     def __init__(self, handlers: Handlers, trust: PeerTrust, under_way: UnderWay, access: Access) -> None:
         super().__init__(handlers, trust, under_way, access, MODELS)
@@ -76,7 +73,7 @@ class Plain(PlainQueries):
 
 
 class Server:
-    """An instance behind a real socket, and what of its answers did not come from aiohttp."""
+    """An instance on a real socket, with the requests that aiohttp did not answer."""
 
     def __init__(self, port: int, plain: Plain | None = None) -> None:
         self.port = port
@@ -84,7 +81,7 @@ class Server:
         self.later = [] if plain is None else plain.answered_later
 
     async def exchange(self, *segments: bytes, answers: int = 1) -> list[bytes]:
-        """What is answered to some bytes on one connection; each segment is sent a moment after the one before."""
+        """Sends segments on one connection, each a moment after the previous one."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             for segment in segments:
@@ -114,8 +111,7 @@ async def serving(
     metrics: Metrics | None = None,
     access: Access | None = None,
 ) -> AsyncIterator[Server]:
-    trust, access = trust or PeerTrust(), access or Access()
-    limits = limits or Limits()
+    trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
     handlers = Handlers(Operations(Nobody()))
@@ -130,3 +126,65 @@ async def serving(
     finally:
         await http.cleanup()
         await proxy.close()
+
+
+class Exchange(NamedTuple):
+    """Answers, and how many of them aiohttp did not give: at once, and after a peer's answer."""
+
+    answers: list[bytes]
+    at_once: int
+    later: int
+
+
+def exchange(
+    instance: Instance,
+    *segments: bytes,
+    answers: int = 1,
+    owner: Peer | None = None,
+    limits: Limits | None = None,
+    trust: PeerTrust | None = None,
+    access: Access | None = None,
+    metrics: Metrics | None = None,
+    is_plain: bool = True,
+) -> Exchange:
+    """Sends segments to an instance that takes `owner` for the owner of the partition."""
+
+    async def run() -> Exchange:
+        async with AsyncExitStack() as stack:
+            serve = serving(instance, limits, trust, is_plain=is_plain, metrics=metrics, access=access)
+            server = await stack.enter_async_context(serve)
+            if owner is not None:
+                address = f"127.0.0.1:{(await stack.enter_async_context(TestServer(owner.app()))).port}"
+                instance.hear_of_owner(address)
+            found = await server.exchange(*segments, answers=answers)
+            if owner is not None:
+                instance.servers.hear(address, None, live=True)
+                found = [one.replace(f"-Server: {address}".encode(), b"-Server: owner:1") for one in found]
+            return Exchange(found, len(server.at_once), len(server.later))
+
+    return asyncio.run(run())
+
+
+def both_ways(
+    instance: Instance,
+    *segments: bytes,
+    answers: int = 1,
+    owner: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
+    trust: PeerTrust | None = None,
+    access: Callable[[], Access] = Access,
+) -> Exchange:
+    """The exchange with plain queries, after a check that the answers are the same without them."""
+    first, second = (
+        exchange(
+            instance,
+            *segments,
+            answers=answers,
+            owner=None if owner is None else Peer(owner),
+            trust=trust,
+            access=access(),
+            is_plain=is_plain,
+        )
+        for is_plain in (True, False)
+    )
+    assert first.answers == second.answers
+    return first

@@ -1,17 +1,17 @@
-"""Plain queries where clients must show something: admitted ahead of aiohttp, refused with the bytes that it sends."""
+"""Access control of plain queries: admitted ahead of aiohttp, refused with the bytes that aiohttp sends."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import jwt
 import pytest
 
-from balance_service.http.access.authentication import Authenticator, Jwts, load_jwts, load_tokens
+from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
 from balance_service.http.access.authorization import Access, Browsers, RateLimit
 from balance_service.http.peers.trust import Peer, PeerTrust
 from balance_service.http.server.limits import Connection
@@ -19,15 +19,15 @@ from balance_service.http.server.reloading import Reloaded
 from tests.support.api import GET_BALANCE
 from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, claims, token, write_jwks
 from tests.support.querying import PARTITION, Instance
-from tests.unit.http.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, question, raw, serving
+from tests.unit.http.plain_queries import CUSTOMER, ELSEWHERE, SECRET, TARGET, both_ways, exchange, question, raw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 READER = "a-token-of-a-reader"
 WRITER = "a-token-of-a-writer"
 BROWSERS = Browsers(["balance.example.com", "*.svc"], ["https://ops.example.com"])
+BROWSERS_WITH_TOKENS = Browsers()
 MARK = "Balance-Forwarded: peer:1\r\n"
 
 
@@ -52,32 +52,6 @@ def authenticator(tmp_path: Path) -> Authenticator:
     )
 
 
-def exchange(
-    instance: Instance,
-    access: Callable[[], Access],
-    *requests: bytes,
-    trust: PeerTrust | None = None,
-    is_plain: bool = True,
-) -> tuple[list[bytes], int, int]:
-    """The answers, and how many of them aiohttp did not give: at once, and later."""
-
-    async def run() -> tuple[list[bytes], int, int]:
-        async with serving(instance, None, trust, is_plain=is_plain, access=access()) as server:
-            answers = await server.exchange(*requests, answers=len(requests))
-            return answers, len(server.at_once), len(server.later)
-
-    return asyncio.run(run())
-
-
-def both_ways(
-    instance: Instance, access: Callable[[], Access], *requests: bytes, trust: PeerTrust | None = None
-) -> tuple[list[bytes], int]:
-    """The same, if it is the same with plain queries and without."""
-    found, at_once, _ = exchange(instance, access, *requests, trust=trust)
-    assert found == exchange(instance, access, *requests, trust=trust, is_plain=False)[0]
-    return found, at_once
-
-
 def bearing(text: str, more: str = "") -> bytes:
     return question(headers=f"Authorization: Bearer {text}\r\n{more}")
 
@@ -90,17 +64,14 @@ def bearing(text: str, more: str = "") -> bytes:
         f"Authorization: Bearer {READER}\r\nSec-Fetch-Site: same-origin\r\nOrigin: http://x:1\r\n",
     ],
 )
-def test_a_client_whose_token_is_accepted_is_answered_ahead_of_aiohttp(
+def test_a_client_with_an_accepted_token_is_answered_ahead_of_aiohttp(
     instance: Instance, authenticator: Authenticator, headers: str
 ) -> None:
-    (answer,), at_once = both_ways(
-        instance, lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS), question(headers=headers)
+    (answer,), at_once, _ = both_ways(
+        instance, question(headers=headers), access=lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS)
     )
 
     assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 1)
-
-
-BROWSERS_WITH_TOKENS = Browsers()
 
 
 @pytest.mark.parametrize(
@@ -124,11 +95,11 @@ BROWSERS_WITH_TOKENS = Browsers()
         (MARK, 401),
     ],
 )
-def test_a_client_that_is_refused_is_refused_by_aiohttp(
+def test_aiohttp_refuses_a_client_without_an_accepted_token(
     instance: Instance, authenticator: Authenticator, headers: str, status: int
 ) -> None:
-    (answer,), at_once = both_ways(
-        instance, lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS), question(headers=headers)
+    (answer,), at_once, _ = both_ways(
+        instance, question(headers=headers), access=lambda: Access(authenticator, browsers=BROWSERS_WITH_TOKENS)
     )
 
     assert (answer.split()[1], at_once) == (str(status).encode(), 0)
@@ -151,10 +122,10 @@ def test_a_client_that_is_refused_is_refused_by_aiohttp(
         "Host: localhost:5051\r\nOrigin: https://ops.example.com\r\n",
     ],
 )
-def test_without_tokens_a_request_that_no_other_site_can_have_sent_is_answered_ahead_of_aiohttp(
+def test_without_tokens_a_request_that_no_other_site_can_send_is_answered_ahead_of_aiohttp(
     instance: Instance, headers: str
 ) -> None:
-    (answer,), at_once = both_ways(instance, lambda: Access(browsers=BROWSERS), raw(headers))
+    (answer,), at_once, _ = both_ways(instance, raw(headers), access=lambda: Access(browsers=BROWSERS))
 
     assert (answer[:15], at_once) == (b"HTTP/1.1 200 OK", 1)
 
@@ -180,50 +151,46 @@ def test_without_tokens_a_request_that_no_other_site_can_have_sent_is_answered_a
         ("Host: localhost\r\nHost: localhost\r\n", 400, b"Host"),
     ],
 )
-def test_what_another_site_may_have_sent_is_refused_by_aiohttp_and_names_the_setting(
+def test_aiohttp_refuses_a_request_that_another_site_can_send_and_names_the_setting(
     instance: Instance, headers: str, status: int, named: bytes
 ) -> None:
-    (answer,), at_once = both_ways(instance, lambda: Access(browsers=BROWSERS), raw(headers))
+    (answer,), at_once, _ = both_ways(instance, raw(headers), access=lambda: Access(browsers=BROWSERS))
 
     assert (answer.split()[1], at_once) == (str(status).encode(), 0)
     assert named in answer
 
 
-def test_a_jwt_is_verified_once_by_aiohttp_and_then_remembered_for_plain_queries(
+def test_aiohttp_verifies_a_jwt_once_and_plain_queries_find_it_in_the_cache(
     instance: Instance, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified: list[str] = []
-    verify = Jwts._claims
+    decode = jwt.decode
 
-    def counted(jwts: Jwts, text: str) -> dict[str, Any]:
+    def counted(text: str, *arguments: Any, **more: Any) -> Any:
         verified.append(text)
-        return verify(jwts, text)
+        return decode(text, *arguments, **more)
 
-    monkeypatch.setattr(Jwts, "_claims", counted)
-    asked = [bearing(token())] * 3
+    monkeypatch.setattr(jwt, "decode", counted)
 
-    answers, at_once, _ = exchange(instance, lambda: Access(authenticator), *asked)
+    answers, at_once, _ = exchange(instance, *[bearing(token())] * 3, answers=3, access=Access(authenticator))
 
     assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 3
     assert (at_once, len(verified)) == (2, 1)
 
 
-def test_a_jwt_that_expires_is_no_longer_remembered(instance: Instance, tmp_path: Path) -> None:
-    jwks = write_jwks(tmp_path / "jwks.json")
-    now = [0.0]
-    loaded = load_jwts(jwks, ISSUER, AUDIENCE)
+def test_an_expired_jwt_is_not_found_in_the_cache(instance: Instance, tmp_path: Path) -> None:
+    jwks, now = write_jwks(tmp_path / "jwks.json"), [0.0]
     text = token(exp=timedelta(minutes=5))
     until = int(claims()["exp"])
-    jwts = Jwts(loaded._keys, ISSUER, AUDIENCE, lambda: now[0])
-    access = Access(Authenticator(None, Reloaded([jwks], lambda: jwts)))
+    access = Access(Authenticator(None, Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE, lambda: now[0]))))
 
-    assert exchange(instance, lambda: access, bearing(text), bearing(text))[1] == 1
+    assert exchange(instance, bearing(text), bearing(text), answers=2, access=access).at_once == 1
     now[0] = until + 1
-    assert exchange(instance, lambda: access, bearing(text))[1] == 0
+    assert exchange(instance, bearing(text), access=access).at_once == 0
 
 
 @pytest.mark.parametrize("subject", [7, True, 1.5, [], ["a"], {"a": 1}, "", "\ud800", "a\udfff"])
-def test_a_jwt_whose_subject_is_no_text_is_a_401(
+def test_a_jwt_whose_subject_is_not_text_is_refused(
     instance: Instance, authenticator: Authenticator, subject: Any
 ) -> None:
     def encoded(value: object) -> str:
@@ -232,23 +199,24 @@ def test_a_jwt_whose_subject_is_no_text_is_a_401(
     signed = f"{encoded({'alg': 'EdDSA', 'kid': 'EdDSA'})}.{encoded(claims() | {'sub': subject})}"
     signature = base64.urlsafe_b64encode(ED_KEY.sign(signed.encode())).rstrip(b"=").decode()
 
-    (answer, _), at_once = both_ways(instance, lambda: Access(authenticator), *[bearing(f"{signed}.{signature}")] * 2)
+    asked = [bearing(f"{signed}.{signature}")] * 2
+    (answer, _), at_once, _ = both_ways(instance, *asked, answers=2, access=lambda: Access(authenticator))
 
     assert (answer[:12], at_once) == (b"HTTP/1.1 401", 0)
 
 
 @pytest.mark.parametrize("has_token", [True, False])
-def test_a_mark_that_proves_nothing_needs_a_token_as_any_request_does(
+def test_a_request_with_a_mark_without_a_proof_needs_a_token(
     instance: Instance, authenticator: Authenticator, *, has_token: bool
 ) -> None:
     asked = bearing(READER, MARK) if has_token else question(headers=MARK)
-    (answer,), at_once = both_ways(instance, lambda: Access(authenticator), asked, trust=PeerTrust())
+    (answer,), at_once, _ = both_ways(instance, asked, trust=PeerTrust(), access=lambda: Access(authenticator))
 
     assert (answer[:12], at_once) == ((b"HTTP/1.1 200", 1) if has_token else (b"HTTP/1.1 401", 0))
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_a_mark_that_is_proven_needs_no_token_and_takes_nothing_of_a_rate(
+def test_a_request_with_a_proven_mark_needs_no_token_and_does_not_count_for_the_rate_limit(
     instance: Instance, authenticator: Authenticator, *, is_plain: bool
 ) -> None:
     trust = PeerTrust(SECRET)
@@ -259,7 +227,7 @@ def test_a_mark_that_is_proven_needs_no_token_and_takes_nothing_of_a_rate(
         return question(headers=f"Balance-Forwarded: {mark}\r\n")
 
     answers, at_once, _ = exchange(
-        instance, lambda: access, marked(), marked(), marked(), trust=trust, is_plain=is_plain
+        instance, marked(), marked(), marked(), answers=3, trust=trust, access=access, is_plain=is_plain
     )
 
     assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 3
@@ -277,34 +245,36 @@ def test_a_mark_that_is_proven_needs_no_token_and_takes_nothing_of_a_rate(
     ],
     ids=["at once", "asks peers", "not plain", "handed over", "no route"],
 )
-def test_a_request_is_charged_once_on_every_way_to_an_answer(instance: Instance, first: bytes) -> None:
-    answers, at_once, later = exchange(
-        instance, lambda: Access(None, RateLimit(0.001, burst=2)), first, question(), question()
-    )
+def test_the_rate_limit_counts_a_request_once_on_every_path_to_an_answer(instance: Instance, first: bytes) -> None:
+    access = Access(None, RateLimit(0.001, burst=2))
+    answers, at_once, later = exchange(instance, first, question(), question(), answers=3, access=access)
 
     assert [answer[:12] for answer in answers[1:]] == [b"HTTP/1.1 200", b"HTTP/1.1 429"]
     assert not answers[0].startswith(b"HTTP/1.1 429")
     assert at_once + later <= 2
 
 
-def test_a_client_that_asks_too_often_is_refused_with_aiohttps_bytes(
+def test_a_client_beyond_the_rate_limit_is_refused_with_the_bytes_of_aiohttp(
     instance: Instance, authenticator: Authenticator
 ) -> None:
-    (first, second), at_once = both_ways(
-        instance, lambda: Access(authenticator, RateLimit(0.001, burst=1)), *[bearing(READER)] * 2
+    (first, second), at_once, _ = both_ways(
+        instance,
+        *[bearing(READER)] * 2,
+        answers=2,
+        access=lambda: Access(authenticator, RateLimit(0.001, burst=1)),
     )
 
     assert (first[:12], second[:12], at_once) == (b"HTTP/1.1 200", b"HTTP/1.1 429", 1)
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_a_connection_learns_the_client_of_an_accepted_token(
+def test_a_connection_is_attributed_to_the_client_of_an_accepted_token(
     instance: Instance, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(Connection, "belongs_to", lambda _self, client: told.append(client))
+    clients: list[str] = []
+    monkeypatch.setattr(Connection, "belongs_to", lambda _self, client: clients.append(client))
 
     requests = bearing(READER), bearing(READER + "x"), question()
-    exchange(instance, lambda: Access(authenticator), *requests, is_plain=is_plain)
+    exchange(instance, *requests, answers=3, access=Access(authenticator), is_plain=is_plain)
 
-    assert told == ["token:reader"]
+    assert clients == ["token:reader"]
