@@ -1,7 +1,7 @@
-"""Looks the locked versions up in a database of advisories: `python -m tests.audit`.
+"""Checks the locked versions against a database of advisories: `python -m tests.audit`.
 
-Asks about the packages of `requirements.lock` and the jars that `deploy/ivy.xml` names, not about those that these or
-PySpark bring. Exit code 1 if there is an advisory, 0 if there is none or the database could not be asked.
+Covers the packages of `requirements.lock` and the jars of `deploy/ivy.xml`, but not their bundled dependencies or
+PySpark's. Exit code 1 if there is an advisory, 0 if there is none or the database is unreachable.
 Source: https://google.github.io/osv.dev/post-v1-querybatch/
 """
 
@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parents[1]
 _URL = "https://api.osv.dev/v1/querybatch"
 _SECONDS = 30.0
 _PINNED = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^ \\;]+)", re.MULTILINE)
-# What a proxy answers that does not let us through, and a server that is down.
+# Statuses of a proxy that denies access, or of a server that is down.
 _REFUSED = {403, 407, 429, 500, 502, 503, 504}
 
 Locked = tuple[str, str, str]
@@ -30,7 +30,7 @@ Locked = tuple[str, str, str]
 
 
 def locked() -> list[Locked]:
-    """What the project pins."""
+    """Returns the pinned packages and jars."""
     lock = (_ROOT / "requirements.lock").read_text(encoding="utf-8")
     packages = [("PyPI", pinned["name"], pinned["version"]) for pinned in _PINNED.finditer(lock)]
     dependencies = ET.parse(_ROOT / "deploy/ivy.xml").iter("dependency")
@@ -39,10 +39,10 @@ def locked() -> list[Locked]:
 
 
 def advisories(client: httpx.Client, asked: Sequence[Locked]) -> dict[Locked, list[str]]:
-    """Ids of the advisories of each that has some.
+    """Returns the advisory ids of each package that has some.
 
     Raises:
-        httpx.HTTPError: the database cannot be asked, or does not answer as it says it does.
+        httpx.HTTPError: the database is unreachable, or its response is invalid.
     """
     queries = [{"package": {"ecosystem": e, "name": name}, "version": version} for e, name, version in asked]
     answer = client.post(_URL, json={"queries": queries})
@@ -53,7 +53,7 @@ def advisories(client: httpx.Client, asked: Sequence[Locked]) -> dict[Locked, li
 
 
 def main(client: httpx.Client | None = None) -> int:
-    """Ask, and print the answer; the exit code."""
+    """Prints the advisories; returns the exit code."""
     asked = locked()
     with client or httpx.Client(timeout=_SECONDS) as database:
         try:
@@ -64,7 +64,7 @@ def main(client: httpx.Client | None = None) -> int:
         except httpx.HTTPStatusError as error:
             if error.response.status_code not in _REFUSED:
                 raise
-            print(f"not checked: no network (the answer to {_URL} was {error.response.status_code})")
+            print(f"not checked: no network (the response of {_URL} was {error.response.status_code})")
             return 0
     for (_, name, version), ids in found.items():
         print(f"{name} {version}: {', '.join(ids)}")

@@ -1,7 +1,7 @@
-"""Runs tests in lanes side by side: most wait for processes, and few for a processor.
+"""Runs the tests in parallel lanes: most tests wait for processes and use little CPU.
 
-`python -m tests.lanes` runs unit and integration tests beside the main stories end to end; `python -m tests.lanes rest`
-the others end to end, then the chaos suite, alone, for it has bounds of time.
+`python -m tests.lanes` runs unit and integration tests in parallel with the main end-to-end stories.
+`python -m tests.lanes rest` runs the other end-to-end tests, then the chaos suite alone, because it has time limits.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 _PROJECT = Path(__file__).parents[1]
 _TESTS = _PROJECT / "tests"
-# What the README tells of: answers from whichever instance, through kills, standbys and rebuilds; letters that heal.
+# The stories of the README: answers from every instance through kills, standbys and rebuilds, and healing dead letters.
 _STORIES = tuple(
     f"tests/e2e/test_{name}.py" for name in ("two_instances", "standbys", "kill", "rebuild", "dead_letters")
 )
 
-# RocksDB and Kafka sync what they write, and tests would wait for the disk most of their time. None of them tests what
-# is left after a power failure. The chaos suite is to meet a disk.
+# RocksDB and Kafka sync their writes, and most tests would wait for the disk. No test needs data after a power failure.
+# The chaos suite uses a real disk.
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 << 30
 
-# What pytest says of a failure: where, and of what it consists; groups of failures have a margin.
+# The start of pytest's lines about a failure; groups of exceptions have a margin.
 _FAILURE = re.compile(r"FAILED |ERROR |[ |]*E  ")
 
 
 def _dealt(name: str, paths: Iterable[Path], lanes: int) -> dict[str, Sequence[str]]:
-    """Test files, one after the other to each of some lanes."""
+    """Distributes test files over lanes in turn."""
     files = sorted(str(path.relative_to(_PROJECT)) for path in paths)
     return {f"{name} {number + 1}/{lanes}": files[number::lanes] for number in range(lanes)}
 
 
 def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
-    """What is run, one turn after the other: in each, lanes by name, with their files."""
+    """Returns the turns: in each, the lanes by name, with their files."""
     if which == "rest":
         others = [path for path in (_TESTS / "e2e").glob("test_*.py") if f"tests/e2e/{path.name}" not in _STORIES]
         return _dealt("e2e", others, 3), {"chaos": ["tests/chaos"]}
@@ -52,12 +52,12 @@ def _turns(which: str) -> Sequence[Mapping[str, Sequence[str]]]:
 
 
 class _Lane:
-    """One run of pytest, whose lines are printed as they come."""
+    """A run of pytest whose output is printed line by line."""
 
     def __init__(self, place: str, name: str, paths: Sequence[str], folder: str) -> None:
         """Args:
-        place: this lane's number, and how many there are: `0/4`.
-        folder: for what the tests write.
+        place: the number of this lane and the number of lanes: `0/4`.
+        folder: for temporary files of the tests.
         """
         self._name = name
         self._failures: list[str] = []
@@ -73,13 +73,13 @@ class _Lane:
         self._printer.start()
 
     def wait(self) -> list[str]:
-        """Wait for its end; what went wrong, if something did."""
+        """Waits for the end; returns the failures."""
         code = self._process.wait()
         self._printer.join()
         return [*self._failures, f"{self._name} failed"] if code else []
 
     def stop(self) -> None:
-        """Have it end as by Ctrl-C, which stops what its tests have started."""
+        """Interrupts pytest, which stops the processes that its tests have started."""
         self._process.send_signal(signal.SIGINT)
 
     def _print(self) -> None:
@@ -91,7 +91,7 @@ class _Lane:
 
 
 def _folder(turn: Iterable[str]) -> str:
-    """For what the tests of a turn write: in memory where there is room, unless TMPDIR says where."""
+    """Returns a folder for temporary files: in memory if there is room, unless TMPDIR is set."""
     in_memory = "chaos" not in turn and "TMPDIR" not in os.environ and _memory_has_room()
     return tempfile.mkdtemp(prefix="balance-tests-", dir=_MEMORY if in_memory else None)
 
@@ -105,7 +105,7 @@ def _memory_has_room() -> bool:
 
 
 def _run(turn: Mapping[str, Sequence[str]]) -> list[str]:
-    """Run the lanes of a turn; what went wrong. What they wrote is kept then."""
+    """Runs the lanes of a turn; returns the failures. Keeps the temporary files on failure."""
     folder = _folder(turn)
     lanes = [_Lane(f"{place}/{len(turn)}", name, paths, folder) for place, (name, paths) in enumerate(turn.items())]
     try:
@@ -120,11 +120,11 @@ def _run(turn: Mapping[str, Sequence[str]]) -> list[str]:
     if not failed:
         shutil.rmtree(folder, ignore_errors=True)
         return []
-    return [*failed, f"what these tests wrote is in {folder}; remove it once it has been looked at"]
+    return [*failed, f"the temporary files of these tests are in {folder}; remove it after use"]
 
 
 def main(which: str = "first") -> int:
-    """Run them; 0 if all passed."""
+    """Runs the tests; returns 0 if all pass."""
     began = time.monotonic()
     try:
         failed = [line for turn in _turns(which) for line in _run(turn)]
@@ -134,7 +134,7 @@ def main(which: str = "first") -> int:
     if not failed:
         print(f"every test passed, in {minutes:.0f} min")
         return 0
-    # Again, and last: a log is long, and its end is what is read.
+    # Repeats the failures at the end of a long log.
     print(*failed, sep="\n")
     print(f"FAILED in {minutes:.0f} min")
     return 1

@@ -1,4 +1,4 @@
-"""What happens in shops and games while instances are killed: purchases, scores, players that change, and nonsense."""
+"""Purchases, scores, player updates and invalid records for the systems test."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 TOPICS = ("pos", "players", "products", "score-events")
 _CARDS, _GAMES, _PLAYERS = 12, (2, 10, 300), 20
-# Never told of, so that their scores find no row; one in each partition, so that each always has letters that are due.
+# Players without a row, so that their scores join nothing; one per partition, so that each has dead letters to retry.
 _STRANGERS = tuple(
     next(player for player in itertools.count(90_000) if partition_of(str(player).encode(), PARTITIONS) == partition)
     for partition in range(PARTITIONS)
 )
 _PAUSE_SECONDS = 0.1
-# The broker that was killed may take as long to start on a busy machine, and the producers a while to come back to it.
+# Covers a broker restart on a busy machine and the reconnection of producers.
 _FLUSH_SECONDS = READY_TIMEOUT_SECONDS + 60
 _A_STEP = 4
 
 
-class Arcade:
-    """Appends records, each later than the one before by the time that it bears; from entering to leaving.
+class SystemWorkload:
+    """Appends records with increasing timestamps, from a thread between `start` and `stop`.
 
-    A row is acknowledged before a later score is sent. So a recount knows which row a score is to be joined with.
+    Waits until a row is acknowledged before it sends a later score, so that a recount knows which row a score joins.
     """
 
     def __init__(self, stack: LocalStack, seed: int) -> None:
@@ -64,19 +64,19 @@ class Arcade:
             rows.__exit__()
 
     def start(self) -> None:
-        """Go on until `stop`."""
+        """Appends until `stop`."""
         self._stopping.clear()
         self._thread = threading.Thread(target=self._run, name="arcade", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Return once everything is acknowledged. Raises what kept it from going on."""
+        """Stops appending; returns once everything is acknowledged. Raises the error of the thread, if any."""
         self._stopping.set()
         self._thread.join()
         self.check()
 
     def check(self) -> None:
-        """Raises what keeps it from going on, if anything does."""
+        """Raises the error of the thread, if any."""
         if self._failure is not None:
             raise self._failure
 

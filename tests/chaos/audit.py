@@ -1,4 +1,4 @@
-"""The changelog, the dead letters and the stores, held against the recount."""
+"""Compares changelog, dead letters and stores with the recount."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Logs = list[list[Logged]]
 
 
 class Audit:
-    """What the service has left in Kafka, read at one moment at which it had nothing more to do."""
+    """The service's topics, read at a moment without pending work."""
 
     def __init__(
         self, bootstrap_servers: str, registry_url: str, topic: str, application_id: str, partitions: int
@@ -47,13 +47,13 @@ class Audit:
         self.letters: Logs = read_committed(bootstrap_servers, f"{topic}-dead-letters", partitions)
 
     def balances(self, recount: Recount) -> Iterator[Violation]:
-        """Per customer and in total: the changelog's balance is the sum of the events; the same customers both ways."""
+        """Checks that each balance in the changelog, and the total, equals the recount, with the same customers."""
         held = {}
         for records in self.changelog:
             for key, frame in states(compacted(records)).items():
                 customer, cents = self._decoder.cents(frame)
                 if customer.encode() != key:
-                    yield Violation("wrong", f"the state of {key!r} is that of {customer}")
+                    yield Violation("wrong", f"the state of {key!r} names customer {customer}")
                 held[key] = cents
         counted = {key: history.total for key, history in recount.histories.items() if history.sums}
         for key in held.keys() | counted.keys():
@@ -65,9 +65,9 @@ class Audit:
             yield Violation("wrong", f"the total is {sum(held.values())}, by the recount {sum(counted.values())}")
 
     def dead_letters(self, recount: Recount) -> Iterator[Violation]:
-        """Exactly one of this application's for each poison record, with its cause, key and value.
+        """Checks that each poison record has exactly one dead letter of this application, with cause, key and value.
 
-        Of an event whose schema was not known for a while, one at most, with that cause.
+        An event whose schema was unknown at first has at most one, with that cause.
         """
         for partition, (records, count) in enumerate(zip(self.letters, recount.partitions, strict=True)):
             found: dict[int, list[Poison]] = defaultdict(list)
@@ -85,10 +85,9 @@ class Audit:
                     yield Violation(kind, f"the dead letters of {partition}:{offset} are {found[offset]}, not {wanted}")
 
     def positions(self, recount: Recount) -> Iterator[Violation]:
-        """Positions and epochs never go back, and the last position is the end of the source.
+        """Checks that positions and epochs never decrease, and that the last position is the end of the source.
 
-        A position that stays where it was is that of a task that was opened, under an epoch of its own, or of a
-        commit of dead letters.
+        A repeated position is valid for an opened task, which has a new epoch, and for a commit of dead letters.
         """
         for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
             last, has_letters = (-1, -1), False
@@ -99,23 +98,23 @@ class Audit:
                     (position,) = fields["offsets"].values()
                     now = fields["epoch"], position
                     if now[0] < last[0] or now[1] < last[1] or (now == last and not has_letters):
-                        told = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
-                        yield Violation("backwards", told)
+                        detail = f"changelog {partition}:{record.offset} has epoch and position {now} after {last}"
+                        yield Violation("backwards", detail)
                     last, has_letters = now, False
             if last[1] != count.end:
                 yield Violation("lost", f"partition {partition} stands at {last[1]}, the source ends at {count.end}")
 
     def markers(self, recount: Recount) -> Iterator[Violation]:
-        """Of the idempotency keys, those are remembered that have not expired."""
+        """Checks that the changelog holds exactly the idempotency keys that have not expired."""
         for partition, (records, count) in enumerate(zip(self.changelog, recount.partitions, strict=True)):
             living = self._decoder.living(compacted(records), recount.window_ms)
             has, should = sum(map(is_marker, living)), len(count.living(recount.window_ms))
             if has != should:
-                told = f"partition {partition} remembers {has} idempotency keys, by the recount {should}"
-                yield Violation("lost" if has < should else "doubled", told)
+                detail = f"partition {partition} remembers {has} idempotency keys, by the recount {should}"
+                yield Violation("lost" if has < should else "doubled", detail)
 
     def stores(self, paths: Sequence[Path], copies: int) -> Iterator[Violation]:
-        """Each store is the changelog up to its own offset; `copies` of each partition have all of the states."""
+        """Checks that each store equals the changelog up to its offset; `copies` stores per partition are complete."""
         complete: Counter[int] = Counter()
         final = [digest(states(compacted(records))) for records in self.changelog]
         for path in paths:
@@ -129,8 +128,8 @@ class Audit:
             should = compacted(records, offset)
             if digest(content) != digest(should):
                 differing = [k for k in content.keys() | should.keys() if content.get(k) != should.get(k)]
-                told = f"{name} at {offset} differs from the changelog in {len(differing)} keys"
-                yield Violation("digest", f"{told}, such as {differing[:_SHOWN]}")
+                detail = f"{name} at {offset} differs from the changelog in {len(differing)} keys"
+                yield Violation("digest", f"{detail}, such as {differing[:_SHOWN]}")
             complete[partition] += digest(states(content)) == final[partition]
         for partition, _ in enumerate(self.changelog):
             if complete[partition] < copies:
@@ -139,9 +138,9 @@ class Audit:
                 )
 
     def same_states(self, rebuilt: Audit, window_ms: int) -> Iterator[Violation]:
-        """A fresh fold of the source comes to the same states and living idempotency keys, byte for byte.
+        """Checks that a fresh fold of the source yields the same states and living idempotency keys, byte for byte.
 
-        When a dead letter was written is the application's own.
+        Leaves out dead letters, whose timestamps differ.
         """
         for partition, (ours, theirs) in enumerate(zip(self.changelog, rebuilt.changelog, strict=True)):
             mine, fresh = (
@@ -160,7 +159,7 @@ class Audit:
 
 
 def check_counters(metrics: str, recount: Recount) -> Iterator[Violation]:
-    """Per partition: what a fresh fold counted as applied, ignored, duplicate and dead is what the recount counted."""
+    """Checks that the event counters of a fresh fold equal the recount, per partition."""
     counted: Mapping[tuple[str, int], int] = {
         (name, int(partition)): int(float(value)) for name, partition, value in _COUNTER.findall(metrics)
     }

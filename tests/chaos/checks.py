@@ -1,20 +1,18 @@
-"""The answers that readers got, held against the recount; and what each of them proves of who is the owner.
+"""Compares readers' answers with the recount, and derives owners from them.
 
 Every check yields violations, by kind:
 
-    wrong         an amount, or a 404, that is not what the recount has at the position in the answer's headers
-    wrong owner   answered as owner although a request before had been answered under a higher epoch, or another
-                  under the same
-    stale         answered as owner at a position below one that an owner had answered at before
-    unflagged     a standby's answer to a query that only the owner may answer, or one that does not say who gave it
-    bound         further behind than `maxLag`, be it unknowingly, or before `minPosition`
-    backwards     one server, in one role under one epoch, went back
-    status        an answer that no such query should get
-    lost          a command that was accepted is not in the source, with its Idempotency-Key
+    wrong         an amount, or a 404, that differs from the recount at the position in the response headers
+    wrong owner   an owner's answer although an earlier one had a higher epoch, or another owner the same epoch
+    stale         an owner's answer below the position of an earlier owner's answer
+    unflagged     a standby's answer to a query for owners only, or an answer without its origin
+    bound         an answer beyond `maxLag`, known to the instance or not, or below `minPosition`
+    backwards     a position that decreased on one server in one role and epoch
+    status        a response that no such query should get
+    lost          an accepted command that is missing in the source, or has another Idempotency-Key
 
-The other kinds are those of the audit, and of the run: money doubled or lost, copies whose digests differ, a partition
-that stands still, somebody who does not answer though all is well, an instance that ended by itself or met an error
-that it did not expect.
+The audit and the run add other kinds: lost or doubled money, differing digests of copies, a partition that stands
+still, missing answers without a cause, and an instance that ended or logged an unexpected error.
 """
 
 from __future__ import annotations
@@ -47,19 +45,19 @@ KINDS = (
     "crash",
 )
 WATERMARK_SECONDS = 4.0
-"""How old an instance's knowledge of the source's end may be, and a second."""
+"""The maximum age of an instance's watermark, plus a second."""
 _ROLES = ("active", "standby")
 
 
 class Violation(NamedTuple):
-    """One promise broken, with all that is known about it."""
+    """A broken promise."""
 
     kind: str
-    told: str
+    detail: str
 
 
 class Ends:
-    """Where the source was known to end, by what producers were told: (time, partition, end), in order of time."""
+    """End offsets of the source as acknowledged to producers: (time, partition, end), in order of time."""
 
     def __init__(self, acks: Iterable[tuple[float, int, int]]) -> None:
         self._known: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -68,14 +66,14 @@ class Ends:
             known.append((at, max(end, known[-1][1] if known else 0)))
 
     def at(self, partition: int, time: float) -> int:
-        """Of a partition at some time; 0 while nothing was known."""
+        """Returns the end offset of a partition at a time; 0 if none was known."""
         known = self._known[partition]
         count = bisect_right(known, (time, 0))
         return known[count - 1][1] if count else 0
 
 
 def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation]:
-    """All checks of answers that were given at whatever time."""
+    """Runs all checks that need no time of acknowledgement."""
     speaking = [answer for answer in answers if answer.speaks]
     return [
         *_wrong(speaking, recount),
@@ -90,7 +88,7 @@ def check_answers(answers: Sequence[Answer], recount: Recount) -> list[Violation
 
 
 def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, int]]) -> Iterator[Violation]:
-    """`maxLag` holds against what the producers knew to be committed some seconds before the query was sent.
+    """Checks `maxLag` against the ends that producers knew some seconds before the query.
 
     Args:
         acks: (time, partition, end), in order of time.
@@ -101,12 +99,12 @@ def check_staleness(answers: Iterable[Answer], acks: Sequence[tuple[float, int, 
             continue
         end = ends.at(answer.partition, answer.sent - WATERMARK_SECONDS)
         if end - answer.position > answer.max_lag:
-            told = f"the source had ended at {end} {WATERMARK_SECONDS:.0f} s before"
-            yield Violation("bound", f"{told}, and maxLag was {answer.max_lag}: {answer}")
+            detail = f"the source ended at {end} {WATERMARK_SECONDS:.0f} s before"
+            yield Violation("bound", f"{detail}, and maxLag was {answer.max_lag}: {answer}")
 
 
 def check_promises(promises: Iterable[Promise], recount: Recount) -> Iterator[Violation]:
-    """Every event that a 202 tells of is in the source, where it says, as it was asked for."""
+    """Checks that every accepted event is in the source, at the promised position and unchanged."""
     for promise in promises:
         found = recount.events.get((promise.partition, promise.position - 1))
         token = None if promise.token is None else promise.token.encode()
@@ -115,7 +113,6 @@ def check_promises(promises: Iterable[Promise], recount: Recount) -> Iterator[Vi
 
 
 def by_kind(violations: Iterable[Violation]) -> Counter[str]:
-    """How many of each kind."""
     return Counter(violation.kind for violation in violations)
 
 
@@ -127,13 +124,13 @@ def _wrong(answers: Iterable[Answer], recount: Recount) -> Iterator[Violation]:
         if answer.cents != expected:
             yield Violation("wrong", f"the recount has {expected} there: {answer}")
         elif history is not None and answer.partition != recount.home(key):
-            yield Violation("wrong", f"not a position of the customer's partition: {answer}")
+            yield Violation("wrong", f"not the customer's partition: {answer}")
 
 
 def _unflagged(answers: Iterable[Answer]) -> Iterator[Violation]:
     for answer in answers:
         if answer.role not in _ROLES or not answer.server or answer.epoch < 1:
-            yield Violation("unflagged", f"does not say who gave it: {answer}")
+            yield Violation("unflagged", f"lacks its origin: {answer}")
         elif answer.role == "standby" and answer.max_lag is None and answer.min_position is None:
             yield Violation("unflagged", f"only the owner may answer that: {answer}")
 
@@ -186,7 +183,7 @@ def _two_owners(answers: Iterable[Answer]) -> Iterator[Violation]:
 def _with_best_before(
     answers: Iterable[Answer], group: Callable[[Answer], Hashable], rank: Callable[[Answer], int]
 ) -> Iterator[tuple[Answer, Answer]]:
-    """Each answer with the highest-ranking one of its group that was received before it was asked for."""
+    """Yields each answer with the highest-ranking answer of its group that was received before its query was sent."""
     groups: dict[Hashable, list[Answer]] = defaultdict(list)
     for answer in answers:
         groups[group(answer)].append(answer)

@@ -1,4 +1,4 @@
-"""The cluster under test: a broker, a registry, three instances, one of which reaches the broker through the proxy."""
+"""The cluster under test: broker, registry, and three instances, one of them connected through a proxy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ INSTANCES = 3
 SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
 IDEMPOTENCY_WINDOW_SECONDS = 20.0
-"""So short that markers expire in every round, so long that some of what is sent again comes within it."""
+"""Short enough that keys expire in every round, long enough that some repeated events come within the window."""
 _STATUS_SECONDS = 5.0
-NEVER_TOLD = (
+UNEXPECTED_EVENTS = (
     "a step of the task failed",
     "a thread failed; stopping",
     "a request failed",
@@ -38,28 +38,28 @@ NEVER_TOLD = (
     "the read model's code failed",
     "the table cannot be followed",
 )
-"""What an instance logs of an exception that was not foreseen, of its own end, and of what a person has to see to."""
+"""Log events of unexpected exceptions, of the end of an instance, and of faults that need an operator."""
 _FEW_RECORDS = 7
 _STRUCK = '"event": "a fail point strikes"'
 
 
 class Strike(NamedTuple):
-    """The fail point at which a process has died, and when, in seconds since 1970."""
+    """The fail point at which a process died, and the Unix time."""
 
     point: str
     at: float
 
 
 class Member:
-    """One instance of the three, by what is done to it. Used by one thread at a time.
+    """One of the three instances. Used by one thread at a time.
 
-    Every other time that it is started, a few records are many, so that its commits and restores go in parts.
+    At every other start, parts are limited to a few records, so that commits and restores go in parts.
     """
 
     def __init__(self, instance: LocalInstance, stack: LocalStack, part: int, *, is_next_small: bool) -> None:
         """Args:
-        part: of how many records parts are when they are small.
-        is_next_small: whether they are when it is started first.
+        part: the number of records in a small part.
+        is_next_small: whether the first start uses small parts.
         """
         self._part, self._is_next_small = part, is_next_small
         self.instance = instance
@@ -69,15 +69,15 @@ class Member:
         self.state_dir = instance.state_dir
         self._all_logs = stack.data_dir / "logs" / f"{self.name}.all.log"
         self.should_run = False
-        """Whether it was started and nobody has ended it since."""
+        """Whether the instance was started and not ended on purpose."""
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, be it stopped."""
+        """Whether the process exists, even if it is stopped."""
         return self.instance.running
 
     def launch(self, failpoints: str = "", *, in_parts: bool = False) -> None:
-        """Start the process, armed or not; `in_parts`: a few records are many for it in any case."""
+        """Starts the process, with fail points if given. `in_parts` forces small parts."""
         self.keep_log()
         is_small, self._is_next_small = self._is_next_small, not self._is_next_small
         bounds = f"parts={self._part}" if is_small or in_parts else ""
@@ -86,63 +86,63 @@ class Member:
         self.instance.launch()
 
     def kill(self) -> None:
-        """End the process by SIGKILL, or forget one that has ended."""
+        """Kills the process, or clears one that has ended."""
         self.should_run = False
         self.instance.kill()
 
     def stop(self) -> None:
-        """End the process in good order."""
+        """Stops the process in an orderly way."""
         self.should_run = False
         self.instance.stop()
 
     def wait_ready(self) -> None:
-        """Return once it wants queries. Raises ConfigurationError if it has ended, or takes far too long."""
+        """Waits until the instance is ready. Raises ConfigurationError if it ends or takes far too long."""
         self.instance.wait_ready()
 
     def keep_log(self) -> None:
-        """Add the log of the last run to that of all runs; the local stack keeps only two."""
+        """Appends the log of the last run to the log of all runs; the local stack keeps only two."""
         if self.instance.log.exists():
             with self.instance.log.open("rb") as last, self._all_logs.open("ab") as kept:
                 shutil.copyfileobj(last, kept)
 
     def strike(self) -> Strike | None:
-        """The fail point at which the last process died or stopped; None if it has reached none."""
+        """Returns the fail point at which the last process died or stopped; None without one."""
         for line in self.instance.log.read_text(encoding="utf-8", errors="replace").splitlines():
             if _STRUCK in line:
-                told = json.loads(line)
-                return Strike(told["failpoint"], datetime.fromisoformat(told["timestamp"]).timestamp())
+                detail = json.loads(line)
+                return Strike(detail["failpoint"], datetime.fromisoformat(detail["timestamp"]).timestamp())
         return None
 
     def unexpected(self) -> Iterator[str]:
-        """What any of its processes has told that nobody should ever read. Ask when it is stopped."""
+        """Yields the unexpected log lines of all runs. The instance must be stopped."""
         for line in self._all_logs.read_text(encoding="utf-8", errors="replace").splitlines():
-            if any(f'"{told}"' in line for told in NEVER_TOLD):
+            if any(f'"{detail}"' in line for detail in UNEXPECTED_EVENTS):
                 yield f"{self.name}: {line}"
 
     def stores(self) -> list[Path]:
-        """The directories of the stores of its tasks that answer; none of tasks that have left."""
+        """Returns the store directories of the tasks that answer."""
         status = self.status()
-        assert status is not None, f"{self.name} does not say what it has"
+        assert status is not None, f"{self.name} does not report its tasks"
         return [self.state_dir / task["task"] for task in status["tasks"] if task["state"] in ("RUNNING", "TAILING")]
 
     def process(self) -> psutil.Process | None:
-        """The service's own process, below its guard; None if it is gone."""
+        """Returns the process of the service, a child of its guard; None if it has ended."""
         for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # some are short-lived, or killed and not reaped yet
+            with suppress(psutil.NoSuchProcess):  # a process may end during the loop, or be a zombie
                 serves = process.cmdline()[1:] == ["-m", "balance_service", "serve"]
                 if serves and process.environ().get("BALANCE_HTTP_PORT") == str(self.port):
                     return process
         return None
 
     def is_stopped(self) -> bool:
-        """Whether the process exists and does not run."""
+        """Whether the process exists and is stopped by a signal."""
         process = self.process()
         with suppress(psutil.NoSuchProcess):
             return process is not None and process.status() == psutil.STATUS_STOPPED
         return False
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to the process and its JVM, as a machine that is paused would stop both."""
+        """Sends a signal to the process and its JVM, as a pause of the machine would."""
         process = self.process()
         if process is not None:
             for each in (process, *process.children(recursive=True)):
@@ -150,7 +150,7 @@ class Member:
                     each.send_signal(number)
 
     def status(self) -> dict[str, Any] | None:
-        """What it says of itself; None if it does not answer."""
+        """Returns the response of /api/status; None without one."""
         try:
             known: dict[str, Any] = _http.get(f"{self.instance.url}/api/status").json()
         except (httpx.HTTPError, ValueError):
@@ -158,12 +158,11 @@ class Member:
         return known
 
     def metrics(self) -> str:
-        """What it has counted."""
         return _http.get(f"{self.instance.url}/metrics").text
 
 
 class Cluster:
-    """Everything up from entering to leaving; the topic is made, and empty."""
+    """Broker, registry and instances while the context is open; the topic exists and is empty."""
 
     def __init__(self, data_dir: Path, standbys: int, seed: int) -> None:
         name = uuid.uuid4().hex[:8]
@@ -196,7 +195,7 @@ class Cluster:
             self.stop_instances()
 
     def member(self, number: int, settings: Mapping[str, str]) -> Member:
-        """An instance with a port and a state directory of its own, not started."""
+        """Returns an instance with its own port and state directory, not started."""
         environment = {
             "BALANCE_TOPIC": self.topic,
             "BALANCE_APPLICATION_ID": self.application_id,
@@ -213,7 +212,7 @@ class Cluster:
         return Member(instance, self.stack, _FEW_RECORDS, is_next_small=(number + self._seed) % 2 == 0)
 
     def stop_instances(self) -> None:
-        """Stop all of them at once, in good order."""
+        """Stops all instances in parallel, in an orderly way."""
         for member in self.members:
             member.signal_all(signal.SIGCONT)
         running = [process for member in self.members if (process := member.process()) is not None]
@@ -226,7 +225,7 @@ class Cluster:
 
 
 def active_positions(members: Iterable[Member]) -> dict[int, int]:
-    """Partition → position of its running owner, as the instances say themselves."""
+    """Returns partition → position of its running owner, as the instances report."""
     positions: dict[int, int] = {}
     for task in tasks_of(members):
         if task["role"].upper() == "ACTIVE" and task["state"] == "RUNNING":
@@ -236,12 +235,12 @@ def active_positions(members: Iterable[Member]) -> dict[int, int]:
 
 
 def stood_by(members: Iterable[Member]) -> set[int]:
-    """The partitions of which one of these has a standby that is caught up, as they say themselves."""
+    """Returns the partitions for which one of the members reports a tailing standby."""
     return {int(task["partition"]) for task in tasks_of(members) if task["state"] == "TAILING"}
 
 
 def tasks_of(members: Iterable[Member]) -> Iterator[dict[str, Any]]:
-    """All tasks of those that answer, as they say themselves."""
+    """Yields all tasks that the members report."""
     for member in members:
         yield from (member.status() or {}).get("tasks", ())
 

@@ -1,6 +1,6 @@
-"""A client that adds funds through whatever instance answers, and tries again with the same Idempotency-Key.
+"""A client that adds funds through any instance and retries with the same Idempotency-Key.
 
-One thread. Each 202 is a promise: the event is in the source, at the position that the answer names.
+Uses one thread. Each 202 promises that the event is in the source, at the position in the response.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTEMPTS = 4
 
 
 class Promise(NamedTuple):
-    """What a 202 says."""
+    """The content of a 202."""
 
     customer: str
     cents: int
@@ -35,7 +35,7 @@ class Promise(NamedTuple):
 
 
 class Commands:
-    """Posts until told to stop."""
+    """Posts commands until `stop`."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], customers: Customers, seed: int) -> None:
         self._addresses = addresses
@@ -45,7 +45,7 @@ class Commands:
         self._thread = threading.Thread(target=self._run, name="commands")
         self.promises: list[Promise] = []
         self.statuses: Counter[int] = Counter()
-        """Answers by status; 0: none."""
+        """Responses by status; 0 stands for none."""
         self._refusals: list[str] = []
         self._accepted = 0
 
@@ -57,17 +57,17 @@ class Commands:
         self.stop()
 
     def stop(self) -> None:
-        """Post no more. Idempotent."""
+        """Stops posting. Idempotent."""
         self._stopping.set()
         self._thread.join()
 
     def take_refusals(self) -> list[str]:
-        """Answers that no client who asks properly should ever get; they are kept no longer."""
+        """Returns and clears the unexpected responses."""
         taken, self._refusals = self._refusals, []
         return taken
 
     def take_accepted(self) -> int:
-        """How many events were accepted since this was last asked."""
+        """Returns the number of events accepted since the last call."""
         accepted = self.statuses[202] - self._accepted
         self._accepted += accepted
         return accepted
@@ -82,7 +82,7 @@ class Commands:
                 self._add(customer, cents, token)
 
     def _add(self, customer: str, cents: int, token: str | None) -> None:
-        """Until one answers 202; without a key only once, since nobody knows what became of the first try."""
+        """Posts until a 202; without a key only once, because the outcome of a failed attempt is unknown."""
         for _ in range(_ATTEMPTS if token else 1):
             reply = self._post(customer, cents, token)
             if reply is not None and reply.status == 202:

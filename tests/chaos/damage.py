@@ -1,4 +1,4 @@
-"""Stores of an instance that is down: deleted, or damaged as a bad disk would."""
+"""Damage to the stores of a stopped instance: deleted directories, flipped bytes, truncated logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_USE_SECONDS = 5.0
 
 
 def delete_store(state_dir: Path, chooser: random.Random) -> str | None:
-    """Remove one store; says which, or None if there is none."""
+    """Deletes one store; returns its name, or None if there is none."""
     stores = _in_use(state_dir)
     if not stores:
         return None
@@ -25,7 +25,7 @@ def delete_store(state_dir: Path, chooser: random.Random) -> str | None:
 
 
 def damage_store(state_dir: Path, chooser: random.Random) -> str | None:
-    """Flip bytes in a table file, or cut the end off a write-ahead log; says what, or None if there is nothing."""
+    """Flips bytes in a table file, or truncates a write-ahead log; returns a description, or None without a file."""
     stores = _in_use(state_dir)
     tables = [path for store in stores for path in store.glob("*.sst") if path.stat().st_size > 200]
     if tables and chooser.random() < 0.7:
@@ -39,11 +39,11 @@ def damage_store(state_dir: Path, chooser: random.Random) -> str | None:
     size = log.stat().st_size
     with log.open("r+b") as file:
         file.truncate(chooser.randint(size // 4, size - 1))
-    return f"{log.parent.name}/{log.name} cut short"
+    return f"{log.parent.name}/{log.name} truncated"
 
 
 def _in_use(state_dir: Path) -> list[Path]:
-    """The directories of the stores that were written to last: nobody reads those of tasks that have left."""
+    """Returns the most recently written store directories: those of departed tasks are unused."""
     written = {
         store: max((path.stat().st_mtime for path in store.iterdir()), default=0.0)
         for store in sorted(state_dir.glob("balance_*"))

@@ -1,4 +1,4 @@
-"""After each round, when everything is up and applied: whoever should answer does, and from there on."""
+"""The enquiry after each round: every instance must answer, from the present end on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.chaos.checks import Violation
-from tests.chaos.journal import own_time
+from tests.chaos.journal import unstolen_time
 from tests.chaos.readers import Question
 from tests.support.api import Connection
 
@@ -24,7 +24,7 @@ _AGAIN_SECONDS = 0.1
 
 
 class Enquiry:
-    """Asks until it is answered, or a bound is over that all questions to one instance share."""
+    """Repeats queries until they are answered or the time limit, shared by all queries to one instance, expires."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Enquiry:
         seconds: float,
     ) -> None:
         """Args:
-        ends: by partition, up to where every owner has applied the source.
+        ends: by partition, the offset that every owner has applied.
         """
         self._connections = {f"{host}:{port}": Connection(host, port, _TIMEOUT_SECONDS) for host, port in addresses}
         self._readers = readers
@@ -44,29 +44,28 @@ class Enquiry:
         self._seconds = seconds
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in self._connections.values():
             connection.close()
 
-    def everybody_answers(self, chooser: random.Random) -> Iterator[Violation]:
-        """Every instance does, of customers of every partition, however it is asked."""
+    def all_instances_answer(self, chooser: random.Random) -> Iterator[Violation]:
+        """Checks that every instance answers for customers of every partition, with each kind of bound."""
         customers = chooser.sample(self._customers.early, _CUSTOMERS)
         for asked in self._connections:
-            deadline = own_time() + self._seconds
+            deadline = unstolen_time() + self._seconds
             for question in (question for customer in customers for question in self._questions(customer)):
-                while (answer := self._ask(asked, question)) is None and own_time() < deadline:
+                while (answer := self._ask(asked, question)) is None and unstolen_time() < deadline:
                     time.sleep(_AGAIN_SECONDS)
                 if answer is None:
-                    yield Violation("silent", f"{asked} does not answer {question} as of {self._ends}")
+                    yield Violation("silent", f"{asked} does not answer {question} at {self._ends}")
                     break
 
     def standbys_answer(self) -> Iterator[Violation]:
-        """Of every partition one does, to whom that suffices."""
-        deadline = own_time() + self._seconds
+        """Checks that a standby answers for every partition."""
+        deadline = unstolen_time() + self._seconds
         for partition in range(len(self._ends)):
             customer = next(c for c in self._customers.early if self._customers.homes[c.encode()] == partition)
             while "standby" not in self._roles(Question(customer, _MAX_LAG)):
-                if own_time() > deadline:
+                if unstolen_time() > deadline:
                     yield Violation("silent", f"no standby answers for partition {partition}")
                     break
                 time.sleep(_AGAIN_SECONDS)
@@ -80,7 +79,7 @@ class Enquiry:
         return {answer.role for answer in answers if answer is not None}
 
     def _ask(self, asked: str, question: Question) -> Answer | None:
-        """An answer that is recent enough; None if there is none now."""
+        """Returns an answer that is recent enough; None without one."""
         answer = self._readers.ask(self._connections[asked], asked, question)
         if answer is None or not answer.speaks:
             return None

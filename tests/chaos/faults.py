@@ -1,6 +1,6 @@
-"""Plays a round's faults: a lane, that is a thread, per instance, and the broker from the thread that began the round.
+"""Plays the faults of a round: one thread (lane) per instance, and the broker's faults in the calling thread.
 
-At most two instances are disturbed at a time: a lane holds its turn from its first fault until its instance is up
+At most two instances are disturbed at a time: a lane holds its permit from its first fault until its instance is ready
 again, so one of the three always serves.
 """
 
@@ -16,7 +16,7 @@ from balance_service.errors import ConfigurationError
 from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.cluster import SESSION_TIMEOUT_SECONDS, stood_by
 from tests.chaos.damage import damage_store, delete_store
-from tests.chaos.journal import own_time
+from tests.chaos.journal import unstolen_time
 from tests.chaos.plan import OPENING_POINTS, PARTS_POINT
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _TURNS = (4, 9)
 
 
 class Chaos:
-    """Everything the lanes share."""
+    """The state that all lanes share."""
 
     def __init__(self, cluster: Cluster, readers: Readers, journal: Journal, seed: int) -> None:
         self.cluster = cluster
@@ -46,16 +46,16 @@ class Chaos:
         self.seed = seed
         self.turns = threading.Semaphore(_DISTURBED_AT_A_TIME)
         self.over = threading.Event()
-        """Set when a run is given up: no lane begins another fault."""
+        """Set when a run is aborted: no lane starts another fault."""
         self._store_faults: list[str] = []
         self._lock = threading.Lock()
         self._rounds = 0
 
     def play(self, plan: Round) -> None:
-        """Play a round to its end; every instance is up afterwards, and the broker too.
+        """Plays a round to its end. Afterwards all instances and the broker are up.
 
         Raises:
-            AssertionError: an instance did not come up again, or a fail point never struck.
+            AssertionError: an instance did not start again, or a fail point was never reached.
         """
         self._rounds += 1
         self._store_faults = list(plan.store_faults)
@@ -73,23 +73,23 @@ class Chaos:
             self.over.set()
             raise
         if self._store_faults:
-            # Faults of instances were too few, or came before there was a table file to damage.
+            # The instances had too few faults, or no table file to damage yet.
             lanes.append(_Lane(self, self.cluster.members[-1], [("kill",)] * 5, random.Random(self.seed)))
             lanes[-1].run()
         if problems := [lane.problem for lane in lanes if lane.problem]:
             raise AssertionError("; ".join(problems))
         assert not self._store_faults, f"not played: {self._store_faults}"
         for member in self.cluster.members:
-            self.wonder_at(member)
+            self.check_alive(member)
 
-    def wonder_at(self, member: Member) -> None:
-        """Take down that a member has ended by itself, if it has."""
+    def check_alive(self, member: Member) -> None:
+        """Records the end of a member that was not ended on purpose."""
         if member.should_run and not member.running:
             member.should_run = False
-            self.journal.wonder(f"{member.name} ended by itself")
+            self.journal.record_unexpected(f"{member.name} ended unexpectedly")
 
     def spoil_store(self, member: Member, chooser: random.Random) -> None:
-        """Do the next fault that is due to a store of an instance that is down, if it has one."""
+        """Plays the next store fault on a stopped instance, if it has a suitable store."""
         with self._lock:
             fault = self._store_faults.pop(0) if self._store_faults else None
         if fault is None:
@@ -100,7 +100,7 @@ class Chaos:
             with self._lock:
                 self._store_faults.append(fault)
         else:
-            self.journal.fault(fault, member.name, told=done)
+            self.journal.fault(fault, member.name, detail=done)
 
     def _play_broker(self, faults: Sequence[str], lanes: Sequence[threading.Thread]) -> None:
         chooser = random.Random(f"{self.seed}-{self._rounds}-broker")
@@ -111,9 +111,9 @@ class Chaos:
                 time.sleep(0.2)
             began = time.monotonic()
             is_long = fault == "kill-broker-long"
-            self.journal.fault(fault, told=f"for {_BROKER_AWAY_SECONDS:.0f} s" if is_long else "")
-            # Not stopped: a broker without another replica that is asked to end in the middle of a commit may drop its
-            # marker (seen with 4.3.0), and the transaction hangs for ever.
+            self.journal.fault(fault, detail=f"for {_BROKER_AWAY_SECONDS:.0f} s" if is_long else "")
+            # Kills instead of stopping: a single-replica broker that shuts down during a commit may drop the
+            # transaction marker (seen with 4.3.0), which leaves the transaction open forever.
             stack.broker.kill()
             time.sleep(_BROKER_AWAY_SECONDS if is_long else chooser.uniform(0, 2))
             stack.broker.start()
@@ -122,7 +122,7 @@ class Chaos:
 
 
 class _Lane(threading.Thread):
-    """The faults of one instance, one after the other."""
+    """The faults of one instance, in order."""
 
     def __init__(self, chaos: Chaos, member: Member, chunks: Sequence[Sequence[str]], chooser: random.Random) -> None:
         super().__init__(name=f"lane-{member.name}", daemon=True)
@@ -134,7 +134,7 @@ class _Lane(threading.Thread):
         self.problem = ""
 
     def run(self) -> None:
-        """Play all chunks; `problem` says why not."""
+        """Plays all chunks; sets `problem` on failure."""
         try:
             for chunk in self._chunks:
                 with self._chaos.turns:
@@ -174,7 +174,7 @@ class _Lane(threading.Thread):
     def _remove(self) -> None:
         owned, began = self._owned(), time.monotonic()
         self._member.stop()
-        # By the time that it is gone, another may own what it had, and have answered for it.
+        # During the shutdown another instance may already own its partitions and answer for them.
         self._journal.fault("remove", self._member.name, owned, at=began)
         time.sleep(self._chooser.uniform(0, 3))
 
@@ -182,15 +182,15 @@ class _Lane(threading.Thread):
         point = fault.removeprefix("kill-at-")
         for _ in range(_ATTEMPTS):
             launched = self._launch_armed(point, "kill")
-            # Each instance owns a partition at least, and each partition has work for every point.
+            # Each instance owns at least one partition, and each partition has work for every point.
             assert self._waited(lambda: not self._member.running, STRIKE_SECONDS), f"{point} was not reached"
             if (strike := self._member.strike()) is not None:
                 self._member.kill()
-                self._journal.fault(fault, self._member.name, told=f"{strike.at - launched:.1f} s after its start")
+                self._journal.fault(fault, self._member.name, detail=f"{strike.at - launched:.1f} s after its start")
                 self._chaos.spoil_store(self._member, self._chooser)
                 return
-            self._chaos.wonder_at(self._member)
-        raise AssertionError(f"it ended before it reached {point}")
+            self._chaos.check_alive(self._member)
+        raise AssertionError(f"the instance ended before it reached {point}")
 
     def _pause_at(self, fault: str) -> None:
         point = fault.removeprefix("pause-at-")
@@ -199,18 +199,18 @@ class _Lane(threading.Thread):
             self._waited(lambda: self._member.is_stopped() or not self._member.running, STRIKE_SECONDS)
             if self._member.is_stopped() and self._outlast(fault):
                 return
-        raise AssertionError(f"nobody was succeeded while it was stopped at {point}")
+        raise AssertionError(f"no instance took over during the stop at {point}")
 
     def _pause(self) -> None:
         for _ in range(_ATTEMPTS):
-            # Ready is who has joined; what it is to own may come a moment later.
+            # A ready instance has joined; its assignment may come shortly after.
             self._waited(lambda: bool(self._owned()), _SUCCESSION_SECONDS)
             if self._outlast("pause"):
                 return
-        raise AssertionError("nobody was succeeded while it was stopped")
+        raise AssertionError("no instance took over during the pause")
 
     def _outlast(self, fault: str) -> bool:
-        """Stop an owner until it is succeeded, ask it while it still is stopped, wake it; returns whether it was."""
+        """Pauses an owner, queues queries in its sockets, resumes it; returns whether another took over."""
         owned = self._owned()
         ahead = self._chaos.readers.connect_ahead(self._member.host, self._member.port, owned)
         self._member.signal_all(signal.SIGSTOP)
@@ -222,7 +222,7 @@ class _Lane(threading.Thread):
             ahead.send(succeeded)
         finally:
             self._member.signal_all(signal.SIGCONT)
-        self._journal.say(f"{self._member.name} wakes, succeeded in {sorted(succeeded)}")
+        self._journal.say(f"{self._member.name} resumes; others own {sorted(succeeded)}")
         if succeeded:
             self._journal.fault(fault, self._member.name, owned, at=began)
         ahead.collect()
@@ -231,24 +231,24 @@ class _Lane(threading.Thread):
     def _silence(self) -> None:
         struck = self._chaos.cluster.proxy.silence(_SILENCE_SECONDS, STRIKE_SECONDS)
         assert struck, "no transaction was committed through the proxy"
-        self._journal.fault("silence", self._member.name, told=f"for {_SILENCE_SECONDS:.0f} s after a commit was sent")
+        self._journal.fault("silence", self._member.name, detail=f"for {_SILENCE_SECONDS:.0f} s after a commit request")
 
     def _launch_armed(self, point: str, action: str) -> float:
-        """Start the instance, so that it dies or stops at a point; returns when, in seconds since 1970."""
-        self._chaos.wonder_at(self._member)
+        """Starts the instance with a fail point; returns the Unix time."""
+        self._chaos.check_alive(self._member)
         if self._member.running:
             self._member.stop()
-            self._journal.say(f"{self._member.name} is stopped, to be started armed")
-        # Opening a task commits, too, but nothing; and who is to be a zombie should have been seen as the owner before.
+            self._journal.say(f"{self._member.name} is stopped to arm a fail point")
+        # Opening a task also commits, but no events; and readers must have seen an instance as owner before its pause.
         turn = 1 if point in OPENING_POINTS else self._chooser.randint(*_TURNS)
         launched = time.time()
         self._member.launch(f"{point}={action}@{turn}", in_parts=point == PARTS_POINT)
         return launched
 
     def _up(self) -> None:
-        """Return once the instance wants queries."""
+        """Waits until the instance is ready; starts it if necessary."""
         for _ in range(_START_ATTEMPTS):
-            self._chaos.wonder_at(self._member)
+            self._chaos.check_alive(self._member)
             launched_at = None
             if not self._member.running:
                 launched_at = time.monotonic()
@@ -263,16 +263,16 @@ class _Lane(threading.Thread):
                 if launched_at is not None:
                     self._journal.started(self._member.name, launched_at)
                 return
-        raise AssertionError("does not start")
+        raise AssertionError("the instance does not start")
 
     def _owned(self) -> set[int]:
         return self._chaos.readers.owned_by(self._member.address)
 
     @staticmethod
     def _waited(condition: Callable[[], bool], seconds: float) -> bool:
-        deadline = own_time() + seconds
+        deadline = unstolen_time() + seconds
         while not condition():
-            if own_time() > deadline:
+            if unstolen_time() > deadline:
                 return False
             time.sleep(0.1)
         return True

@@ -1,6 +1,6 @@
-"""Records as other applications write them, good and bad; shares no code with the service.
+"""Valid and invalid records as other applications produce them. Shares no code with the service.
 
-A frame is 0x00, the schema's id in four bytes, big-endian, and the Avro body.
+A frame is 0x00, the schema id in four bytes, big-endian, and the Avro body.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CENT = Decimal("0.01")
 _EXACT = Context(prec=60)
 
 HEALING = b"healing-"
-"""What the keys of events begin with that may be dead letters for a while."""
+"""Key prefix of events that may be dead letters for a while."""
 POISON = (
     "key-null",
     "value-null",
@@ -40,7 +40,7 @@ POISON = (
 
 
 class Source(NamedTuple):
-    """One record to append; `partition` None leaves it to the key."""
+    """A record to append; without a partition, the key decides."""
 
     key: bytes | None
     value: bytes | None
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
 
 class Frames:
-    """Schemas registered once for a topic, and frames under them. Any thread may use it."""
+    """Registers schemas once for a topic and frames records with them. Thread-safe."""
 
     def __init__(self, registry_url: str, topic: str) -> None:
         shipped: dict[str, Any] = json.loads(_SHIPPED.read_text(encoding="utf-8"))
@@ -78,24 +78,24 @@ class Frames:
         }
 
     def funds_added(self, customer: str, cents: int, schema: str = "shipped") -> bytes:
-        """A good event; the schema `wide` holds more digits than the shipped one."""
+        """Returns a valid event; the schema `wide` holds more digits than the shipped one."""
         return self._frame(schema, customer, _EXACT.multiply(Decimal(cents), _CENT))
 
     def expect_late(self) -> None:
-        """From now on, `late` frames are under a schema that is not registered yet."""
+        """Makes `late` use a schema that is not registered yet."""
         self._late += 1
-        # Ids are given one after the other: the next one is that of the next schema, for nobody registers others now.
+        # The registry assigns ids in sequence, and no other client registers schemas now.
         probe = _register(self._registry_url, f"{self._subject}-probe", self._of_late("probe"))
         self._late_header = struct.pack(">bI", 0, probe + 1)
 
     def register_late(self) -> None:
-        """What `late` frames are under is known from now on."""
+        """Registers the schema that `late` uses."""
         given = _register(self._registry_url, self._subject, self._of_late("late"))
-        assert struct.pack(">bI", 0, given) == self._late_header, f"the late schema was given {given}"
+        assert struct.pack(">bI", 0, given) == self._late_header, f"the late schema has id {given}"
 
     def late(self, customer: str, cents: int) -> bytes:
-        """An event whose schema is registered only later."""
-        # Its last field is null, which is the first of its two types.
+        """Returns an event whose schema is registered only later."""
+        # The last field is null, the first branch of its union.
         return self._late_header + self.funds_added(customer, cents)[5:] + b"\0"
 
     def _of_late(self, name: str) -> dict[str, Any]:
@@ -103,17 +103,17 @@ class Frames:
         return {**self._shipped, "fields": [*self._shipped["fields"], another]}
 
     def seen(self, customer: str) -> bytes:
-        """A record of another type, which nobody folds."""
+        """Returns a record of another type, which no model folds."""
         return self._encode("seen", {"who": customer})
 
     def poison(self, cause: str, customer: str, elsewhere: int, cents: int) -> Source:
-        """A record that can never be applied.
+        """Returns a record that can never be applied.
 
         Args:
             cause: one of POISON.
-            customer: whom it is, or seems to be, about.
-            elsewhere: a partition that is not the customer's.
-            cents: what it would add.
+            customer: the customer that the record names.
+            elsewhere: a partition other than the customer's.
+            cents: the amount.
         """
         key, good = customer.encode(), self.funds_added(customer, cents)
         match cause:

@@ -1,4 +1,4 @@
-"""Every hop from purchases and scores to what is answered, recounted from the topic before it, record for record."""
+"""Recounts every step from purchases and scores to answers, record by record, from the topic before it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ OUTPUTS = ("notifications", "shipments", "hadoop", "high-scores")
 
 
 class Record(NamedTuple):
-    """A record as it is compared."""
+    """The compared parts of a record."""
 
     key: bytes | None
     value: Any
     timestamp: int
     versions: tuple[tuple[str, str], ...] = ()
-    """By header, the rows that it was joined with."""
+    """Header → row that was joined."""
 
 
 ByOrigin = dict[str, list[Record]]
 
 
 class Hops:
-    """What the topics hold at a moment at which everything is applied."""
+    """The topics at a moment when everything is applied."""
 
     def __init__(self, stack: LocalStack, application_id: str) -> None:
         self._stack = stack
@@ -49,7 +49,7 @@ class Hops:
         self._records: dict[str, dict[str, Record]] = {}
 
     def violations(self) -> Iterator[Violation]:
-        """Every hop that is not as it should be."""
+        """Compares every hop with its recount."""
         by_card, by_player, by_game = self._rekeyed
         sold, scored = self._decoded("pos"), self._decoded("score-events")
         prime = {o: r for o, r in sold.items() if r.value["customerType"] == "PRIME"}
@@ -68,7 +68,7 @@ class Hops:
         yield from self._letters(by_player, lost, 1)
 
     def points(self) -> dict[str, Decimal]:
-        """Card → its points, by what was sold."""
+        """Returns card → points, recounted from purchases."""
         points: dict[str, Decimal] = defaultdict(Decimal)
         for record in self._decoded("pos").values():
             if record.value["customerType"] == "PRIME":
@@ -76,14 +76,14 @@ class Hops:
         return dict(points)
 
     def leaderboard(self) -> dict[str, list[dict[str, Any]]]:
-        """Game → its highest scores, by what was joined."""
+        """Returns game → highest scores, recounted from joined scores."""
         return {
             str(game): [{name: value for name, value in e.items() if name != "scoredAt"} for e in best[-1][1]]
             for game, best in self._ranked(self._rekeyed[2]).items()
         }
 
     def sent(self) -> dict[str, int]:
-        """How many records each topic has that is sent to."""
+        """Returns the number of records in each output topic."""
         return {topic: len(read_topic(self._stack, topic)) for topic in (*self._rekeyed, *OUTPUTS)}
 
     @property
@@ -98,7 +98,7 @@ class Hops:
         return self._messages[topic]
 
     def _decoded(self, topic: str) -> dict[str, Record]:
-        """`topic:partition:offset` → what is there, but for nonsense, in order."""
+        """Returns `topic:partition:offset` → record in order, without invalid frames."""
         if topic not in self._records:
             self._records[topic] = {
                 f"{topic}:{m.partition()}:{m.offset()}": self._record(m)
@@ -116,7 +116,7 @@ class Hops:
         return [f"{topic}:{m.partition()}:{m.offset()}" for m in self._all(topic) if not _is_frame(m)]
 
     def _compared(self, topic: str, expected: Mapping[str, Sequence[Record]]) -> Iterator[Violation]:
-        """What came of each origin, in order."""
+        """Compares the records of each origin, in order."""
         found: ByOrigin = defaultdict(list)
         for message in self._all(topic):
             found[origin_of(message)].append(self._record(message))
@@ -125,7 +125,7 @@ class Hops:
             has, should = found.get(origin, []), list(expected.get(origin, []))
             if has != should and (wrong := wrong + 1) <= _SHOWN:
                 kind = "lost" if len(has) < len(should) else "doubled" if len(has) > len(should) else "wrong"
-                yield Violation(kind, f"{topic} has of {origin} {has}, not {should}")
+                yield Violation(kind, f"{topic} has {has} from {origin}, not {should}")
 
     def _notified(self, by_card: str) -> ByOrigin:
         totals: dict[bytes | None, Decimal] = defaultdict(Decimal)
@@ -133,13 +133,13 @@ class Hops:
         for origin, (key, sold, timestamp, _) in self._decoded(by_card).items():
             earned = sold["totalAmount"] * _SHARE
             totals[key] += earned
-            told = {name: sold[name] for name in ("invoiceNumber", "customerCardNo", "totalAmount")}
-            told |= {"earnedLoyaltyPoints": earned, "totalLoyaltyPoints": totals[key]}
-            notified[origin] = [Record(key, told, timestamp)]
+            detail = {name: sold[name] for name in ("invoiceNumber", "customerCardNo", "totalAmount")}
+            detail |= {"earnedLoyaltyPoints": earned, "totalLoyaltyPoints": totals[key]}
+            notified[origin] = [Record(key, detail, timestamp)]
         return notified
 
     def _joined(self, by_player: str) -> tuple[ByOrigin, list[str]]:
-        """What is made of each score, and those that find no row."""
+        """Returns the joined record of each score, and the scores that find no row."""
         player_at, game_at = self._as_of("players"), self._as_of("products")
         joined, lost = {}, []
         for origin, (_, scored, timestamp, _) in self._decoded(by_player).items():
@@ -154,7 +154,7 @@ class Hops:
         return joined, lost
 
     def _as_of(self, table: str) -> Callable[[int, int], tuple[str, dict[str, Any]] | None]:
-        """Of a row, its version and what it was at a time: the newest until then, or else the oldest."""
+        """Returns a lookup of a row's version and value at a time: the newest until then, otherwise the oldest."""
         rows: dict[bytes | None, list[tuple[int, str, Any]]] = defaultdict(list)
         for origin, (key, value, timestamp, _) in self._decoded(table).items():
             rows[key].append((timestamp, origin.partition(":")[2], value))
@@ -167,7 +167,7 @@ class Hops:
         return as_of
 
     def _ranked(self, by_game: str) -> dict[int, list[tuple[str, list[dict[str, Any]]]]]:
-        """Game → after each of its scores, by origin, the highest."""
+        """Returns game → the ranking after each of its scores, with the origin."""
         ranked: dict[int, list[tuple[str, list[dict[str, Any]]]]] = defaultdict(list)
         for origin, (_, scored, timestamp, _) in self._decoded(by_game).items():
             game = scored["product_id"]
@@ -180,24 +180,24 @@ class Hops:
         return dict(ranked)
 
     def _high_scores(self, by_game: str) -> Iterator[Violation]:
-        """Each commit's last state of a game, once, where it has changed; and what it has changed to at last."""
-        told: dict[str, list[Any]] = defaultdict(list)
+        """Checks that each commit emits a game's last ranking once if it changed, and that the final one is emitted."""
+        detail: dict[str, list[Any]] = defaultdict(list)
         for message in self._all("high-scores"):
-            told[origin_of(message)].append(self._record(message).value["entries"])
+            detail[origin_of(message)].append(self._record(message).value["entries"])
         games = self._ranked(by_game)
         for game, ranked in games.items():
             for origin, entries in ranked:
-                if told.get(origin, [entries]) != [entries]:
-                    kind = "doubled" if len(told[origin]) > 1 else "wrong"
-                    yield Violation(kind, f"high-scores has of {origin} {told[origin]}, not {entries}")
-            last = [entries for origin, entries in ranked if origin in told][-1:]
+                if detail.get(origin, [entries]) != [entries]:
+                    kind = "doubled" if len(detail[origin]) > 1 else "wrong"
+                    yield Violation(kind, f"high-scores has from {origin} {detail[origin]}, not {entries}")
+            last = [entries for origin, entries in ranked if origin in detail][-1:]
             if last != [ranked[-1][1]]:
                 yield Violation("lost", f"high-scores has last of game {game} {last}, not {ranked[-1][1]}")
-        if strange := told.keys() - {origin for ranked in games.values() for origin, _ in ranked}:
-            yield Violation("wrong", f"high-scores has what came of nothing: {sorted(strange)[:_SHOWN]}")
+        if strange := detail.keys() - {origin for ranked in games.values() for origin, _ in ranked}:
+            yield Violation("wrong", f"high-scores has records without an origin: {sorted(strange)[:_SHOWN]}")
 
     def _letters(self, source: str, expected: Sequence[str], stages: int) -> Iterator[Violation]:
-        """Of each record that could not be applied one dead letter from each stage that reads it."""
+        """Checks that each stage has one dead letter for each record that it could not apply."""
         found: dict[str, int] = defaultdict(int)
         is_ours = source.startswith(f"{self._application_id}-")
         for message in self._all(f"{self._application_id if is_ours else source}-dead-letters"):

@@ -1,4 +1,4 @@
-"""What was done to the cluster and when, told as it happens."""
+"""A journal of faults, starts and outages, printed as they happen."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def own_time() -> float:
-    """Seconds of the monotonic clock, less those for which other machines had this one's processors."""
+def unstolen_time() -> float:
+    """Returns the monotonic time minus the time that a hypervisor gave to other machines."""
     return time.monotonic() - getattr(psutil.cpu_times(), "steal", 0.0) / (psutil.cpu_count() or 1)
 
 
 class Entry(NamedTuple):
-    """One fault, at a moment of the monotonic clock."""
+    """A fault; `at` is monotonic time."""
 
     at: float
     fault: str
     member: str
     partitions: frozenset[int]
-    """What the instance owned then, as far as the readers knew."""
+    """The partitions that the instance owned, as far as the readers knew."""
     stood_by: frozenset[int] = frozenset()
-    """Of which another instance had a standby that was caught up."""
+    """The partitions with a tailing standby on another instance."""
 
 
 class Start(NamedTuple):
-    """An instance that was started at a moment of the monotonic clock, and wanted queries so many seconds later."""
+    """The start of an instance at a monotonic time, and the seconds until it was ready."""
 
     at: float
     member: str
@@ -39,7 +39,7 @@ class Start(NamedTuple):
 
 
 class Journal:
-    """Any thread may write; lines go to standard output at once."""
+    """Thread-safe. Prints each line at once."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -47,12 +47,12 @@ class Journal:
         self.entries: list[Entry] = []
         self.starts: list[Start] = []
         self.outages: list[tuple[float, float]] = []
-        """From when to when there was no broker."""
+        """Start and end of each broker outage."""
         self.counts: Counter[str] = Counter()
-        self._strange: list[str] = []
+        self._unexpected: list[str] = []
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Prints a line of progress."""
         with self._lock:
             print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)
 
@@ -61,31 +61,31 @@ class Journal:
         fault: str,
         member: str = "",
         partitions: set[int] | None = None,
-        told: str = "",
+        detail: str = "",
         at: float | None = None,
         stood_by: Iterable[int] = (),
     ) -> None:
-        """A fault has been done, now or at another moment."""
+        """Records a fault, now or at another time."""
         entry = Entry(at or time.monotonic(), fault, member, frozenset(partitions or ()), frozenset(stood_by))
         with self._lock:
             self.entries.append(entry)
             self.counts[fault] += 1
         owned = f", owner of {sorted(entry.partitions)}" if entry.partitions else ""
-        self.say(" ".join(filter(None, (fault, member + owned, told))))
+        self.say(" ".join(filter(None, (fault, member + owned, detail))))
 
     def started(self, member: str, at: float) -> None:
-        """An instance that was started then wants queries now."""
+        """Records that an instance started at a given time is ready now."""
         with self._lock:
             self.starts.append(Start(at, member, time.monotonic() - at))
 
-    def wonder(self, text: str) -> None:
-        """Something has happened that nobody did or expected, such as the end of a process."""
+    def record_unexpected(self, text: str) -> None:
+        """Records an event that no fault explains, such as the end of a process."""
         with self._lock:
-            self._strange.append(text)
-        self.say(f"STRANGE: {text}")
+            self._unexpected.append(text)
+        self.say(f"UNEXPECTED: {text}")
 
-    def take_strange(self) -> list[str]:
-        """What there was of that; it is kept no longer."""
+    def take_unexpected(self) -> list[str]:
+        """Returns and clears the unexpected events."""
         with self._lock:
-            taken, self._strange = self._strange, []
+            taken, self._unexpected = self._unexpected, []
         return taken

@@ -1,7 +1,7 @@
-"""Checks the checks: plants one bug at a time into a copy of the package, and runs the test that has to find it.
+"""Tests the checks: plants one bug at a time into a copy of the package and runs the test that must find it.
 
-`make chaos-mutants`, or `python -m tests.chaos.mutants [WORD…]` for the mutations that have a word in their names. The
-unmutated copy is played first and has to pass. Ends with code 1 if it does not, or if any bug survives.
+`make chaos-mutants`, or `python -m tests.chaos.mutants [WORD…]` for the bugs whose name contains a word. Plays the
+unchanged copy first, which must pass. Exits with 1 if it fails or if a bug survives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROJECT = Path(__file__).parents[2]
 _COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
 _ROUND_SECONDS = 900
 _VIOLATION = re.compile(r"VIOLATION \(([a-z ]+)\): (.*)")
-# A bug may also keep the service from ever being done; whatever else fails is no proof of a bug found.
+# A bug may also prevent the service from finishing; any other failure is no proof that the bug was found.
 _STANDSTILL = re.compile(r"AssertionError: (not caught up|.* was not read to)")
 _FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
 _SEED = "1"
@@ -37,25 +37,25 @@ _SHOWN = 100
 
 
 class Outcome(NamedTuple):
-    """What a round came to, or another test."""
+    """The result of a round or of another test."""
 
     passed: bool
     kind: str
-    """Of what it found first; empty if it failed for another reason."""
-    told: str
+    """Kind of the first violation; empty if the test failed for another reason."""
+    detail: str
     seconds: float
 
 
 def main(words: list[str]) -> int:
-    """Play the control and every mutation that is wanted; 0 if all is as it should be."""
+    """Plays the control and the selected mutations; returns the exit code."""
     wanted = [m for m in ALL_MUTATIONS if not words or any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="chaos-mutants-") as folder:
         for mutation in wanted:
-            mutated(mutation, _PROJECT / mutation.file)  # fails before hours are spent
+            mutated(mutation, _PROJECT / mutation.file)  # fails early if a mutation is outdated
         survivors = 0
         for test in dict.fromkeys(mutation.test for mutation in wanted):
             control = _play(Path(folder), test, CONTROLS.get(test, QUIET))
-            verdict = "passes" if control.passed else f"FAILS: {control.kind} {control.told}"
+            verdict = "passes" if control.passed else f"FAILS: {control.kind} {control.detail}"
             _tell(f"{test} without a bug", verdict, control.seconds)
             survivors += not control.passed
         for mutation in wanted:
@@ -63,19 +63,19 @@ def main(words: list[str]) -> int:
             if outcome.passed:
                 verdict = "SURVIVED"
             elif outcome.kind in mutation.kinds:
-                verdict = f"caught: {outcome.kind}" + f" ({outcome.told})" * bool(outcome.told)
+                verdict = f"caught: {outcome.kind}" + f" ({outcome.detail})" * bool(outcome.detail)
             elif outcome.kind:
-                verdict = f"BY CHANCE? {outcome.kind} ({outcome.told}) is not what it should be found by"
+                verdict = f"BY CHANCE? {outcome.kind} ({outcome.detail}) is not an expected kind"
             else:
-                verdict = "BROKEN: it failed, but not by a check"
+                verdict = "BROKEN: the test failed without a violation"
             survivors += not verdict.startswith("caught")
             _tell(mutation.name, verdict, outcome.seconds)
-    print(f"{len(wanted)} bugs planted, {survivors} verdicts not as they should be", flush=True)
+    print(f"{len(wanted)} bugs planted, {survivors} unexpected verdicts", flush=True)
     return 1 if survivors else 0
 
 
 def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None) -> Outcome:
-    """One round, or another file of tests, on a fresh copy."""
+    """Runs a round, or another test file, on a fresh copy."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
@@ -106,7 +106,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
         try:
             code = playing.wait(_ROUND_SECONDS)
         except subprocess.TimeoutExpired:
-            playing.kill()  # the guards of its children see to those
+            playing.kill()  # the guards end the child processes
             code = playing.wait()
     text = log.read_text(encoding="utf-8", errors="replace")
     if code and mutation is None:
@@ -117,23 +117,23 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
 
 
 def mutated(mutation: Mutation, path: Path) -> str:
-    """The file with the bug. Fails unless what it replaces is there exactly once."""
+    """Returns the text of the file with the bug. Fails unless the replaced text occurs exactly once."""
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
         count = text.count(mutation.old)
-        raise SystemExit(f"'{mutation.name}' is out of date: {mutation.file} has its text {count} times")
+        raise SystemExit(f"'{mutation.name}' is outdated: its text occurs {count} times in {mutation.file}")
     return text.replace(mutation.old, mutation.new)
 
 
 def _failed(text: str, kinds: Collection[str]) -> tuple[str, str]:
-    """A test that failed: one of those that should, if it is among them."""
+    """Returns the name of a failed test, preferably an expected one."""
     failed = _FAILED.findall(text)
     expected = [name for name in failed if name in kinds]
     return next(iter(expected or failed), ""), ""
 
 
 def _violation(text: str) -> tuple[str, str]:
-    """The kind of the first violation, and what is told."""
+    """Returns kind and detail of the first violation."""
     violation, standstill = _VIOLATION.search(text), _STANDSTILL.search(text)
     if violation is not None:
         return violation[1], violation[2][:_SHOWN]

@@ -1,7 +1,6 @@
-"""Bugs that the chaos suite has to find, each as one replacement in one file, and the round that should find it.
+"""Bugs that the chaos suite must find: each is one replacement in one file, with the faults of the round that finds it.
 
-Those in what goes in parts are in `parts_mutations`, those of models on several stages in `system_mutations`, and those
-that no round would find in `pinpoint_mutations`.
+`pinpoint_mutations` has the bugs that a round would not find.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 QUIET = "none"
 BALANCES, SYSTEMS = "tests/chaos/test_chaos.py", "tests/chaos/test_systems.py"
-# By test that plays rounds, the faults of one without a bug.
+# Test that plays rounds → faults of its round without a bug.
 CONTROLS = {
     BALANCES: "kill,kill-at-begun,kill-at-committed,kill-at-part-stored,pause",
     SYSTEMS: "kill-at-begun,kill-at-committed,kill-at-part-stored",
@@ -19,7 +18,7 @@ WRONG = ("wrong", "lost", "doubled", "digest")
 
 
 class Mutation(NamedTuple):
-    """One planted bug. `old` must be there exactly once, or the mutation is out of date."""
+    """A planted bug. `old` must occur exactly once in the file."""
 
     name: str
     file: str
@@ -27,17 +26,17 @@ class Mutation(NamedTuple):
     new: str
     faults: str
     kinds: tuple[str, ...]
-    """Of what kinds the first violation may be: found by any other, it would be found by chance.
+    """The acceptable kinds of the first violation; any other kind would be found by chance.
 
-    Where no rounds are played, the tests in the file that have to find it.
+    For other tests: the names of the tests that must fail.
     """
     test: str = BALANCES
-    """The file of tests that has to find it."""
+    """The test file that must find the bug."""
 
 
 MUTATIONS = (
     Mutation(
-        "position committed in a transaction of its own, before the states",
+        "the position is committed in its own transaction before the states",
         "balance_service/engine/commit.py",
         "        changelog_offset = writer.commit(records(), dead_letters, frame, store.changelog_offset, outputs)\n",
         "        writer.commit([], [], frame, store.changelog_offset)\n"
@@ -54,7 +53,7 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "a batch is taken twice",
+        "a batch is applied twice",
         "balance_service/spark/feed.py",
         "                    self._commit(part, start, task, gathering)\n",
         "                    self._commit(part, start, task, gathering)\n"
@@ -63,8 +62,8 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        # The first offset after a batch is a control record's more often than not.
-        "rows are dropped when a query is started anew",
+        # The first offset after a batch usually belongs to a control record.
+        "rows are dropped when a query restarts",
         "balance_service/spark/feed.py",
         "partial(self._rows, partition, start)\n",
         "partial(self._rows, partition, start + 4 * (start > 0))\n",
@@ -72,8 +71,8 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        # The rows that come later would be counted all the same, were it not for another query.
-        "a position is moved over records, for nobody looks whether there are any",
+        # Without a new query, the later rows would still be counted.
+        "a position skips records, because the task does not check for them",
         "balance_service/spark/feed.py",
         "                elif began - looked > _LOOK_EVERY_SECONDS:\n"
         "                    start = self._pass_over(start, task, interrupted)\n",
@@ -86,7 +85,7 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "rows are dropped between two pulls: of several that have arrived, the first",
+        "the first of several rows between two pulls is dropped",
         "balance_service/spark/row_query.py",
         "        return rows\n",
         "        return rows.slice(1) if rows.num_rows > 1 else rows\n",
@@ -94,7 +93,7 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "a new task starts at the source's end",
+        "a new task starts at the end of the source",
         "balance_service/engine/opening.py",
         "            start,\n            least_epoch,\n",
         "            end,\n            least_epoch,\n",
@@ -102,7 +101,7 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "predecessors are not fenced: every task has a transactional id of its own",
+        "predecessors are not fenced, because every task has its own transactional id",
         "balance_service/model/stage.py",
         'f"{self.full_name}-{partition}"',
         "f\"{self.full_name}-{partition}-{__import__('time').monotonic_ns()}\"",
@@ -126,7 +125,7 @@ MUTATIONS = (
         ("stale", "wrong owner"),
     ),
     Mutation(
-        "a standby answers what only the owner may",
+        "a standby answers queries for owners only",
         "balance_service/http/queries.py",
         "    return is_near and _is_reached(local, query) and (local.is_owner or query.takes_standbys)\n",
         "    return is_near and _is_reached(local, query)\n",
@@ -134,7 +133,7 @@ MUTATIONS = (
         ("unflagged",),
     ),
     Mutation(
-        "maxLag is not looked at",
+        "maxLag is ignored",
         "balance_service/http/queries.py",
         "    is_near = query.max_lag is None or (local.lag is not None and local.lag <= query.max_lag)\n",
         "    is_near = True\n",
@@ -142,12 +141,12 @@ MUTATIONS = (
         ("bound",),
     ),
     Mutation(
-        "minPosition is not waited for",
+        "minPosition is ignored",
         "balance_service/http/queries.py",
         "    return local.position.offset >= _wanted(query)\n",
         "    return True\n",
         QUIET,
-        # Below the position that is wanted no state is read, so the answer is a 404, too.
+        # Below the wanted position the state is not read, so the answer may also be a 404.
         ("bound", "wrong"),
     ),
     Mutation(
@@ -187,7 +186,7 @@ MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "dead letters are committed in a transaction of their own, before the states",
+        "dead letters are committed in their own transaction before the states",
         "balance_service/engine/changelog_writer.py",
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
@@ -226,7 +225,7 @@ MUTATIONS = (
         (*WRONG, "stuck"),
     ),
     Mutation(
-        "partitions are found by CRC32",
+        "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
         "    return (murmur2(key) & 0x7FFFFFFF) % partitions\n",
         '    return __import__("zlib").crc32(key) % partitions\n',
@@ -234,7 +233,7 @@ MUTATIONS = (
         (*WRONG, "silent", "stuck"),
     ),
     Mutation(
-        "a task that is opened takes no new epoch",
+        "an opened task takes no new epoch",
         "balance_service/engine/opening.py",
         "epoch=max(stored.epoch + 1, least_epoch)",
         "epoch=max(stored.epoch, least_epoch)",
@@ -250,7 +249,7 @@ MUTATIONS = (
         ("lost",),
     ),
     Mutation(
-        "nobody who does not own a partition answers for it in time",
+        "an instance that does not own a partition answers too late",
         "balance_service/http/queries.py",
         '        refusal = unavailable(f"no instance is known to own partition {partition}")\n',
         "        await asyncio.sleep(4)\n"
@@ -267,7 +266,7 @@ MUTATIONS = (
         ("silent",),
     ),
     Mutation(
-        "an instance that has lost its partitions ends",
+        "an instance ends when it loses its partitions",
         "balance_service/cluster/membership.py",
         "        gone = _pairs(lost)\n",
         '        raise RuntimeError("lost")\n',
@@ -275,7 +274,7 @@ MUTATIONS = (
         ("crash",),
     ),
     Mutation(
-        "dead letters are kept without their bytes",
+        "dead letters are stored without their value",
         "balance_service/engine/changelog_writer.py",
         "        key, value = letter.key, letter.value\n",
         "        key, value = letter.key, None\n",
@@ -283,7 +282,7 @@ MUTATIONS = (
         ("lost",),
     ),
     Mutation(
-        "the source's end is believed however old",
+        "an outdated end of the source is used",
         "balance_service/http/routing.py",
         "_WATERMARK_SECONDS = 3.0\n",
         "_WATERMARK_SECONDS = 1e9\n",

@@ -1,4 +1,4 @@
-"""An operator who has dead letters tried again whose cause is gone: over two instances at once, again and again."""
+"""An operator who redrives dead letters whose cause is fixed, through two instances at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 
 from tests.chaos.checks import Violation
 from tests.chaos.frames import HEALING
-from tests.chaos.journal import own_time
+from tests.chaos.journal import unstolen_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,16 +25,18 @@ _SHOWN = 3
 
 
 def redrive_all(members: Sequence[Member], seconds: float) -> Iterator[Violation]:
-    """Have everything that can be read by now tried again, until nothing of it is open; for so many seconds at most."""
-    began = own_time()
+    """Redrives all readable dead letters until none is open, or `seconds` have passed."""
+    began = unstolen_time()
     with httpx.Client(timeout=_ASK_SECONDS) as client, ThreadPoolExecutor(2) as both:
         while True:
             found = _open_letters(client, members[0])
             if found == []:
                 return
-            if own_time() - began > seconds:
-                told = "nobody lists them" if found is None else f"{len(found)} are open, such as {found[:_SHOWN]}"
-                yield Violation("stuck", f"dead letters do not heal: {told}")
+            if unstolen_time() - began > seconds:
+                detail = (
+                    "the list is unavailable" if found is None else f"{len(found)} are open, such as {found[:_SHOWN]}"
+                )
+                yield Violation("stuck", f"dead letters do not heal: {detail}")
                 return
             ids = [letter["id"] for letter in found or ()]
             for some in (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS)):
@@ -43,7 +45,7 @@ def redrive_all(members: Sequence[Member], seconds: float) -> Iterator[Violation
 
 
 def _open_letters(client: httpx.Client, member: Member) -> list[dict[str, Any]] | None:
-    """Those of events that count; None if they cannot be listed now."""
+    """Returns the open dead letters of valid events; None if the list is unavailable."""
     found: list[dict[str, Any]] = []
     parameters = {"cause": "schema-id-unknown", "limit": "100"}
     while True:

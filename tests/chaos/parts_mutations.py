@@ -1,6 +1,6 @@
-"""Bugs in what is combined, committed and stored in parts, in what is published, and in what expires.
+"""Bugs in combining, committing and storing in parts, in publishing, and in expiry.
 
-The chaos suite finds them because it makes parts small and the idempotency window short.
+The chaos suite finds them because it uses small parts and a short idempotency window.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tests.chaos.mutations import QUIET, WRONG, Mutation
 
 PARTS_MUTATIONS = (
     Mutation(
-        "of several parts that are committed one after the other, only the last is",
+        "only the last of several consecutive parts is committed",
         "balance_service/spark/feed.py",
         "                for part in gathered:\n",
         "                for part in gathered[-1:]:\n",
@@ -17,7 +17,7 @@ PARTS_MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "events that stay single are in the sums, too",
+        "single events are also in the sums",
         "balance_service/spark/combine.py",
         "_aggregated(rows.filter(pc.invert(apart)), combine), self.singly",
         "_aggregated(rows, combine), self.singly",
@@ -25,8 +25,8 @@ PARTS_MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        # So the position, too, is taken for that of what the store has.
-        "of a large commit, the end goes to the store with the first part",
+        # The position is then taken for the end of the store's contents.
+        "the first part of a large commit stores its end offset",
         "balance_service/engine/store.py",
         "                batch.put(_REACHES_KEY, changelog_offset",
         "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
@@ -34,16 +34,16 @@ PARTS_MUTATIONS = (
         WRONG,
     ),
     Mutation(
-        "an instance says what it owns only when that changes",
+        "an instance publishes its partitions only when they change",
         "balance_service/cluster/directory.py",
         "next_publish = now + PUBLISH_EVERY_SECONDS\n",
         "next_publish = now + 1e9\n",
         QUIET,
-        # Whoever lists dead letters asks all who own them.
+        # Lists of dead letters ask all owners.
         ("silent", "stuck"),
     ),
     Mutation(
-        "idempotency keys are forgotten before the window is over",
+        "idempotency keys expire before the end of the window",
         "balance_service/engine/idempotency.py",
         "        horizon = self.stream_time_ms - self.window_ms\n",
         "        horizon = self.stream_time_ms - self.window_ms // 4\n",

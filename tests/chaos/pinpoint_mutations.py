@@ -1,7 +1,6 @@
-"""Bugs that faults at random would not find within minutes; each names the test that has to find it.
+"""Bugs that random faults would not find within minutes; each names the test that must find it.
 
-Most of them show only where two things happen at the same moment, or where something is longer ago, or larger, than
-anything in a round.
+Most of them need two events at the same moment, or an event that is older or larger than any in a round.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
 
 PINPOINT_MUTATIONS = (
     _pinpoint(
-        "a batch is joined with what is read of its tables so far",
+        "a batch is joined before its tables are read to the end",
         "spark/feed.py",
         "        if self._joined is not None:\n            try:\n",
         "        if self._joined is None:\n            try:\n",
@@ -23,8 +22,8 @@ PINPOINT_MUTATIONS = (
         "test_a_table_that_is_not_read_blocks_only_the_stages_that_join_it",
     ),
     _pinpoint(
-        # Only where a task is behind, and by no more than it pulls.
-        "of several parts that were pulled, the last is dropped",
+        # Occurs only if a task is behind, by no more than it pulls.
+        "the last of several pulled parts is dropped",
         "spark/gathering.py",
         "if pending else gathered\n",
         "if pending and not gathered else gathered\n",
@@ -32,7 +31,7 @@ PINPOINT_MUTATIONS = (
         "test_what_many_events_come_to_is_combined_part_by_part",
     ),
     _pinpoint(
-        "the lease is looked at before the read",
+        "the lease is checked before the read",
         "http/routing.py",
         "        frame = copy.view.get(key) if copy.position.offset >= min_offset else None\n"
         "        return LocalAnswer(frame, copy.position, self.lag_of(copy), self.is_owned(copy), copy.task)\n",
@@ -42,7 +41,7 @@ PINPOINT_MUTATIONS = (
         "test_what_was_read_before_is_no_owners_answer",
     ),
     _pinpoint(
-        "a partition that moved during the read is still owned",
+        "a partition that moved during the read counts as owned",
         "http/routing.py",
         " and copy.task.view is not None\n",
         "\n",
@@ -50,7 +49,7 @@ PINPOINT_MUTATIONS = (
         "test_what_was_read_before_is_no_owners_answer",
     ),
     _pinpoint(
-        "a request is answered ahead of one that aiohttp is about to answer",
+        "a request overtakes one that aiohttp is about to answer",
         "http/server/ahead_of_aiohttp.py",
         "waiter is None or waiter.done():\n",
         "waiter is None:\n",
@@ -58,7 +57,7 @@ PINPOINT_MUTATIONS = (
         "test_two_that_come_within_one_turn_of_the_event_loop_are_answered_in_order",
     ),
     _pinpoint(
-        "of two requests that come together, the first alone is answered",
+        "only the first of two simultaneous requests is answered",
         "http/server/ahead_of_aiohttp.py",
         "len(self._messages) > 1 or body is not",
         "body is not",
@@ -66,7 +65,7 @@ PINPOINT_MUTATIONS = (
         "test_answers_are_sent_in_the_order_of_requests",
     ),
     _pinpoint(
-        "a revoked partition's task is closed once another may have the partition",
+        "the task of a revoked partition is closed after the unassignment",
         "cluster/membership.py",
         "        self._listener.revoked(gone)\n        consumer.incremental_unassign(revoked)\n",
         "        consumer.incremental_unassign(revoked)\n        self._listener.revoked(gone)\n",
@@ -74,7 +73,7 @@ PINPOINT_MUTATIONS = (
         "test_a_member_lets_go_of_a_partition_only_after_its_task_is_closed",
     ),
     _pinpoint(
-        "a batch need not start at the position",
+        "a batch may start elsewhere than at the position",
         "engine/commit.py",
         "batch.start != stands_at.offset",
         "batch.start < 0",
@@ -82,7 +81,7 @@ PINPOINT_MUTATIONS = (
         "test_a_batch_that_does_not_start_at_the_position_is_rejected",
     ),
     _pinpoint(
-        "Spark may hand over what it has handed over before",
+        "Spark may hand over rows twice",
         "spark/row_query.py",
         "        if first < self._next:\n",
         "        if first < 0:\n",
@@ -90,7 +89,7 @@ PINPOINT_MUTATIONS = (
         "test_a_batch_that_is_handed_over_twice_ends_the_query",
     ),
     _pinpoint(
-        "parts are combined though their sum may wrap around",
+        "parts are combined although their sum may overflow",
         "spark/combine.py",
         "            if _may_overflow(both, combine) or any(",
         "            if any(",
@@ -98,7 +97,7 @@ PINPOINT_MUTATIONS = (
         "test_what_depends_on_the_order_of_events_is_committed_batch_by_batch",
     ),
     _pinpoint(
-        "a sum hides that the balance overflowed on the way to it",
+        "a sum hides an overflow of an intermediate balance",
         "spark/combine.py",
         "        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]\n",
         "        alone = self._keys_of_once()\n",
@@ -106,7 +105,7 @@ PINPOINT_MUTATIONS = (
         "test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_it",
     ),
     _pinpoint(
-        "a standby believes for ever that it sees all of a compacted changelog",
+        "a standby counts as complete forever once it has read a compacted changelog",
         "engine/completeness.py",
         "        return self._clock() - self._as_of < WHOLE_FOR_SECONDS\n",
         "        return True\n",
@@ -114,7 +113,7 @@ PINPOINT_MUTATIONS = (
         "test_a_copy_is_not_complete_before_the_end_was_reached",
     ),
     _pinpoint(
-        "a standby knows by an end that it asked for more than was so when it asked",
+        "a standby dates its completeness after the request for the end offset",
         "engine/completeness.py",
         "            self._as_of, self._asked = self._asked[0], None\n",
         "            self._as_of, self._asked = self._clock(), None\n",
@@ -122,7 +121,7 @@ PINPOINT_MUTATIONS = (
         "test_passing_an_end_counts_as_of_the_time_of_the_question",
     ),
     _pinpoint(
-        "an owner under an older epoch is asked",
+        "a query goes to an owner with an older epoch",
         "cluster/directory.py",
         "        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)\n",
         "        return claims\n",
@@ -138,7 +137,7 @@ PINPOINT_MUTATIONS = (
         "test_a_standby_that_read_part_of_a_commit_does_not_answer_until_it_has_read_the_rest",
     ),
     _pinpoint(
-        "a standby answers though it has not read all of the changelog",
+        "a standby answers before it has read the whole changelog",
         "engine/task.py",
         "        if self._state is TaskState.RESTORING and self.replica.is_complete:\n",
         "        if self._state is TaskState.RESTORING:\n",
@@ -154,7 +153,7 @@ PINPOINT_MUTATIONS = (
         "test_a_store_that_reaches_beyond_the_changelogs_end_is_rejected",
     ),
     _pinpoint(
-        "after a commit that the store lacks, a decision puts the position back",
+        "a decision after a commit that the store lacks resets the position",
         "engine/commit.py",
         "        writer.close()\n        raise",
         "        raise",
@@ -162,7 +161,7 @@ PINPOINT_MUTATIONS = (
         "test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back",
     ),
     _pinpoint(
-        "a store that holds what its changelog has lost is believed once the changelog has grown",
+        "a store ahead of its truncated changelog is trusted once the changelog has grown",
         "engine/commit.py",
         "        store.distrust()\n",
         "",
@@ -170,7 +169,7 @@ PINPOINT_MUTATIONS = (
         "test_a_store_with_records_that_its_changelog_lost_is_never_used_again",
     ),
     _pinpoint(
-        "decisions are read as far as no transaction is open",
+        "decisions are read only up to the first open transaction",
         "engine/decisions.py",
         "topic, waits_for_open=True)",
         "topic)",
@@ -178,7 +177,7 @@ PINPOINT_MUTATIONS = (
         "test_one_that_lies_behind_anothers_open_transaction_is_known",
     ),
     _pinpoint(
-        "a dead letter at which a model's own code fails halts its task, so that nobody can discard it",
+        "a dead letter that fails in a model's own code halts its task",
         "engine/processor.py",
         "        if offset not in batch.retried:\n",
         "        if True:\n",
@@ -186,7 +185,7 @@ PINPOINT_MUTATIONS = (
         "test_it_waits_with_its_cause_and_others_go_on",
     ),
     _pinpoint(
-        "a dead letter at which a model's own code fails holds nobody, though order matters",
+        "a dead letter that fails in a model's own code does not hold later events, although order matters",
         "engine/dead_letter.py",
         "        OWN_CODE_FAILED,\n    }\n",
         "    }\n",
@@ -194,7 +193,7 @@ PINPOINT_MUTATIONS = (
         "test_once_it_is_discarded_what_waited_goes_on",
     ),
     _pinpoint(
-        "an idempotency key that has expired counts until it is removed",
+        "an expired idempotency key counts until it is removed",
         "engine/idempotency.py",
         "marker is None or marker.timestamp_ms + self.window_ms <= self.times[update.record.offset]:\n",
         "marker is None:\n",
@@ -202,7 +201,7 @@ PINPOINT_MUTATIONS = (
         "test_after_the_window_an_idempotency_key_is_new_again",
     ),
     _pinpoint(
-        "a store goes on, however long it was away",
+        "a store continues after any absence",
         "engine/replica.py",
         "        check_tombstones_since_offset(topics, changelog, partition, self.store.changelog_offset)\n",
         "        assert check_tombstones_since_offset\n",
@@ -210,7 +209,7 @@ PINPOINT_MUTATIONS = (
         "test_a_store_that_missed_tombstones_before_their_compaction_keeps_no_deleted_state",
     ),
     _pinpoint(
-        "a table goes on, however long it was away",
+        "a table continues after any absence",
         "engine/table_partition.py",
         "check_tombstones_since_time(context.topics, context.topic, self._partition, store.seen_to_ms)\n",
         "assert check_tombstones_since_time\n",
@@ -218,7 +217,7 @@ PINPOINT_MUTATIONS = (
         "test_a_store_that_missed_a_tombstone_before_its_compaction_is_read_again",
     ),
     _pinpoint(
-        "a standby goes on after hours without the changelog",
+        "a standby continues after hours without the changelog",
         "engine/replica.py",
         "        if self.completeness.was_away:\n",
         "        if False:\n",
@@ -226,7 +225,7 @@ PINPOINT_MUTATIONS = (
         "test_records_read_after_an_hour_without_the_changelog_are_not_applied",
     ),
     _pinpoint(
-        "whatever is written to the directory is believed",
+        "unsigned directory records are accepted",
         "cluster/directory.py",
         "            signed_ms = self._signatures.check(address, value, dict(headers_of(message)).get(HEADER))\n",
         "            signed_ms = None if HEADER else 0\n",
@@ -234,7 +233,7 @@ PINPOINT_MUTATIONS = (
         "test_forged_records_are_ignored_and_reported_while_queries_continue",
     ),
     _pinpoint(
-        "a record of the directory counts again when it is written again",
+        "a replayed directory record is accepted",
         "cluster/signatures.py",
         "        if signed_ms <= max(self._latest_ms.get(run, 0) for run in runs):\n",
         "        if signed_ms < max(self._latest_ms.get(run, 0) for run in runs):\n",
@@ -250,7 +249,7 @@ PINPOINT_MUTATIONS = (
         "test_an_answer_that_no_peer_gave_never_reaches_a_client",
     ),
     _pinpoint(
-        "a mark is good more than once",
+        "a mark is accepted more than once",
         "http/peers/trust.py",
         "        if mark is not None and not self._used.take(mark.run, mark.number, self._now()):\n",
         "        if False:\n",
@@ -258,7 +257,7 @@ PINPOINT_MUTATIONS = (
         "test_a_mark_of_a_peer_is_accepted_once",
     ),
     _pinpoint(
-        "the highest claim counts, however long its server is silent",
+        "the highest claim counts although its server is silent",
         "cluster/directory.py",
         "            if task.role == ACTIVE and task.epoch > 0 and not server.is_suspect(now)\n",
         "            if task.role == ACTIVE and task.epoch > 0\n",
@@ -274,7 +273,7 @@ PINPOINT_MUTATIONS = (
         "test_the_driver_answers_only_processes_with_the_secret_of_its_run",
     ),
     _pinpoint(
-        "a Spark that runs no query is asked again and again",
+        "the engine retries a Spark that runs no query forever",
         "spark/feed.py",
         "                    if failures.another():\n",
         "                    if failures.another() and False:\n",

@@ -1,4 +1,4 @@
-"""What a run plays: how often each fault, in which order; drawn from a seed, which replays it."""
+"""The plan of a run: numbers and order of faults, drawn from a seed that reproduces it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POINTS = (
     "position-written",
 )
 PARTS_POINT = "part-stored"
-"""Reached only where a few records are many."""
+"""Reached only with small parts."""
 OPENING_POINTS = ("fenced", "restored", "position-written")
 INSTANCE_FAULTS = (
     "kill",
@@ -57,47 +57,47 @@ _FULL_ROUND = {
     "damage-store": 1,
     "restart-broker": 2,
 }
-# Where each instance and the broker have a processor; with fewer, rounds take longer, and fewer are played.
+# For one processor per instance and one for the broker. With fewer, rounds take longer, and fewer are played.
 _MINUTES_PER_ROUND = 3
-# The suite plays balances, then systems; each has this for its start, and for what is compared at its end.
+# The suite plays balances, then systems; each needs this time for its start and its final comparison.
 _RUNS = 2
 _OUTSIDE_ROUNDS_SECONDS = 90.0
 _LANES = 3
-# Faults of one instance in a row, before another's turn may come.
+# Maximum number of consecutive faults of one instance.
 _IN_A_ROW = 3
 _LEAVE_IT_DOWN = ("kill", "remove")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The faults between one healing and the next."""
+    """The faults between two recoveries."""
 
     chunks: tuple[tuple[tuple[str, ...], ...], ...]
-    """By instance: its faults, in chunks after each of which it is up."""
+    """By instance: its faults in chunks; the instance is up after each chunk."""
     store_faults: tuple[str, ...]
     broker_faults: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run."""
+    """The parameters of a run."""
 
     seed: int
     rounds: tuple[Round, ...]
     head_start: int
-    """Events appended before any instance starts."""
+    """Number of events appended before any instance starts."""
     rate: float
     reads_per_second: float
     standbys: int
     early_customers: int
     stops_early: bool
-    """Whether one violation is enough."""
+    """Whether the run ends at the first violation."""
     seconds: float = math.inf
-    """No round begins that would end later, by the longest so far."""
+    """A round starts only if it would end within this time, judged by the longest so far."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each fault is to be played."""
+        """Returns the planned number of each fault."""
         counts = dict.fromkeys(FAULTS, 0)
         for each in self.rounds:
             played = [fault for lane in each.chunks for chunk in lane for fault in chunk]
@@ -107,13 +107,13 @@ class Plan:
 
 
 def plan_from_environment() -> Plan:
-    """The run that the environment asks for.
+    """Returns the plan that the environment asks for.
 
-    `CHAOS_SEED` replays a run. `CHAOS_MINUTES` makes it a long one, so that the suite takes so many minutes, if one
-    round of each run fits into them. `CHAOS_FAULTS` names the faults of a short one: comma-separated, `fault` or
-    `fault=times`; `none` for none. With `CHAOS_STOP_EARLY` a run ends soon after the first violation.
+    `CHAOS_SEED` reproduces a run. `CHAOS_MINUTES` makes the suite take that many minutes, with at least one round of
+    each run. `CHAOS_FAULTS` sets the faults of a short run: comma-separated `fault` or `fault=times`, or `none`. With
+    `CHAOS_STOP_EARLY` a run ends soon after the first violation.
     """
-    # What lands on one day must not depend on luck, and what is played not be the same for ever.
+    # CI results must not vary within a day, but the faults should vary over time.
     today = int(time.strftime("%Y%m%d", time.gmtime()))
     drawn = today if os.environ.get("CI") else random.SystemRandom().randrange(10**6)
     seed = int(os.environ.get("CHAOS_SEED") or drawn)
@@ -155,14 +155,14 @@ def _draw(chooser: random.Random, counts: dict[str, int]) -> Round:
 
     lanes: list[list[tuple[str, ...]]] = [[] for _ in range(_LANES)]
     for chunk in _chunks(chooser, drawn(INSTANCE_FAULTS)):
-        # Only the first instance has a proxy before its broker.
+        # Only the first instance connects to the broker through the proxy.
         lane = lanes[0] if "silence" in chunk else min(lanes, key=lambda lane: sum(len(each) for each in lane))
         lane.insert(chooser.randint(0, len(lane)), chunk)
     return Round(tuple(tuple(lane) for lane in lanes), tuple(drawn(STORE_FAULTS)), tuple(drawn(BROKER_FAULTS)))
 
 
 def _chunks(chooser: random.Random, faults: list[str]) -> list[tuple[str, ...]]:
-    """Faults in a row. One that needs the instance to be started armed comes after one that has left it down."""
+    """Groups faults into chunks. A fault that needs an armed start follows one that left the instance down."""
     chunks = [[fault] for fault in faults if "-at-" not in fault]
     for armed in (fault for fault in faults if "-at-" in fault):
         fitting = [c for c in chunks if c[0] in _LEAVE_IT_DOWN and len(c) < _IN_A_ROW and "pause" not in c[-1]]

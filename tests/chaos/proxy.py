@@ -1,10 +1,10 @@
-"""A proxy before the broker that goes silent at the moment at which a transaction's end has been asked for.
+"""A proxy in front of the broker that stops forwarding right after a request to end a transaction.
 
-It understands just enough of Kafka's protocol: a request is four bytes of length, two of api key, and the rest. Once
-an EndTxn request is forwarded, nothing passes any more on any connection, in either direction, for the time given;
-then every connection is closed and it forwards again. So the broker has committed, and the asker cannot know.
+It parses just enough of Kafka's protocol: four bytes of length, two of api key, the rest. After it has forwarded an
+EndTxn request, it forwards nothing on any connection for the given time, then closes all connections and forwards
+again. So the broker has committed, and the client cannot know.
 
-It runs an event loop on a thread of its own; `silence` and `stop` may be called by any other.
+Runs an event loop in its own thread; `silence` and `stop` may be called from any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 1 << 16
 
 
 class SilentProxy:
-    """Forwards `port` to `upstream_port`; owns its thread."""
+    """Forwards `port` to `upstream_port`."""
 
     def __init__(self, port: int, upstream_port: int) -> None:
         self.port = port
@@ -46,10 +46,10 @@ class SilentProxy:
         self._thread.join(10)
 
     def silence(self, seconds: float, patience_seconds: float) -> bool:
-        """Wait for a transaction's end to be asked for, and the silence after it to be over.
+        """Waits for an EndTxn request and the end of the silence that follows it.
 
         Returns:
-            Whether there was such a moment within the patience.
+            Whether there was such a request within `patience_seconds`.
         """
         self._struck.clear()
         self._over.clear()
@@ -126,7 +126,7 @@ class SilentProxy:
         self._loop.call_later(seconds, self._speak)
 
     def _speak(self) -> None:
-        # What was held back dies with its connection.
+        # Closing the connections drops the data held back.
         self._close_all()
         self._speaking.set()
         self._over.set()

@@ -1,6 +1,6 @@
-"""Readers that ask every instance all the time, and keep every answer with the times between which it was given.
+"""Readers that query every instance continuously and keep every answer with the times of query and response.
 
-Threads: a few per instance, each with a connection and a generator of its own; what they share is only appended to.
+A few threads per instance, each with its own connection and random generator; shared lists are only appended to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_LAGS = (0, 2, 20, 200, 5_000)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. Both times are of one monotonic clock; the bounds are those of the query."""
+    """An answer. Both times are monotonic; the bounds are those of the query."""
 
     sent: float
     received: float
@@ -53,13 +53,13 @@ class Answer:
 
     @property
     def speaks(self) -> bool:
-        """Whether it says something about a customer."""
+        """Whether the answer makes a statement about a customer."""
         return self.status in (200, 404) and self.position >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One query, with its bounds."""
+    """A query with its bounds."""
 
     customer: str
     max_lag: int | None = None
@@ -67,13 +67,12 @@ class Question:
 
     @property
     def target(self) -> str:
-        """What is requested."""
         at = self.min_position
         return query(self.customer, self.max_lag, None if at is None else f"{at[0]}:{at[1]}")
 
 
 class Readers:
-    """All readers. Started and stopped by one thread; `ask_ahead` may be called by any."""
+    """All readers. Started and stopped by one thread; `connect_ahead` is thread-safe."""
 
     def __init__(
         self,
@@ -84,8 +83,8 @@ class Readers:
         rate: float,
     ) -> None:
         """Args:
-        acked: partition → a position that is certainly reached, sooner or later.
-        rate: queries a second, all readers together.
+        acked: partition → a position that the service will certainly reach.
+        rate: queries per second of all readers together.
         """
         self._addresses = addresses
         self._customers = customers
@@ -96,9 +95,9 @@ class Readers:
         self._threads: list[threading.Thread] = []
         self.answers: list[Answer] = []
         self.owners: dict[int, tuple[int, str]] = {}
-        """Partition → the highest epoch under which somebody answered as owner, and who."""
+        """Partition → the highest epoch of an owner's answer, and that owner."""
         self.silences: Counter[str] = Counter()
-        """Requests without an answer, by who was asked."""
+        """Number of requests without a response, by address."""
         self.failures: list[str] = []
 
     def __enter__(self) -> Self:
@@ -118,23 +117,23 @@ class Readers:
             thread.join()
 
     def take(self) -> list[Answer]:
-        """The answers so far; they are kept no longer."""
+        """Returns and clears the answers."""
         taken, self.answers = self.answers, []
         return taken
 
     def owned_by(self, address: str) -> set[int]:
-        """The partitions that an instance was last seen to own."""
+        """Returns the partitions that an instance was last seen to own."""
         return {p for p, (_, server) in self.owners.copy().items() if server == address}
 
-    def connect_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> Ahead:
-        """Connections on which to ask somebody who is to be stopped about some of these partitions, so many of each."""
+    def connect_ahead(self, host: str, port: int, partitions: set[int], count: int = 12) -> QueuedQueries:
+        """Opens connections to an instance before its pause, for `count` queries about each partition."""
         homes: dict[int, list[str]] = defaultdict(list)
         for name in self._customers.early:
             homes[self._customers.homes[name.encode()]].append(name)
-        return Ahead(self, host, port, {partition: homes[partition][:count] for partition in partitions})
+        return QueuedQueries(self, host, port, {partition: homes[partition][:count] for partition in partitions})
 
     def ask(self, connection: Connection, asked: str, question: Question) -> Answer | None:
-        """Ask, and keep the answer; None if there is none."""
+        """Sends a query and keeps the answer; returns None without one."""
         sent = time.monotonic()
         try:
             reply = connection.ask(question.target)
@@ -144,7 +143,7 @@ class Readers:
         return self.note(asked, question, sent, reply)
 
     def note(self, asked: str, question: Question, sent: float, reply: Reply) -> Answer:
-        """Keep an answer."""
+        """Keeps an answer."""
         headers = reply.headers
         partition, _, position = headers.get("balance-position", "-1:-1").partition(":")
         lag = headers.get("balance-lag")
@@ -199,10 +198,10 @@ class Readers:
         return Question(customer, None, (home, self._acked.get(home, 0)))
 
 
-class Ahead:
-    """Plain queries that somebody who is stopped finds when he wakes; used by one thread.
+class QueuedQueries:
+    """Plain queries that a paused instance finds in its sockets when it resumes. Used by one thread.
 
-    Over connections from before: while he accepted new ones he would find out what he has lost.
+    Uses connections opened before: while the instance accepted new ones, it would learn that it lost its partitions.
     """
 
     def __init__(self, readers: Readers, host: str, port: int, customers: Mapping[int, Sequence[str]]) -> None:
@@ -217,7 +216,7 @@ class Ahead:
             connection.open()
 
     def send(self, partitions: set[int]) -> None:
-        """Ask about some of the partitions."""
+        """Queries customers of some partitions."""
         for partition in partitions:
             for connection, question in self._connections[partition]:
                 sent = time.monotonic()
@@ -225,7 +224,7 @@ class Ahead:
                 self._pending.append((connection, question, sent))
 
     def collect(self) -> None:
-        """Wait for the answers, and close."""
+        """Waits for the answers and closes the connections."""
         for connection, question, sent in self._pending:
             try:
                 self._readers.note(self._asked, question, sent, connection.receive())

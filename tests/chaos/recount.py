@@ -1,6 +1,6 @@
-"""What the source says, counted by a plain consumer that shares no code with the service.
+"""A recount of the source by a plain consumer that shares no code with the service.
 
-Money is counted in cents, as Python's unbounded integers.
+Counts money in cents, as Python's unbounded integers.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ class History:
         self.sums: list[int] = []
 
     def add(self, offset: int, cents: int) -> None:
-        """An event that counts."""
         self.offsets.append(offset)
         self.sums.append(self.total + cents)
 
     @property
     def total(self) -> int:
-        """The balance by all events read."""
+        """The balance after all events read."""
         return self.sums[-1] if self.sums else 0
 
     def below(self, position: int) -> int | None:
-        """The balance by the events below a position; None if there are none."""
+        """Returns the balance after the events below a position; None without events."""
         count = bisect_left(self.offsets, position)
         return self.sums[count - 1] if count else None
 
@@ -73,7 +72,7 @@ class Marker(NamedTuple):
 
 @dataclass
 class PartitionCount:
-    """One partition, record by record."""
+    """The counts of one partition."""
 
     end: int = 0
     applied: int = 0
@@ -82,24 +81,24 @@ class PartitionCount:
     poison: dict[int, Poison] = field(default_factory=dict)
     """By offset."""
     markers: dict[tuple[bytes, bytes], Marker] = field(default_factory=dict)
-    """By customer and idempotency key, be they expired or not."""
+    """By customer and idempotency key, expired or not."""
     stream_time_ms: int = -1
-    """The greatest timestamp so far of an event with an idempotency key."""
+    """The greatest timestamp of the events with an idempotency key so far."""
     healed: set[int] = field(default_factory=set)
-    """Offsets of events that count, and that may have been dead letters until their schema was known."""
+    """Offsets of valid events that may have been dead letters until their schema was registered."""
 
     def living(self, window_ms: int) -> set[tuple[bytes, bytes]]:
-        """The markers that have not expired."""
+        """Returns the markers that have not expired."""
         return {name for name, marker in self.markers.items() if marker.timestamp_ms + window_ms > self.stream_time_ms}
 
     @property
     def records(self) -> int:
-        """Committed records, of whatever kind."""
+        """The number of committed records of any kind."""
         return self.applied + self.ignored + self.duplicates + len(self.poison)
 
 
 class Recount:
-    """Reads the topic on from where it stopped; belongs to one thread."""
+    """Reads the topic incrementally. Used by one thread."""
 
     def __init__(
         self,
@@ -111,8 +110,8 @@ class Recount:
         window_ms: int,
     ) -> None:
         """Args:
-        homes: key → its partition, as the producer's own partitioner had it.
-        window_ms: how long an idempotency key is remembered, in stream time.
+        homes: key → partition, as the producer's partitioner chose it.
+        window_ms: the idempotency window, in stream time.
         """
         self.window_ms = window_ms
         self._registry_url = registry_url
@@ -130,14 +129,13 @@ class Recount:
         self.partitions = [PartitionCount() for _ in range(partitions)]
         self.histories: dict[bytes, History] = {}
         self.events: dict[tuple[int, int], tuple[bytes, int, bytes | None]] = {}
-        """(partition, offset) → customer, cents and idempotency key, of every well-formed event, be it a duplicate."""
+        """(partition, offset) → customer, cents and idempotency key of every valid event, duplicates included."""
 
     def home(self, key: bytes) -> int:
-        """The partition of a customer."""
         return self._homes[key]
 
     def totals(self) -> dict[str, int]:
-        """Committed records of all partitions, by what became of them."""
+        """Returns the number of committed records by outcome, over all partitions."""
         of_all = self.partitions
         return {
             "committed records": sum(count.records for count in of_all),
@@ -150,7 +148,7 @@ class Recount:
         }
 
     def read_on(self) -> None:
-        """Count what was committed since, up to the present end."""
+        """Counts the records committed since the last call, up to the present end."""
         consumer = Consumer(self._config)
         try:
             ends = {
@@ -206,7 +204,7 @@ class Recount:
                 count.markers[key, token] = Marker(timestamp_ms, cents)
 
     def _judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
-        """What stands in the way of an event, or "", and its cents."""
+        """Returns the cause why a record is poison, or "", and its cents."""
         if key is None:
             return "key-null", 0
         if value is None:
@@ -227,7 +225,7 @@ class Recount:
             return "schema-incompatible", 0
         try:
             event: Any = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None)
-        except Exception:  # fastavro raises whatever its reader trips over
+        except Exception:  # fastavro raises various exceptions for invalid bytes
             return "body-undecodable", 0
         return self._judge_event(partition, key, event["customerId"], event["amount"])
 

@@ -1,4 +1,4 @@
-"""The table at the end of a run, and the times that its faults took to be overcome."""
+"""The table at the end of a run, with recovery times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"[0-9.:]*[0-9]")
 
 
 class Report:
-    """Gathers what a run's rounds have shown; used by one thread."""
+    """Collects the results of all rounds. Used by one thread."""
 
     def __init__(self, plan: Plan, journal: Journal) -> None:
         self._plan = plan
@@ -40,21 +40,21 @@ class Report:
         self._flagged: list[float] = []
 
     def add_violations(self, found: Iterable[Violation]) -> None:
-        """Keep them, and show the first few."""
+        """Keeps violations and prints the first few."""
         for violation in found:
             if len(self.violations) < _SHOWN:
-                self._journal.say(f"VIOLATION ({violation.kind}): {violation.told}")
+                self._journal.say(f"VIOLATION ({violation.kind}): {violation.detail}")
             self.violations.append(violation)
 
     def add_answers(self, answers: Sequence[Answer]) -> None:
-        """Count them."""
+        """Counts answers by status and role."""
         for answer in answers:
             self.reads[answer.status, answer.role] += 1
             if not answer.speaks:
                 self._refusals[_NUMBERS.sub("…", answer.detail.partition('"detail":')[2])] += 1
 
     def add_successions(self, found: Iterable[Succession]) -> None:
-        """How long owners were missed, and standbys' answers."""
+        """Keeps the times until a new owner or a standby answered."""
         for one in found:
             if one.owned is not None:
                 self._new_owner[one.entry.fault].append(one.owned)
@@ -62,7 +62,7 @@ class Report:
                 self._flagged.append(one.flagged)
 
     def table(self) -> str:
-        """Everything that was done, and what came of it."""
+        """Returns the table of faults, records, reads and violations."""
         kinds = by_kind(self.violations)
         wanted = self._plan.counts
         done = self._journal.counts

@@ -1,4 +1,4 @@
-"""The changelog as committed, and the stores that should be copies of it; by bytes, and by digest."""
+"""Committed changelog records, and stores that should equal them, by content and digest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Content = dict[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One committed record of a topic."""
+    """A committed record."""
 
     offset: int
     key: bytes | None
@@ -43,7 +43,7 @@ class Logged:
 
 
 def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[list[Logged]]:
-    """All committed records of a topic, by partition, in order of offset, up to its present end."""
+    """Returns all committed records of a topic up to its present end, by partition and offset."""
     consumer = _consumer(bootstrap_servers)
     records: list[list[Logged]] = [[] for _ in range(partitions)]
     try:
@@ -69,12 +69,12 @@ def read_committed(bootstrap_servers: str, topic: str, partitions: int) -> list[
 
 
 def is_of_letter(key: bytes | None) -> bool:
-    """Whether a record of a changelog is about a dead letter."""
+    """Whether a changelog key belongs to a dead letter."""
     return key is not None and key.startswith(RESERVED + b"letter-")
 
 
 def stable_ends(bootstrap_servers: str, topic: str, partitions: int) -> list[int]:
-    """By partition, the offset up to which every transaction has ended."""
+    """Returns the last stable offset of each partition."""
     consumer = _consumer(bootstrap_servers)
     try:
         return _ends(consumer, topic, partitions)
@@ -100,7 +100,7 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> list[int]:
 
 
 def compacted(records: Iterable[Logged], below: int | None = None) -> Content:
-    """The last value of each key, of the records below an offset; tombstones remove theirs."""
+    """Returns the last value of each key below an offset, without keys whose last record is a tombstone."""
     content: Content = {}
     for record in records:
         if below is not None and record.offset >= below:
@@ -114,17 +114,17 @@ def compacted(records: Iterable[Logged], below: int | None = None) -> Content:
 
 
 def is_marker(key: bytes) -> bool:
-    """Whether a key is that of an idempotency key, which has one such record."""
+    """Whether a changelog key is the marker of an idempotency key; each has one."""
     return key.startswith(_MARKER_BY_NAME)
 
 
 def states(content: Content) -> Content:
-    """What is kept of customers, without what the service notes for itself."""
+    """Returns the states of customers, without internal records."""
     return {key: value for key, value in content.items() if not key.startswith(RESERVED)}
 
 
 def digest(content: Content) -> str:
-    """SHA-256 over keys and values in order of keys."""
+    """Returns the start of a SHA-256 over keys and values in key order."""
     sha = hashlib.sha256()
     for key, value in sorted(content.items()):
         sha.update(struct.pack(">II", len(key), len(value)) + key + value)
@@ -132,7 +132,7 @@ def digest(content: Content) -> str:
 
 
 def read_store(path: Path) -> tuple[int, Content]:
-    """A store's changelog offset, and what it holds of the changelog; its instance must not run."""
+    """Returns a store's changelog offset and its changelog contents. The instance must be stopped."""
     db = Rdict(str(path), options=Options(raw_mode=True), access_type=AccessType.read_only())
     try:
         raw: Any = db.items()
@@ -144,14 +144,13 @@ def read_store(path: Path) -> tuple[int, Content]:
 
 
 class Decoder:
-    """Reads frames by the schemas that the registry has."""
+    """Decodes frames with the schemas of the registry."""
 
     def __init__(self, registry_url: str) -> None:
         self._registry_url = registry_url
         self._schemas: dict[int, Any] = {}
 
     def decode(self, frame: bytes) -> dict[str, Any]:
-        """The record in a frame."""
         (schema_id,) = struct.unpack(">I", frame[1:5])
         if schema_id not in self._schemas:
             self._schemas[schema_id] = fastavro.parse_schema(schema_of(self._registry_url, schema_id))
@@ -160,7 +159,7 @@ class Decoder:
         return record
 
     def living(self, content: Content, window_ms: int) -> Content:
-        """Without what is noted of idempotency keys that have expired: when that is removed hangs on commits."""
+        """Drops expired idempotency keys: the time of their removal depends on commits."""
         now = self.decode(content[POSITION_KEY])["streamTime"]
 
         def has_expired(key: bytes, value: bytes) -> bool:
@@ -175,6 +174,6 @@ class Decoder:
         return {key: value for key, value in content.items() if not has_expired(key, value)}
 
     def cents(self, frame: bytes) -> tuple[str, int]:
-        """The customer and the balance of a state."""
+        """Returns customer and balance of a state."""
         state = self.decode(frame)
         return state["customerId"], int(_EXACT.multiply(state["amount"], Decimal(100)))

@@ -1,7 +1,7 @@
-"""Bugs in what models on several stages send, join and answer, that the chaos suite has to find.
+"""Bugs in emitting, joining and answering of models with several stages, which the chaos suite must find.
 
-That a table is read to its end before a batch is joined, it cannot show: a table is read faster than an event comes
-through Spark. A bug of `pinpoint_mutations` has it found by a test that holds the table up.
+The suite cannot show that a table is read to its end before a join, because a table is read faster than Spark delivers
+an event. A bug in `pinpoint_mutations` covers this with a test that delays the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.chaos.mutations import QUIET, SYSTEMS, WRONG, Mutation
 
 SYSTEM_MUTATIONS = (
     Mutation(
-        "what is sent is committed in a transaction of its own, before the position",
+        "outputs are committed in their own transaction before the position",
         "balance_service/engine/changelog_writer.py",
         "        producer.begin_transaction()\n",
         "        producer.begin_transaction()\n"
@@ -25,7 +25,7 @@ SYSTEM_MUTATIONS = (
         SYSTEMS,
     ),
     Mutation(
-        "a rebuild sends everything again",
+        "a rebuild emits everything again",
         "balance_service/hosting/rebuild.py",
         "emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0",
         "emitted_up_to=0",
@@ -34,7 +34,7 @@ SYSTEM_MUTATIONS = (
         SYSTEMS,
     ),
     Mutation(
-        "a row is looked up as it is now, not as of the event's time",
+        "a row is looked up as of now instead of the event's time",
         "balance_service/engine/table_store.py",
         "        if newest.timestamp_ms <= latest:\n",
         "        if newest.timestamp_ms:\n",
@@ -43,7 +43,7 @@ SYSTEM_MUTATIONS = (
         SYSTEMS,
     ),
     Mutation(
-        "a question about all keys forgets a partition",
+        "a query over all keys skips a partition",
         "balance_service/http/scatter.py",
         "range(self.routing.partitions) if partitions is None else partitions",
         "range(1, self.routing.partitions) if partitions is None else partitions",

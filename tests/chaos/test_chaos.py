@@ -1,6 +1,6 @@
-"""It stays right while instances, broker and stores are killed, stopped, cut off and damaged.
+"""Correctness while instances, broker and stores are killed, paused, disconnected and damaged.
 
-`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` replays what was drawn.
+`make chaos` plays a short round, `make chaos CHAOS_MINUTES=30` a long run; `CHAOS_SEED` reproduces a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.chaos.commands import Commands
 from tests.chaos.enquiry import Enquiry
 from tests.chaos.faults import Chaos
 from tests.chaos.frames import Frames
-from tests.chaos.journal import Journal, own_time
+from tests.chaos.journal import Journal, unstolen_time
 from tests.chaos.operator import redrive_all
 from tests.chaos.plan import plan_from_environment
 from tests.chaos.readers import Readers
@@ -50,7 +50,7 @@ _UNDISTURBED_SECONDS = 4.0
 
 
 @pytest.mark.timeout(_TIMEOUT_SECONDS)
-def test_nothing_is_lost_doubled_or_answered_wrongly_whatever_is_killed_stopped_or_damaged(tmp_path: Path) -> None:
+def test_no_event_is_lost_doubled_or_answered_wrongly_under_kills_pauses_and_damage(tmp_path: Path) -> None:
     plan = plan_from_environment()
     print(f"\nCHAOS_SEED={plan.seed} replays this run", flush=True)
     run = _Run(plan, tmp_path)
@@ -71,7 +71,7 @@ class _Run:
         self.resources = ExitStack()
 
     def play(self) -> None:
-        """Everything, in order; violations are in the report."""
+        """Plays the whole run; violations are in the report."""
         plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
         say("starting broker and registry")
         self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.standbys, plan.seed))
@@ -98,7 +98,7 @@ class _Run:
             round(IDEMPOTENCY_WINDOW_SECONDS * 1000),
         )
         self._catch_up()
-        say("everything appended before is applied")
+        say("all events so far are applied")
         addresses = [(member.host, member.port) for member in cluster.members]
         self._readers = enter(
             Readers(addresses, self._customers, self._workload.acked, plan.seed, plan.reads_per_second)
@@ -118,12 +118,12 @@ class _Run:
         return self._plan.stops_early and bool(self.report.violations)
 
     def _play_rounds(self) -> None:
-        """As many rounds as there is time for, at least one."""
+        """Plays as many rounds as the time allows, at least one."""
         rounds, began, longest = self._plan.rounds, time.monotonic(), 0.0
         for number, each in enumerate(rounds, start=1):
             round_began = time.monotonic()
             if number > 1 and round_began - began + longest > self._plan.seconds:
-                self._journal.say(f"{number - 1} of {len(rounds)} rounds were played in the time")
+                self._journal.say(f"{number - 1} of {len(rounds)} rounds were played within the time")
                 return
             self._journal.say(f"round {number} of {len(rounds)}")
             self._play_round(each)
@@ -138,7 +138,7 @@ class _Run:
         self._workload.start(self._plan.rate)
         try:
             windows = [self._undisturbed()]
-            # What is a dead letter by now heals while faults are played; what comes then, after them.
+            # Present dead letters heal during the faults, later ones after the faults.
             self._frames.register_late()
             self._frames.expect_late()
             self._chaos.play(plan)
@@ -149,11 +149,11 @@ class _Run:
             self._workload.stop()
         self._journal.say(f"{self._workload.sent} records appended; catching up")
         self._catch_up()
-        self._journal.say("having what healed tried again")
+        self._journal.say("redriving dead letters that can heal")
         self.report.add_violations(redrive_all(self._cluster.members, PROGRESS_SECONDS))
-        silent = list(self._enquire())
+        silent = list(self._enquiry())
         windows.append(self._undisturbed())
-        # Before the topic is read, for commands go on.
+        # Taken before the recount reads the topic, because commands continue.
         answers, promises = self._readers.take(), list(self._commands.promises)
         self._recount.read_on()
         self._journal.say(f"checking {len(answers)} answers")
@@ -167,62 +167,62 @@ class _Run:
         self.report.add_violations(check_answers(answers, self._recount))
         self.report.add_violations(check_staleness(answers, self._workload.acks))
         self.report.add_violations(check_promises(promises, self._recount))
-        self.report.add_violations(Violation("status", told) for told in self._commands.take_refusals())
-        self.report.add_violations(Violation("crash", told) for told in self._journal.take_strange())
+        self.report.add_violations(Violation("status", detail) for detail in self._commands.take_refusals())
+        self.report.add_violations(Violation("crash", detail) for detail in self._journal.take_unexpected())
         self.report.add_violations(silent)
         assert not self._readers.failures, self._readers.failures
 
     def _undisturbed(self) -> tuple[float, float]:
-        """A time in which nothing is done to anybody."""
+        """Waits for some seconds without faults; returns their start and end."""
         began = time.monotonic()
         time.sleep(_UNDISTURBED_SECONDS)
         return began, time.monotonic()
 
     def _settle(self) -> None:
-        """Nothing is appended any more, and everything is applied."""
+        """Stops commands and waits until everything is applied."""
         self._commands.stop()
         self._catch_up()
         self._recount.read_on()
         self.report.add_violations(check_promises(self._commands.promises, self._recount))
 
-    def _enquire(self) -> Iterator[Violation]:
-        self._journal.say("asking everybody")
+    def _enquiry(self) -> Iterator[Violation]:
+        self._journal.say("querying all instances")
         ends = [count.end for count in self._recount.partitions]
         addresses = [(member.host, member.port) for member in self._cluster.members]
         with closing(Enquiry(addresses, self._readers, self._customers, ends, PROGRESS_SECONDS)) as enquiry:
-            yield from enquiry.everybody_answers(random.Random(self._plan.seed))
+            yield from enquiry.all_instances_answer(random.Random(self._plan.seed))
             if self._plan.standbys:
                 yield from enquiry.standbys_answer()
         if not self._commands.take_accepted():
             yield Violation("silent", "no command was accepted in this round")
 
     def _check_progress(self) -> None:
-        """Every partition's position must move within the session timeout and 10 s, now that all is healed.
+        """Checks that every partition moves within the session timeout and 10 s after all faults.
 
-        Of a processor's time for each of them and the broker, that is, and without what went to other machines.
+        Assumes one processor per instance and one for the broker; time stolen by other machines does not count.
         """
-        healed, members = own_time(), self._cluster.members
+        healed, members = unstolen_time(), self._cluster.members
         seen_first: dict[int, int] = {}
         stuck = set(range(PARTITIONS))
         while stuck:
             for partition, position in active_positions(members).items():
                 if position > seen_first.setdefault(partition, position):
                     stuck.discard(partition)
-            after = own_time() - healed
+            after = unstolen_time() - healed
             if stuck and after > PROGRESS_SECONDS:
-                # What lies beyond an open transaction of a producer's is not there to be read.
+                # Records beyond an open transaction of a producer cannot be read.
                 ends = stable_ends(self._cluster.stack.bootstrap_servers, self._cluster.topic, PARTITIONS)
                 stuck = {partition for partition in stuck if ends[partition] > seen_first.get(partition, -1)}
             if stuck and after > PROGRESS_SECONDS:
-                told = f"partitions {sorted(stuck)} stand still {after:.0f} s after healing"
-                self.report.add_violations([Violation("stuck", told)])
+                detail = f"partitions {sorted(stuck)} stand still {after:.0f} s after healing"
+                self.report.add_violations([Violation("stuck", detail)])
                 return
             time.sleep(0.1)
-        self.report.progress.append(own_time() - healed)
-        self._journal.say(f"every partition goes on, {self.report.progress[-1]:.1f} s after healing")
+        self.report.progress.append(unstolen_time() - healed)
+        self._journal.say(f"every partition continues, {self.report.progress[-1]:.1f} s after healing")
 
     def _catch_up(self) -> None:
-        """Wait until every event is applied but those that commands add meanwhile."""
+        """Waits until every event is applied, except those that commands add during the wait."""
         deadline = time.monotonic() + _CATCH_UP_SECONDS
         self._recount.read_on()
         while True:
@@ -235,7 +235,7 @@ class _Run:
             time.sleep(0.5)
 
     def _compare_stores(self) -> None:
-        """Everything stands still: changelog, dead letters and stores against the recount."""
+        """Compares changelog, dead letters and stores with the recount, with everything stopped."""
         self._wait_for_standbys()
         self._readers.__exit__()
         answers = self._readers.take()
@@ -245,11 +245,11 @@ class _Run:
         self._journal.say("stopping the instances")
         stores = [path for member in self._cluster.members for path in member.stores()]
         for member in self._cluster.members:
-            self._chaos.wonder_at(member)
-        self.report.add_violations(Violation("crash", told) for told in self._journal.take_strange())
+            self._chaos.check_alive(member)
+        self.report.add_violations(Violation("crash", detail) for detail in self._journal.take_unexpected())
         self._cluster.stop_instances()
         for member in self._cluster.members:
-            self.report.add_violations(Violation("crash", told) for told in member.unexpected())
+            self.report.add_violations(Violation("crash", detail) for detail in member.unexpected())
         self._audit = self._read_audit(self._cluster.application_id)
         self._journal.say("comparing changelog, dead letters and stores with the recount")
         self.report.add_violations(self._audit.balances(self._recount))
@@ -262,7 +262,7 @@ class _Run:
         self.report.silences = sum(self._readers.silences.values())
 
     def _wait_for_standbys(self) -> None:
-        """Until each partition has as many copies at its end as it should; what they hold is checked later."""
+        """Waits until each partition has the expected number of copies at its end; their contents are checked later."""
         deadline = time.monotonic() + PROGRESS_SECONDS
         ends = [count.end for count in self._recount.partitions]
         while time.monotonic() < deadline:
@@ -273,12 +273,12 @@ class _Run:
             time.sleep(0.2)
 
     def _compare_with_fresh_fold(self) -> None:
-        """Another application folds the same source from its beginning, and comes to the same."""
+        """Checks that another application that folds the source from its start gets the same result."""
         fresh_id = f"{self._cluster.application_id}-fresh"
         fresh = self._cluster.member(
             INSTANCES, {"BALANCE_APPLICATION_ID": fresh_id, "BALANCE_NUM_STANDBY_REPLICAS": "0"}
         )
-        self._journal.say("folding the source anew")
+        self._journal.say("folding the source from its start")
         fresh.launch()
         try:
             fresh.wait_ready()

@@ -1,4 +1,4 @@
-"""The checks find what they are for, and let pass what is right; a run of the suite shows only the latter."""
+"""The checks find each kind of fault and accept correct runs; a passing chaos run shows only the latter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.availability import (
     successions,
 )
 from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
-from tests.chaos.cluster import NEVER_TOLD
+from tests.chaos.cluster import UNEXPECTED_EVENTS
 from tests.chaos.commands import Promise
 from tests.chaos.journal import Entry, Start
 from tests.chaos.mutants import ALL_MUTATIONS, mutated
@@ -114,29 +114,29 @@ def test_two_owners_under_one_epoch_are_found(recount: Recount) -> None:
     assert by_kind(check_answers([_RIGHT, replace(_LATER, server="b")], recount)) == {"wrong owner": 1}
 
 
-def test_what_was_asked_before_the_other_answer_came_may_be_older(recount: Recount) -> None:
+def test_an_answer_may_be_older_if_its_query_overlaps_a_later_one(recount: Recount) -> None:
     overlapping = replace(_RIGHT, sent=2.0, received=3.0, epoch=2)
     assert check_answers([_LATER, overlapping], recount) == []
 
 
-def test_an_answer_that_is_further_behind_than_it_knows_is_found() -> None:
+def test_an_answer_with_an_unknown_lag_beyond_the_bound_is_found() -> None:
     acks = [(1.0, 0, 10), (2.0, 0, 8), (3.0, 1, 99), (9.0, 0, 50)]
     known = 2.0 + WATERMARK_SECONDS + 0.1
     near = replace(_RIGHT, sent=known, received=known, position=5, max_lag=5)
     far = replace(near, max_lag=4)
-    assert [v.told for v in check_staleness([near, far, _RIGHT], acks)] == [
-        f"the source had ended at 10 {WATERMARK_SECONDS:.0f} s before, and maxLag was 4: {far}"
+    assert [v.detail for v in check_staleness([near, far, _RIGHT], acks)] == [
+        f"the source ended at 10 {WATERMARK_SECONDS:.0f} s before, and maxLag was 4: {far}"
     ]
 
 
-def test_an_accepted_command_that_is_not_in_the_source_is_found(recount: Recount) -> None:
+def test_an_accepted_command_missing_in_the_source_is_found(recount: Recount) -> None:
     kept, lost, keyless = Promise("c", 200, 0, 9, "t"), Promise("c", 200, 0, 10, "t"), Promise("c", 200, 0, 9, None)
     assert [violation.kind for violation in check_promises([kept], recount)] == []
     assert [violation.kind for violation in check_promises([lost, keyless], recount)] == ["lost", "lost"]
 
 
 class Sent:
-    """A record of one customer's with an idempotency key, as a consumer has it."""
+    """A consumed record of one customer with an idempotency key."""
 
     def __init__(self, token: str, timestamp_ms: int) -> None:
         self._token = token.encode()
@@ -155,12 +155,12 @@ class Sent:
         return 1, self._timestamp_ms
 
 
-def test_the_recount_forgets_idempotency_keys_by_the_time_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recount_expires_idempotency_keys_by_stream_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recount, "_judge", lambda *_: ("", 1))
     recount = Recount("", "", "topic", 1, {b"c": 0}, 1_000)
     (count,) = recount.partitions
 
-    # It is known for as long as the window, from the event that counted; of one that came too late, nothing is kept.
+    # A key is known for the window after the event that counted; an event that came too late leaves nothing behind.
     sent = [("a", 5_000), ("a", 5_999), ("b", 6_000), ("a", 5_500), ("a", 5_999), ("d", 5_000), ("d", 5_000)]
     counted = []
     for offset, (token, timestamp_ms) in enumerate(sent):
@@ -171,7 +171,7 @@ def test_the_recount_forgets_idempotency_keys_by_the_time_of_the_stream(monkeypa
     assert count.living(1_000) == {(b"c", b"a"), (b"c", b"b")}
 
 
-def test_a_seed_draws_the_same_plan_again_and_the_short_one_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_reproduces_a_plan_and_the_short_plan_has_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHAOS_MINUTES", "CHAOS_FAULTS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CHAOS_SEED", "7")
@@ -184,7 +184,7 @@ def test_a_seed_draws_the_same_plan_again_and_the_short_one_has_what_it_must(mon
     assert min(counts["delete-store"], counts["damage-store"]) == 1
 
 
-def test_the_long_plan_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_long_plan_has_enough_of_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAOS_FAULTS", raising=False)
     monkeypatch.setenv("CHAOS_MINUTES", "30")
     counts = plan_from_environment().counts
@@ -197,13 +197,13 @@ def test_the_long_plan_has_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None
     assert counts["kill-broker-long"] == 1
 
 
-def test_what_an_instance_must_never_tell_is_in_its_words() -> None:
+def test_unexpected_log_events_exist_in_the_code() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (_ROOT / "balance_service").rglob("*.py"))
 
-    assert [told for told in NEVER_TOLD if f'"{told}"' not in code] == []
+    assert [detail for detail in UNEXPECTED_EVENTS if f'"{detail}"' not in code] == []
 
 
-def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAOS_MINUTES", raising=False)
     monkeypatch.setenv("CHAOS_FAULTS", "kill,flood")
     with pytest.raises(ValueError, match="flood"):
@@ -216,7 +216,7 @@ def test_a_planted_bug_can_be_planted(mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize(("refused", "is_found"), [(0, False), (1, False), (60, True), (100, True)])
-def test_refusals_while_nothing_is_disturbed_are_found(refused: int, is_found: bool) -> None:
+def test_refusals_without_a_fault_are_found(refused: int, is_found: bool) -> None:
     answers = [replace(_BUSY if n < refused else _RIGHT, sent=n / 100, received=n / 100) for n in range(100)]
 
     found = list(check_undisturbed(answers, [(0.0, 1.0)]))
@@ -224,7 +224,7 @@ def test_refusals_while_nothing_is_disturbed_are_found(refused: int, is_found: b
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
 
 
-def test_a_window_without_answers_is_found_and_refusals_of_bounded_queries_are_none() -> None:
+def test_a_window_without_answers_is_found_and_refusals_of_bounded_queries_are_accepted() -> None:
     bounded = [replace(_BUSY, sent=n / 100, received=n / 100, max_lag=0) for n in range(100)]
     plain = [replace(_RIGHT, sent=n / 100, received=n / 100) for n in range(100)]
 
@@ -233,7 +233,7 @@ def test_a_window_without_answers_is_found_and_refusals_of_bounded_queries_are_n
 
 
 @pytest.mark.parametrize(("stands_for", "is_found"), [(PROGRESS_SECONDS, False), (600.0, True)])
-def test_an_owner_that_stands_still_though_events_were_committed_is_found(stands_for: float, is_found: bool) -> None:
+def test_an_owner_that_does_not_apply_committed_events_is_found(stands_for: float, is_found: bool) -> None:
     answers = [replace(_RIGHT, sent=10.0 + second, received=10.0 + second) for second in range(int(stands_for))]
 
     found = list(check_movement(answers, [(1.0, 0, 5), (10.0, 0, 9)]))
@@ -243,7 +243,7 @@ def test_an_owner_that_stands_still_though_events_were_committed_is_found(stands
 
 
 @pytest.mark.parametrize(("without_broker", "is_found"), [(100.0, True), (500.0, False)])
-def test_a_standstill_is_of_the_time_that_there_was_a_broker(without_broker: float, is_found: bool) -> None:
+def test_a_standstill_excludes_the_time_without_a_broker(without_broker: float, is_found: bool) -> None:
     late = replace(_RIGHT, sent=600.0, received=600.0)
 
     found = list(check_movement([late], [(1.0, 0, 5), (10.0, 0, 9)], [(50.0, 50.0 + without_broker)]))
@@ -261,9 +261,7 @@ def test_a_standstill_is_of_the_time_that_there_was_a_broker(without_broker: flo
         ((), PROGRESS_SECONDS + 1, True),
     ],
 )
-def test_a_standby_that_was_caught_up_and_answers_late_is_found(
-    stood_by: tuple[int, ...], seconds: float, is_found: bool
-) -> None:
+def test_a_late_answer_of_a_tailing_standby_is_found(stood_by: tuple[int, ...], seconds: float, is_found: bool) -> None:
     at = 100.0
     kill = Entry(at, "kill", "a", frozenset({0}), frozenset(stood_by))
     owner = replace(_RIGHT, sent=at + 0.4, received=at + 0.5, server="c")
@@ -283,9 +281,7 @@ def test_a_standby_that_was_caught_up_and_answers_late_is_found(
         ("remove", PROGRESS_SECONDS / 2, (), True),
     ],
 )
-def test_a_new_owner_that_comes_late_is_found(
-    fault: str, seconds: float, others: tuple[float, ...], is_found: bool
-) -> None:
+def test_a_late_new_owner_is_found(fault: str, seconds: float, others: tuple[float, ...], is_found: bool) -> None:
     at = 100.0
     entries = [
         Entry(at, fault, "a", frozenset({0})),
@@ -305,12 +301,12 @@ def test_a_new_owner_that_comes_late_is_found(
     [
         ("kill", PROGRESS_SECONDS, True),
         ("remove", PROGRESS_SECONDS, True),
-        # Nobody has asked for long enough.
+        # The readers stopped too early to tell.
         ("kill", 1.0, False),
         ("pause", PROGRESS_SECONDS, False),
     ],
 )
-def test_a_new_owner_that_never_comes_is_found(fault: str, asked_seconds: float, is_found: bool) -> None:
+def test_a_missing_new_owner_is_found(fault: str, asked_seconds: float, is_found: bool) -> None:
     at = 100.0
     before = replace(_RIGHT, sent=at - 1, received=at - 0.9)
     refused = replace(before, status=503, sent=at + asked_seconds - 0.1, received=at + asked_seconds)
@@ -324,7 +320,7 @@ def test_a_new_owner_that_never_comes_is_found(fault: str, asked_seconds: float,
     ("seconds", "broker_down_at", "is_found"),
     [(10.0, None, False), (300.0, None, True), (300.0, 40.0, False), (300.0, 150.0, False), (300.0, 450.0, True)],
 )
-def test_an_instance_that_is_late_to_be_ready_is_found(
+def test_an_instance_that_is_ready_too_late_is_found(
     seconds: float, broker_down_at: float | None, is_found: bool
 ) -> None:
     outages = [] if broker_down_at is None else [(broker_down_at, broker_down_at + 70.0)]

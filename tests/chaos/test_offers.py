@@ -1,4 +1,4 @@
-"""Fail points that are offered to all instances: their order, and the process that dies."""
+"""Shared fail points: their order, and the process that dies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_points_are_offered_one_after_the_other_in_the_order_of_the_round(tmp_path: Path) -> None:
+def test_points_are_offered_one_at_a_time_in_the_order_of_the_round(tmp_path: Path) -> None:
     offers, found = _offers(tmp_path, ["stored", "begun", "begun"]), []
     for struck in ("stored", "begun", "begun"):
         offers.offer()
         offers.offer()
         found.append(_offered(tmp_path))
         (tmp_path / "offers" / struck).unlink()
-        # An instance that is started before the death is noticed does not bring the point back.
+        # An instance that starts before the strike is noticed must not bring the point back.
         offers.offer()
         found.append(_offered(tmp_path))
         offers.taken(Strike(struck, 0.0))
@@ -34,7 +34,7 @@ def test_points_are_offered_one_after_the_other_in_the_order_of_the_round(tmp_pa
     assert offers.left == []
 
 
-def test_instances_write_in_parts_until_the_point_between_two_parts_has_struck(tmp_path: Path) -> None:
+def test_instances_use_small_parts_until_the_point_between_two_parts_has_struck(tmp_path: Path) -> None:
     offers = _offers(tmp_path, ["begun", "part-stored"])
 
     for struck, in_parts in (("begun", True), ("part-stored", True)):

@@ -1,7 +1,7 @@
-"""Models on several stages, killed between any two steps: every record that they send is as an independent recount.
+"""Models on several stages, killed between any two steps: every emitted record equals an independent recount.
 
-`make chaos` plays it after the balances; `CHAOS_SEED`, `CHAOS_MINUTES` and `CHAOS_FAULTS` as there, of the faults those
-that kill at a step or restart the broker.
+`make chaos` plays this after the balances. Of `CHAOS_SEED`, `CHAOS_MINUTES` and `CHAOS_FAULTS` it uses the faults that
+kill at a step or restart the broker.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
-from tests.chaos.arcade import PARTITIONS, Arcade
+from tests.chaos.arcade import PARTITIONS, SystemWorkload
 from tests.chaos.availability import STRIKE_SECONDS
 from tests.chaos.checks import Violation
 from tests.chaos.cluster import Member, tasks_of
 from tests.chaos.hops import Hops
-from tests.chaos.journal import Journal, own_time
+from tests.chaos.journal import Journal, unstolen_time
 from tests.chaos.offers import Offers
 from tests.chaos.plan import plan_from_environment
 from tests.chaos.stores import compacted, digest, read_committed, states
@@ -48,11 +48,11 @@ _INNER = {
     "leaderboard-by-product_id": "leaderboard-by-player_id",
     "leaderboard": "leaderboard-by-product_id",
 }
-# A commit has a state for each of six cards, at most.
+# A commit has at most one state for each of six cards.
 _FEW_RECORDS = 2
 _MINUTES = float(os.environ.get("CHAOS_MINUTES") or 0)
 _LOOK_SECONDS = 0.1
-# At times longer than the session timeout: then the others have taken over its partitions when it comes back.
+# Sometimes longer than the session timeout, so that others have taken over when the instance returns.
 _DOWN_SECONDS = SESSION_TIMEOUT_SECONDS + 2
 _CATCH_UP_SECONDS = 240.0
 _UNDISTURBED_SECONDS = 8.0
@@ -60,7 +60,7 @@ _KILL_AT = "kill-at-"
 
 
 @pytest.mark.timeout(2_400 + 90 * _MINUTES)
-def test_what_is_sent_joined_and_answered_is_as_recounted_whatever_is_killed(tmp_path: Path) -> None:
+def test_outputs_joins_and_answers_equal_a_recount_under_kills(tmp_path: Path) -> None:
     plan = plan_from_environment()
     print(f"\nCHAOS_SEED={plan.seed} replays this run", flush=True)
     with ExitStack() as resources:
@@ -86,12 +86,12 @@ class _Systems:
                 "BALANCE_APPLICATION_ID": self._application_id,
                 "BALANCE_MODELS": ",".join(_MODELS),
                 "BALANCE_PARTITIONS": str(PARTITIONS),
-                # Scores of strangers are tried again and again.
+                # Scores of players without a row are retried continuously.
                 "BALANCE_RETRY_EVERY": "2",
                 "BALANCE_SESSION_TIMEOUT_MS": str(int(SESSION_TIMEOUT_SECONDS * 1000)),
             },
         )
-        # A long run has three.
+        # A long run has three instances.
         self._members = [
             Member(
                 LocalInstance(number + 1, self._stack, environment=self._settings),
@@ -103,12 +103,12 @@ class _Systems:
         ]
         created = run(self._settings, "topics", "create")
         assert created.code == 0, created
-        self._arcade = resources.enter_context(Arcade(self._stack, plan.seed))
+        self._workload = resources.enter_context(SystemWorkload(self._stack, plan.seed))
         for member in self._members:
             resources.callback(member.stop)
 
     def play(self) -> list[Violation]:
-        """Everything, in order; returns what was found."""
+        """Plays the whole run; returns the violations."""
         began, violations = time.monotonic(), list[Violation]()
         for number, each in enumerate(self._plan.rounds, start=1):
             faults = [fault for lane in each.chunks for chunk in lane for fault in chunk if fault.startswith(_KILL_AT)]
@@ -124,7 +124,7 @@ class _Systems:
         return violations
 
     def _play_round(self, faults: Sequence[str], *, restarts_broker: bool) -> None:
-        """Instances die at one fail point after the other; all run at the end, and have applied everything."""
+        """Kills instances at one fail point after another; at the end all run and have applied everything."""
         self._rounds += 1
         points = [fault.removeprefix(_KILL_AT) for fault in faults]
         offers = Offers(self._folder / f"offers-{self._rounds}", points, self._chooser)
@@ -134,9 +134,9 @@ class _Systems:
         offers.offer()
         for member in self._members:
             member.launch(offers.specification(), in_parts=offers.in_parts)
-        self._arcade.start()
+        self._workload.start()
         while offers.left:
-            self._await_a_death(offers)
+            self._wait_for_death(offers)
             for member in self._members:
                 if not member.running:
                     self._follow(member, offers)
@@ -149,36 +149,36 @@ class _Systems:
         for member in self._members:
             member.wait_ready()
         time.sleep(_UNDISTURBED_SECONDS)
-        self._arcade.stop()
-        self._journal.say(f"{self._arcade.sent} purchases and as many scores; catching up")
+        self._workload.stop()
+        self._journal.say(f"{self._workload.sent} purchases and as many scores; catching up")
         eventually(self._is_caught_up, lambda: f"not caught up: {list(tasks_of(self._members))}", _CATCH_UP_SECONDS)
 
-    def _await_a_death(self, offers: Offers) -> None:
-        """Wait until an instance has died. Fails if none does in several times what the service promises."""
-        began = own_time()
+    def _wait_for_death(self, offers: Offers) -> None:
+        """Waits until an instance has died. Fails after several times the promised recovery time."""
+        began = unstolen_time()
         while all(member.running for member in self._members):
-            self._arcade.check()
-            assert own_time() - began < STRIKE_SECONDS, (
-                f"{offers.left[0]} was not reached in {STRIKE_SECONDS:.0f} s, with a load of {os.getloadavg()}: "
+            self._workload.check()
+            assert unstolen_time() - began < STRIKE_SECONDS, (
+                f"{offers.left[0]} was not reached within {STRIKE_SECONDS:.0f} s, with a load of {os.getloadavg()}: "
                 f"{list(tasks_of(self._members))}"
             )
             time.sleep(_LOOK_SECONDS)
 
     def _follow(self, member: Member, offers: Offers) -> None:
-        """Take down how an instance died, leave it down for a while, and start it with the next point offered."""
+        """Records how an instance died, leaves it down for a while, and starts it with the next point offered."""
         strike = member.strike()
         if strike is None:
-            self._journal.wonder(f"{member.name} ended by itself")
+            self._journal.record_unexpected(f"{member.name} ended unexpectedly")
         else:
-            told = f"{offers.taken(strike):.1f} s after it was offered"
-            self._journal.fault(f"{_KILL_AT}{strike.point}", member.name, told=told)
+            detail = f"{offers.taken(strike):.1f} s after it was offered"
+            self._journal.fault(f"{_KILL_AT}{strike.point}", member.name, detail=detail)
         member.kill()
         time.sleep(self._chooser.uniform(0, _DOWN_SECONDS))
         offers.offer()
         member.launch(offers.specification(), in_parts=offers.in_parts)
 
     def _is_caught_up(self) -> bool:
-        """Whether every stage stands at its source's end, those before it first."""
+        """Whether every stage has reached the end of its source, earlier stages first."""
         tasks = {task["task"]: task["position"] for task in tasks_of(self._members) if task["state"] == "RUNNING"}
         for stage, source in (*_SOURCES.items(), *((s, f"{self._application_id}-{of}") for s, of in _INNER.items())):
             records = read_committed(self._stack.bootstrap_servers, source, PARTITIONS)
@@ -190,7 +190,7 @@ class _Systems:
     def _checked(self) -> Iterator[Violation]:
         self._journal.say("recounting")
         hops = Hops(self._stack, self._application_id)
-        yield from (Violation("crash", told) for told in self._journal.take_strange())
+        yield from (Violation("crash", detail) for detail in self._journal.take_unexpected())
         yield from hops.violations()
         points, leaderboard = hops.points(), hops.leaderboard()
         for member in self._members:
@@ -205,16 +205,16 @@ class _Systems:
                     "/api/models/rewards/count": {"count": len(points)},
                 }
                 for path, should in answers.items():
-                    if (told := http.get(path).json()) != should:
-                        yield Violation("wrong", f"{member.name} answers {told} to {path}, not {should}")
+                    if (detail := http.get(path).json()) != should:
+                        yield Violation("wrong", f"{member.name} answers {detail} to {path}, not {should}")
 
     def _rebuilt(self) -> Iterator[Violation]:
-        """Rebuilt from the topics, the states are the same byte for byte, and nothing is sent again."""
+        """Checks that a rebuild yields the same states byte for byte and emits nothing."""
         self._journal.say("rebuilding")
         for member in self._members:
             member.stop()
             member.keep_log()
-            yield from (Violation("crash", told) for told in member.unexpected())
+            yield from (Violation("crash", detail) for detail in member.unexpected())
         hops = Hops(self._stack, self._application_id)
         before, sent = self._states(), hops.sent()
         for model in ("rewards", "leaderboard"):
@@ -223,12 +223,12 @@ class _Systems:
             )
             assert done.code == 0, done
         if self._states() != before:
-            yield Violation("digest", f"rebuilt, the states are {self._states()}, not {before}")
+            yield Violation("digest", f"after a rebuild the states are {self._states()}, not {before}")
         if hops.sent() != sent:
-            yield Violation("doubled", f"after rebuilds there is {hops.sent()}, not {sent}")
+            yield Violation("doubled", f"after rebuilds the topics have {hops.sent()}, not {sent}")
 
     def _states(self) -> list[str]:
-        """A digest of each partition's states."""
+        """Returns a digest of each partition's states."""
         found = []
         for model, partition in itertools.product(("rewards", "leaderboard"), range(PARTITIONS)):
             changelog = f"{self._application_id}-{model}-changelog"
@@ -239,5 +239,5 @@ class _Systems:
     def _told(self, found: Iterator[Violation]) -> list[Violation]:
         violations = list(found)
         for violation in violations:
-            self._journal.say(f"VIOLATION ({violation.kind}): {violation.told}")
+            self._journal.say(f"VIOLATION ({violation.kind}): {violation.detail}")
         return violations

@@ -1,7 +1,7 @@
-"""Producers as other applications are: transactional, at times aborting, and one record in a hundred is no good.
+"""Transactional producers like other applications: some transactions abort, and one record in a hundred is invalid.
 
-Each thread draws from a generator of its own, seeded from the round's seed. What was appended in the end is not kept
-here, but counted by the recount: a producer does not always know what became of its transaction.
+Each thread has its own random generator, seeded from the round's seed. The recount counts the appended records, not
+this module, because a producer does not always know the outcome of its transaction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LATE_SHARE = 0.03
 _HOT = 8
 _RECORDS = (3, 24)
 _BURST_RECORDS = 2_000
-# Ten of these are less than a balance may be, eleven are more.
+# Ten of these fit into a balance, eleven overflow it.
 _WHALE_CENTS = 99 * 10**35
 _TRANSACTION_TIMEOUT_MS = 10_000
 _COMMIT_SECONDS = 10.0
 
 
 class Customers:
-    """Names, and where the producers' own partitioner has put them; any thread may ask."""
+    """Customer names, and the partitions that the producers' partitioner chose for them. Thread-safe."""
 
     def __init__(self, early: int, late: int) -> None:
         self.early = [f"customer-{n}" for n in range(early)]
@@ -43,19 +43,19 @@ class Customers:
         self.whales = [f"whale-{n}" for n in range(4)]
         self.strangers = [f"stranger-{n}" for n in range(8)]
         self.healing = [f"{HEALING.decode()}{n}" for n in range(40)]
-        """Some of whose events are under a schema that is registered later; nobody asks for them until then."""
+        """Customers with events under a schema that is registered later; not queried until then."""
         self.hot = self.early[:_HOT]
-        """Some who are paid and asked for again and again, so that an answer often meets a commit."""
+        """Customers that are paid and queried often, so that queries frequently coincide with commits."""
         self.homes: dict[bytes, int] = {}
 
     @property
     def everybody(self) -> list[str]:
-        """All who may have a balance in the end, and some who never will."""
+        """All customers that may get a balance, and some that never do."""
         return [*self.early, *self.late, *self.whales, *self.strangers]
 
 
 class Workload:
-    """Producer threads at a given rate together; started and stopped by one thread."""
+    """Producer threads with a common rate. Started and stopped by one thread."""
 
     def __init__(
         self, bootstrap_servers: str, topic: str, partitions: int, frames: Frames, customers: Customers, seed: int
@@ -72,14 +72,14 @@ class Workload:
         self.acked: dict[int, int] = {}
         """Partition → the offset after the last record that was certainly committed."""
         self.acks: list[tuple[float, int, int]] = []
-        """(time, partition, such an offset), in the order in which they became known."""
+        """(time, partition, offset after a committed record), in order of acknowledgement."""
         self.sends_late = False
-        """Whether some events are under the schema that is registered later."""
+        """Whether some events use the schema that is registered later."""
         self.sent = 0
         self.failures: list[str] = []
 
     def seed_customers(self) -> None:
-        """One event of each early customer, so that everybody's partition is known."""
+        """Appends one event of each early customer, so that their partitions are known."""
         writer = _Writer(self, "seed", random.Random(f"{self._seed}-seed"))
         everybody = [
             Source(n.encode(), self._frames.funds_added(n, 1 + i)) for i, n in enumerate(self._customers.early)
@@ -93,14 +93,14 @@ class Workload:
         assert self.sent, "the first transaction failed"
 
     def burst(self, records: int) -> None:
-        """Append so many records as fast as it goes."""
+        """Appends `records` records as fast as possible."""
         writer = _Writer(self, "burst", random.Random(f"{self._seed}-burst-{self.sent}"))
         end = self.sent + records
         while self.sent < end:
             writer.transact([writer.draw() for _ in range(min(_BURST_RECORDS, end - self.sent))])
 
     def start(self, rate: float, producers: int = 3) -> None:
-        """Begin to append, so many records a second."""
+        """Starts to append `rate` records per second."""
         self._stopping.clear()
         self._turn += 1
         self._threads = [
@@ -111,7 +111,7 @@ class Workload:
             thread.start()
 
     def stop(self) -> None:
-        """Stop appending, at the end of a transaction; none is left open."""
+        """Stops at the end of a transaction; leaves none open."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -134,7 +134,7 @@ class Workload:
 
 
 class _Writer:
-    """One transactional id, used by one thread."""
+    """A producer with its own transactional id. Used by one thread."""
 
     def __init__(self, workload: Workload, name: str, chooser: random.Random) -> None:
         self._workload = workload
@@ -153,7 +153,7 @@ class _Writer:
         self._keys = 0
 
     def transact(self, records: list[Source], *, abort: bool = False) -> None:
-        """One transaction; where nobody knows what became of it, the next begins with another producer."""
+        """Runs one transaction. If its outcome is unknown, the next one uses a new producer."""
         self._acks = {}
         try:
             producer = self._opened()
@@ -174,11 +174,11 @@ class _Writer:
         self._workload.sent += len(records)
 
     def settle(self) -> None:
-        """Leave no transaction open, whatever the last one came to."""
+        """Ends a transaction that the last attempt may have left open."""
         self._opened()
 
     def draw(self) -> Source:
-        """A record as chance has it."""
+        """Draws a record."""
         chooser, frames, customers = self.chooser, self._workload._frames, self._workload._customers
         luck = chooser.random()
         name = chooser.choice(
@@ -208,7 +208,7 @@ class _Writer:
         return Source(name.encode(), frames.funds_added(name, self._cents(), "wide" if luck < 0.01 else "shipped"))
 
     def _draw_keyed(self, name: str) -> Source:
-        """An event with an idempotency key: a new one, one sent again, or one whose key was used for another."""
+        """Draws an event with an idempotency key: new, repeated, or with a key that belongs to another event."""
         cents, token = (
             self._cents(),
             f"{self._config['transactional.id']}-{self.chooser.getrandbits(32):x}-{self._keys}",
@@ -254,7 +254,7 @@ class _Writer:
             self._acks[message.partition()] = max(self._acks.get(message.partition(), 0), message.offset() + 1)
 
     def _opened(self) -> Producer:
-        """A producer whose predecessors under this id have nothing pending; waits for the broker."""
+        """Returns a producer after `init_transactions`, which ends pending transactions; waits for the broker."""
         while self._producer is None:
             producer = Producer(self._config)
             try:

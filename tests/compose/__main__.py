@@ -1,10 +1,10 @@
-"""Three replicas come up, are scaled 3 → 1 → 3 under load, one is killed, and every balance is recounted.
+"""Runs the compose file: three replicas are scaled 3 → 1 → 3 under load and killed, and every balance is recounted.
 
-Then Prometheus, which has watched, must have data for every query of the dashboard; and the read model is rebuilt.
+Then Prometheus must have data for every query of the dashboard, and the read model is rebuilt.
 
     python -m tests.compose [--customers N] [--only PART] [--folder DIR]
 
-It ends with a table and exit code 0, or with what was not as it should be and exit code 1.
+Prints a table. Exits with 0 if all expectations hold, otherwise with 1.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ _HOST_PORTS = 10
 
 
 def main() -> int:
-    """Play the story; the exit code."""
+    """Runs the story; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="make compose-test", description=__doc__.partition("\n")[0] if __doc__ else ""
     )
-    parser.add_argument("--customers", type=int, default=1_000_000, help="how many have a balance")
+    parser.add_argument("--customers", type=int, default=1_000_000, help="number of customers with a balance")
     parser.add_argument(
         "--only",
         choices=PARTS,
         action="append",
-        help="one part, after what all begin with: three replicas up and loaded; may be repeated",
+        help="run one part only, after the common start; may be repeated",
     )
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "local-data" / "compose-test", help="for logs, and an engine of our own"
+        "--folder",
+        type=Path,
+        default=ROOT / "local-data" / "compose-test",
+        help="folder for logs and for the data of a private engine",
     )
     chosen = parser.parse_args()
     folder: Path = chosen.folder.resolve()

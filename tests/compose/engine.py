@@ -1,4 +1,4 @@
-"""A Docker engine: the one that runs here, or one of our own, with its own data, that ends with us."""
+"""Finds a running Docker engine, or starts a private one with its own data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Debian's packages by the program that each is wanted for.
+# Program → Debian package.
 _PACKAGES = {
     "dockerd": "docker.io",
     "docker": "docker.io",
@@ -31,13 +31,13 @@ _INSTALL_SECONDS = 900
 
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which `docker` and `docker-compose` reach an engine.
+    """Yields the environment in which `docker` and `docker-compose` reach an engine.
 
     Args:
-        folder: where an engine of our own keeps everything; images in it are kept for the next time.
+        folder: the data of a private engine, whose images are kept for the next run.
 
     Raises:
-        ConfigurationError: none runs, and none can be started; says what is lacking.
+        ConfigurationError: no engine runs, and none can be started.
     """
     environment = {**os.environ, "BUILDKIT_PROGRESS": "plain"}
     if _answers(environment):
@@ -62,7 +62,7 @@ def engine(folder: Path) -> Iterator[dict[str, str]]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # A terminal's Ctrl-C would end it before the containers are taken down.
+            # Ctrl-C in a terminal would otherwise end the daemon before the containers are removed.
             start_new_session=True,
         )
     try:

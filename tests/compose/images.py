@@ -1,8 +1,7 @@
-"""The images that the compose file names: pulled, built, or made here where they cannot be pulled.
+"""The images of the compose file: pulled, built, or replaced by stand-ins.
 
-What can be pulled is pulled. Otherwise the Python image is Debian's own Python in a file system that debootstrap
-makes, broker and registry are stand-ins made of the jars that the local stack runs, and Prometheus is Debian's. The
-compose file cannot tell: same ports, same variables, same paths.
+If an image cannot be pulled, the Python image is a Debian from debootstrap, broker and registry are made of the jars
+of the local stack, and Prometheus is Debian's package. Ports, variables and paths are those of the originals.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]+)\}")
-# As the slim images of Python have it.
+# The same exclusions as in the slim Python images.
 _DPKG = "path-exclude /usr/share/doc/*\npath-exclude /usr/share/man/*\npath-exclude /usr/share/locale/*\n"
 
 
 def prepare_images(environment: dict[str, str], logs: Path) -> dict[str, str]:
-    """The variables that name the images to use, the service's own built anew.
+    """Builds the service's image and returns the variables that name the images to use.
 
     Raises:
-        ConfigurationError: one of them cannot be had.
+        ConfigurationError: an image is unavailable.
     """
     defaults = dict(_VARIABLE.findall((ROOT / "docker-compose.yml").read_text()))
     docker = _Docker(environment, logs)
@@ -59,7 +58,7 @@ def prepare_images(environment: dict[str, str], logs: Path) -> dict[str, str]:
 
 
 def image_bytes(environment: dict[str, str], image: str) -> int:
-    """What an image takes on disk, all layers together."""
+    """Returns the size of an image on disk, all layers together."""
     return int(run(["docker", "image", "inspect", "--format", "{{.Size}}", image], 30, environment=environment))
 
 
@@ -69,7 +68,7 @@ class _Docker:
         self._logs = logs
 
     def has(self, image: str) -> bool:
-        """Whether an image is here, or can be pulled."""
+        """Whether an image exists locally or can be pulled."""
         try:
             self._docker("image", "inspect", image)
         except ConfigurationError:
@@ -80,7 +79,7 @@ class _Docker:
         return True
 
     def python_image(self, name: str) -> str:
-        """A Debian with its Python, made by debootstrap; it trusts whom this machine trusts."""
+        """Makes a Debian with Python by debootstrap; it trusts the certificates of this machine."""
         try:
             self._docker("image", "inspect", name)
         except ConfigurationError:
@@ -111,7 +110,7 @@ class _Docker:
         return name
 
     def build_service(self, images: dict[str, str]) -> None:
-        """The service's image, as the compose file builds it."""
+        """Builds the service's image as the compose file does."""
         sys.stderr.write("building the service's image …\n")
         self._build(
             ROOT,
@@ -122,24 +121,24 @@ class _Docker:
         )
 
     def kafka(self, python: str) -> str:
-        """A broker that is configured like the official image."""
+        """Builds a broker that takes the same configuration as the official image."""
         return self._stand_in("kafka", python, {"jars": resolve_jars("kafka")[0].parent})
 
     def registry(self, python: str) -> str:
-        """A registry that is configured like the official image, with the Java that it needs."""
+        """Builds a registry that takes the same configuration as the official image, with its Java."""
         java = java_executable(REGISTRY_JAVA, bundled=True).resolve().parent.parent
         return self._stand_in("registry", python, {"app": unpack(resolve_jars("registry")[0]), "java": java})
 
     def prometheus(self, python: str) -> str:
-        """Debian's Prometheus, which starts like the official image."""
-        sys.stderr.write("prometheus' image cannot be pulled; making one of Debian's package …\n")
+        """Builds an image of Debian's Prometheus that starts like the official image."""
+        sys.stderr.write("prometheus' image cannot be pulled; using Debian's package …\n")
         image = f"{_PREFIX}/prometheus:local"
         with tempfile.TemporaryDirectory(dir=self._logs) as empty:
             self._build(Path(empty), _STAND_INS / "prometheus.Dockerfile", image, "prometheus", BASE=python)
         return image
 
     def _stand_in(self, name: str, python: str, parts: dict[str, Path]) -> str:
-        sys.stderr.write(f"{name}'s image cannot be pulled; making one of the same jars …\n")
+        sys.stderr.write(f"{name}'s image cannot be pulled; using the same jars …\n")
         base, image = f"{_PREFIX}/java:local", f"{_PREFIX}/{name}:local"
         self._build(ROOT, ROOT / "deploy/Dockerfile", base, "java", "--target=base", PYTHON_IMAGE=python)
         with tempfile.TemporaryDirectory(dir=self._logs) as temporary:
@@ -164,7 +163,7 @@ class _Docker:
 
 
 def _trust_as_here(root: Path) -> None:
-    """Certificates that this machine trusts and a fresh Debian does not, as of a company's proxy."""
+    """Adds the certificates that this machine trusts in addition to Debian's, such as a company proxy's."""
     if not _CERTIFICATES.is_file():
         return
     known = {_bare(c) for c in _CERTIFICATE.findall((root / "etc/ssl/certs/ca-certificates.crt").read_text())}

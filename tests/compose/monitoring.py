@@ -1,4 +1,4 @@
-"""Prometheus, as the compose file starts it, asked what Grafana would ask it for the dashboard."""
+"""Queries Prometheus, as the compose file starts it, with the expressions of the dashboard."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 120.0
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
-# As Grafana fills in the dashboard's variables; the interval is four of the scrapes in prometheus.yml.
+# Grafana's values of the dashboard variables; the interval is four scrapes of prometheus.yml.
 _VARIABLES = {"$job": "balance-service", "$instance": ".*", "$__rate_interval": "20s"}
-# Nought would be data too; but these have happened by now.
+# These metrics must be above zero by now.
 _HAPPENED = (
     "balance_restored_records",
     "balance_records_to_restore",
@@ -40,24 +40,23 @@ _HAPPENED = (
 
 
 class Prometheus:
-    """Up as soon as this is made; it watches from then on."""
+    """A Prometheus that is started on construction."""
 
     def __init__(self, stack: Stack) -> None:
         self._url = stack.prometheus_url
         stack.monitor()
 
     def asked(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and values that an expression has now; without those that are no number."""
+        """Returns labels and values of an expression, without NaN."""
         found = self._get("query", query=expression)["result"]
         samples = [(sample["metric"], float(sample["value"][1])) for sample in found]
         return [sample for sample in samples if not math.isnan(sample[1])]
 
     def firing(self) -> set[str]:
-        """The alerts that fire now."""
         return {a["labels"]["alertname"] for a in self._get("alerts")["alerts"] if a["state"] == "firing"}
 
     def broken_rules(self) -> list[str]:
-        """The alert rules that cannot be evaluated."""
+        """Returns the alert rules that cannot be evaluated."""
         rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
         return [rule["name"] for rule in rules if rule["health"] != "ok"]
 
@@ -69,10 +68,10 @@ class Prometheus:
 
 
 def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) -> None:
-    """Under load: each query of the dashboard has data, and the alerts are as they should be.
+    """Checks under load that each dashboard query has data and that the expected alerts fire.
 
     Args:
-        folder: gets `dashboard.txt`, each query with what it found.
+        folder: gets `dashboard.txt`, each query with its result.
     """
     _spoil(stack)
     queries = list(_queries())
@@ -101,7 +100,7 @@ def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) 
     )
     nothing = [name for name in _HAPPENED if not any(value for _, value in prometheus.asked(f"sum({name})"))]
     report.expect(
-        "dashboard: what has happened is seen", not nothing, f"of {len(_HAPPENED)} nought: {nothing or 'none'}"
+        "dashboard: events are counted", not nothing, f"zero of {len(_HAPPENED)} metrics: {nothing or 'none'}"
     )
     report.expect(
         "alerts: dead letters, and rules that can be evaluated",
@@ -122,7 +121,7 @@ def _queries() -> Iterator[tuple[str, str]]:
 
 
 def _spoil(stack: Stack) -> None:
-    """Records that cannot be applied."""
+    """Produces records that cannot be applied."""
     events = Events(stack)
     for number in range(100):
         events.append_raw(f"spoilt-{number}", b"no frame")

@@ -1,4 +1,4 @@
-"""Programs of the machine: run within a bound, and told of in one sentence when they fail."""
+"""Runs programs with a time limit and reports a failure in one sentence."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run(
     folder: Path | None = None,
     log: Path | None = None,
 ) -> str:
-    """What a program prints; with `log`, all of that goes there and nothing is returned.
+    """Runs a program and returns its output; with `log`, the output goes there and "" is returned.
 
     Raises:
-        ConfigurationError: it failed, or took too long; with the end of what it said.
+        ConfigurationError: the program failed or took too long; with the end of its output.
     """
     name = " ".join(str(part) for part in command[:4])
     try:
@@ -55,7 +55,7 @@ def run(
                 )
             said = log.read_text(errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"{name} … did not do its work: {error}") from error
+        raise ConfigurationError(f"{name} … failed: {error}") from error
     if done.returncode:
         raise ConfigurationError(f"{name} … ended with code {done.returncode}:\n{_end_of(said)}")
     return done.stdout or ""

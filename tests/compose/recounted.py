@@ -1,4 +1,4 @@
-"""Answers compared with a recount of the topic."""
+"""Compares answers with a recount of the topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASKED = 300
 
 
 def recounted(stack: Stack, report: Report, title: str, customers: int) -> None:
-    """Ask each replica for each of many customers, and compare with a plain consumer's count of the topic."""
+    """Queries each replica about a sample of customers and compares with the recount."""
     truth = recount(stack.bootstrap_servers, stack.registry_url, TOPIC)
     chooser = random.Random(title)
     asked = [customer(chooser.randrange(customers)) for _ in range(_ASKED)]
@@ -43,7 +43,7 @@ def recounted(stack: Stack, report: Report, title: str, customers: int) -> None:
 
 
 def _differences(replica: Replica, asked: Sequence[str], truth: dict[str, Decimal], deadline: float) -> list[str]:
-    """Where a replica's answers are not the recount's. What it has not applied yet, it is given time for."""
+    """Returns the answers that differ from the recount. Retries until the deadline while a replica catches up."""
     wrong = []
     connection = Connection(HOST, replica.port, 20.0)
     for name in asked:

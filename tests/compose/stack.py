@@ -1,4 +1,4 @@
-"""The compose file's stack: up, scaled, killed and taken down by the same commands as a person's."""
+"""Controls the stack of the compose file with the commands that a user would type."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ _REBUILD_SECONDS = 900
 
 @dataclass(frozen=True)
 class Replica:
-    """One container of the service."""
+    """A container of the service."""
 
     container: str
     port: int
-    """Where it is reached from this machine."""
+    """The port on this machine."""
 
     @property
     def address(self) -> str:
-        """What it advertises to its peers."""
+        """The address that the replica advertises to its peers."""
         return f"{self.container[:12]}:5051"
 
 
 @dataclass(frozen=True)
 class Rebuilding:
-    """What came of a rebuild in a container."""
+    """The result of a rebuild in a container."""
 
     exit_code: int
     out_of_memory: bool
     memory: int
-    """The most that it held, in bytes, as sampled."""
+    """The highest sampled use, in bytes."""
     said: str
-    """Its last line."""
+    """The last line of the log."""
 
 
 class Stack:
-    """Owned by one thread."""
+    """The compose project. Used by one thread."""
 
     def __init__(self, environment: Mapping[str, str], images: Mapping[str, str], ports: Mapping[str, str]) -> None:
         """Args:
         environment: in which `docker` reaches an engine.
-        images: the compose file's variables that name images.
-        ports: its variables that name ports of this machine.
+        images: the variables of the compose file that name images.
+        ports: the variables that name ports of this machine.
         """
         self._environment = {**environment, **images, **ports, "COMPOSE_PROJECT_NAME": _PROJECT}
         self.bootstrap_servers = f"localhost:{ports['KAFKA_PORT']}"
@@ -68,23 +68,23 @@ class Stack:
 
     @property
     def composed_by(self) -> str:
-        """Which compose this is."""
+        """The version of compose."""
         return self.compose("version", "--short").strip()
 
     def scale(self, replicas: int) -> None:
-        """Bring everything up with so many replicas of the service; the others are left as they are."""
+        """Starts everything, with `replicas` replicas of the service; keeps running containers."""
         self.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", f"{SERVICE}={replicas}")
 
     def monitor(self) -> None:
-        """Bring Prometheus up, without Grafana, whose image is not needed to ask what its dashboard asks."""
+        """Starts Prometheus without Grafana, which the test does not need."""
         self.compose("up", "--detach", "--no-recreate", "--no-deps", "prometheus")
 
     def promtool(self, *arguments: str) -> str:
-        """Run Prometheus' own tool where its configuration is mounted."""
+        """Runs promtool in the Prometheus image, with its configuration mounted."""
         return self.compose("run", "--rm", "--no-deps", "-T", "--entrypoint", "promtool", "prometheus", *arguments)
 
     def rebuild(self) -> Rebuilding:
-        """Rebuild in a container of the service, under its limits, while no replica runs."""
+        """Runs a rebuild in a container of the service, under its limits. No replica may run."""
         container = f"{_PROJECT}-rebuild"
         self.compose("run", "--detach", "--no-deps", "--name", container, SERVICE, "rebuild")
         memory, deadline = 0, time.monotonic() + _REBUILD_SECONDS
@@ -95,15 +95,14 @@ class Stack:
         return Rebuilding(int(state["ExitCode"]), bool(state["OOMKilled"]), memory, said)
 
     def down(self) -> None:
-        """Take everything down, volumes too."""
+        """Removes everything, volumes included."""
         self.compose("--profile", "monitoring", "down", "--volumes", "--remove-orphans", "--timeout", "20")
 
     def compose(self, *arguments: str) -> str:
-        """Run compose."""
         return run([*self._compose, *arguments], _UP_SECONDS, environment=self._environment, folder=ROOT)
 
     def replicas(self) -> list[Replica]:
-        """Those that run now."""
+        """Returns the running replicas."""
         identifiers = self._docker(
             "ps",
             "--no-trunc",
@@ -119,40 +118,40 @@ class Stack:
         return found
 
     def inspect(self, identifiers: Sequence[str]) -> list[dict[str, Any]]:
-        """What the engine knows of containers; of those that are gone, nothing."""
+        """Returns the engine's data about containers; skips those that are gone."""
         known: list[dict[str, Any]] = []
         for identifier in identifiers:
             try:
                 known += json.loads(self._docker("inspect", "--type", "container", identifier))
             except ConfigurationError as error:
-                # It was there when it was listed.
+                # The container ended after it was listed.
                 if "No such container" not in str(error):
                     raise
         return known
 
     def inside(self, container: str, *command: str) -> str:
-        """Run a command in a container."""
+        """Runs a command in a container."""
         return self._docker("exec", container, *command)
 
     def kill(self, replica: Replica) -> None:
-        """SIGKILL to the container's first process, as the kernel does when memory is short.
+        """Sends SIGKILL to the first process of the container, as the kernel does when memory is short.
 
-        Not `docker kill`, after which the engine does not start it again.
+        After `docker kill` the engine would not restart it.
         """
         os.kill(int(self.inspect([replica.container])[0]["State"]["Pid"]), signal.SIGKILL)
 
     def stop(self) -> list[int]:
-        """SIGTERM to every replica; their exit codes."""
+        """Stops every replica with SIGTERM; returns their exit codes."""
         containers = [replica.container for replica in self.replicas()]
         self.compose("stop", SERVICE)
         return [int(inspected["State"]["ExitCode"]) for inspected in self.inspect(containers)]
 
     def save_logs(self, log: Path) -> None:
-        """Keep what the containers said."""
+        """Writes the logs of the containers to a file."""
         log.write_text(self.compose("--profile", "monitoring", "logs", "--no-color"))
 
     def memory(self, container: str) -> int:
-        """What a container holds now, in bytes, without the page cache, which the kernel takes back when it must."""
+        """Returns the memory of a container in bytes, without the page cache, which the kernel can reclaim."""
         for path, name in (("memory.stat", "anon"), ("memory/memory.stat", "total_rss")):
             try:
                 lines = self.inside(container, "cat", f"/sys/fs/cgroup/{path}").splitlines()

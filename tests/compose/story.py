@@ -1,4 +1,4 @@
-"""The story itself: what is done to the stack, and what is expected of it meanwhile."""
+"""The story: changes to the stack, and the expectations during them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 PARTITIONS = 6
 PARTS = ("changes", "monitoring", "rebuild")
-"""What can be left out."""
+"""The optional parts."""
 _READY_SECONDS = 300.0
 _RATE = 200.0
 _LOADED_FOR_SECONDS = 20.0
 _STOLEN = 7
 _MORE_EVENTS_EACH = 3
-# What is promised.
+# The promised limits.
 _FIRST_BALANCE_SECONDS = 60.0
 _GAP_SECONDS = 15.0
 _MEMORY_BYTES = 1_500 << 20
 
 
 def play(stack: Stack, report: Report, customers: int, parts: Collection[str], folder: Path) -> None:
-    """All of it, from nothing to stopped replicas; the other parts as chosen.
+    """Plays the story from an empty stack to stopped replicas, with the chosen parts.
 
     Args:
-        customers: how many are to have a balance.
-        parts: of PARTS.
-        folder: where what Prometheus answers is kept.
+        customers: the number of customers with a balance.
+        parts: a selection of PARTS.
+        folder: for the results of Prometheus.
     """
     _up(stack, report)
     _hardened(stack, report)
@@ -51,7 +51,7 @@ def play(stack: Stack, report: Report, customers: int, parts: Collection[str], f
         _changed(stack, report, customers)
     if prometheus is not None:
         if "changes" not in parts:
-            # Restores, to be seen.
+            # Causes restores, which the dashboard should show.
             _scaled(stack, 2)
             _scaled(stack, 3)
         with Traffic(stack, customers, _home, _RATE):
@@ -61,7 +61,7 @@ def play(stack: Stack, report: Report, customers: int, parts: Collection[str], f
         report.expect(
             f"memory of {replica.container[:12]}",
             0 < used <= _MEMORY_BYTES and not state["OOMKilled"],
-            f"{_of_memory(used)}, never out of it: {not state['OOMKilled']}",
+            f"{_of_memory(used)}, killed for memory: {state['OOMKilled']}",
         )
     codes = stack.stop()
     report.expect("exit codes after SIGTERM", codes == [0, 0, 0], str(codes))
@@ -75,19 +75,19 @@ def _up(stack: Stack, report: Report) -> None:
     _first_balance(stack)
     report.check("up to first balance", time.monotonic() - began, _FIRST_BALANCE_SECONDS)
     spent = [after - before for before, after in zip(processors, _processor_times(), strict=True)]
-    # On a virtual machine that has to wait for its host, the time above says little.
-    report.note("of the processors' time meanwhile", f"{spent[_STOLEN] / sum(spent):.0%} went to other machines")
+    # Time that the hypervisor gave to other machines makes the figure above less meaningful.
+    report.note("stolen processor time", f"{spent[_STOLEN] / sum(spent):.0%} went to other machines")
     _wait(lambda: sum(is_ready(r.port) for r in stack.replicas()) == 3, "three replicas ready")
     report.check("up to three ready", time.monotonic() - began)
 
 
 def _processor_times() -> list[int]:
-    """Of all processors together, what they did since the machine started, in the order of Linux' /proc/stat."""
+    """Returns the ticks of all processors since boot, in the order of Linux' /proc/stat."""
     return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1 : _STOLEN + 2]]
 
 
 def _append_to_each(stack: Stack, customers: int, cents: Callable[[int], int]) -> None:
-    """One event for every customer; its amount by the customer's number."""
+    """Appends one event for every customer; `cents` gives its amount by number."""
     events = Events(stack)
     for number in range(customers):
         events.append(customer(number), cents(number))
@@ -128,7 +128,7 @@ def _home(name: str) -> int:
 
 
 def _first_balance(stack: Stack) -> None:
-    """A client's first command, and its own balance back."""
+    """Waits until a client's first command is accepted and its balance is readable."""
 
     def answered() -> bool:
         for replica in stack.replicas():
@@ -152,7 +152,7 @@ def _hardened(stack: Stack, report: Report) -> None:
     replica = stack.replicas()[0]
     host = stack.inspect([replica.container])[0]["HostConfig"]
     report.expect(
-        "as the file has it",
+        "container configuration",
         host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["Memory"] == _MEMORY_BYTES,
         f"read-only {host['ReadonlyRootfs']}, capabilities dropped {host['CapDrop']}, "
         f"memory {host['Memory'] / 2**20:.0f} MiB",
@@ -160,7 +160,7 @@ def _hardened(stack: Stack, report: Report) -> None:
     user = stack.inside(replica.container, "id", "-u").strip()
     capabilities = stack.inside(replica.container, "grep", "CapEff", "/proc/1/status").split()[1]
     report.expect(
-        "in the container",
+        "container process",
         user == "10001" and int(capabilities, 16) == 0,
         f"user {user}, effective capabilities {capabilities}",
     )
@@ -192,9 +192,9 @@ def _killed(stack: Stack) -> None:
 
 
 def _rebuilt(stack: Stack, report: Report, customers: int) -> None:
-    """The heaviest that a container does: everything from the topic's beginning, as fast as it goes.
+    """Runs the heaviest job of a container: a rebuild of the whole topic at full speed.
 
-    With several events of each customer more is committed at a time than with one.
+    Several events per customer make the commits larger.
     """
     for _ in range(_MORE_EVENTS_EACH):
         _append_to_each(stack, customers, lambda _: 1)

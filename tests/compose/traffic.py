@@ -1,7 +1,6 @@
-"""Traffic from outside: events at a rate, and readers that ask every ready replica all the time.
+"""External traffic: events at a rate, and readers that query every ready replica continuously.
 
-Threads: one that appends, one that looks who is ready, a few that ask. What they share is only appended to, or replaced
-whole.
+One thread appends, one checks readiness, a few query. Shared data is only appended to or replaced as a whole.
 """
 
 from __future__ import annotations
@@ -37,12 +36,11 @@ _FLUSH_SECONDS = 120.0
 
 
 def customer(number: int) -> str:
-    """The name of a customer."""
     return f"customer-{number}"
 
 
 class Events:
-    """Appends events; used by one thread at a time."""
+    """Appends events. Used by one thread at a time."""
 
     def __init__(self, stack: Stack) -> None:
         self._producer = Producer(
@@ -52,11 +50,11 @@ class Events:
         self.appended = 0
 
     def append(self, name: str, cents: int) -> None:
-        """One event; acknowledged when `flush` has returned."""
+        """Appends an event; it is acknowledged once `flush` has returned."""
         self.append_raw(name, self._serialize(name, Decimal(cents).scaleb(-2)))
 
     def append_raw(self, name: str, frame: bytes) -> None:
-        """Any record, the same way."""
+        """Appends any record."""
         while True:
             try:
                 self._producer.produce(TOPIC, frame, name.encode())
@@ -67,32 +65,32 @@ class Events:
         self.appended += 1
 
     def flush(self) -> None:
-        """Wait until all are acknowledged."""
+        """Waits until all records are acknowledged."""
         left = self._producer.flush(_FLUSH_SECONDS)
         assert left == 0, f"{left} events were not acknowledged"
 
 
 @dataclass
 class Findings:
-    """What the readers saw."""
+    """The results of the readers."""
 
     answers: int = 0
     retry_later: int = 0
     """503 with Retry-After."""
     broken: int = 0
-    """Connections that ended without an answer."""
+    """Connections that ended without a response."""
     wrong: Counter[str] = field(default_factory=Counter)
-    """Any other answer, and how often."""
+    """Other responses, with their number."""
 
 
 class Traffic:
-    """Load while something happens; a context manager."""
+    """Load while the context is open."""
 
     def __init__(self, stack: Stack, customers: int, homes: Callable[[str], int], rate: float) -> None:
         """Args:
-        customers: how many have a balance already.
-        homes: a customer's partition.
-        rate: events a second.
+        customers: the number of customers with a balance.
+        homes: customer → partition.
+        rate: events per second.
         """
         self._stack = stack
         self._customers = customers
@@ -104,7 +102,7 @@ class Traffic:
         self._last_answer: dict[int, float] = {}
         self.findings = Findings()
         self.longest_gaps: dict[int, float] = {}
-        """Partition → the longest time in which no replica answered for it, in seconds."""
+        """Partition → the longest time without an answer of any replica, in seconds."""
         self._threads: list[threading.Thread] = []
         self.failures: list[str] = []
 
@@ -142,7 +140,7 @@ class Traffic:
             self._look()
 
     def _look(self) -> None:
-        """As a load balancer does: traffic goes to whoever says that it is ready."""
+        """Updates the ready replicas, as a load balancer does."""
         self._ready = [r.port for r in self._stack.replicas() if is_ready(r.port)]
 
     def _ask(self, chooser: random.Random) -> None:
@@ -178,7 +176,7 @@ class Traffic:
 
 
 def is_ready(port: int) -> bool:
-    """Whether a replica wants queries now."""
+    """Whether a replica reports that it is ready."""
     connection = Connection(HOST, port, 2.0)
     try:
         return connection.ask("/health/ready").status == 200

@@ -60,7 +60,7 @@ def test_without_a_network_it_is_said_that_nothing_was_checked(capsys: pytest.Ca
     assert capsys.readouterr().out == "not checked: no network (no route to host)\n"
 
     assert audit.main(client(lambda _: httpx.Response(403))) == 0
-    assert capsys.readouterr().out.startswith("not checked: no network (the answer to ")
+    assert capsys.readouterr().out.startswith("not checked: no network (the response of ")
 
 
 def test_an_answer_that_is_none_of_the_databases_is_no_pass() -> None:
