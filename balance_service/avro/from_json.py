@@ -15,7 +15,7 @@ from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperatio
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import InvalidInputError
 
 if TYPE_CHECKING:

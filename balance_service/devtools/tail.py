@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.frames import FrameReader, UndecodableError
+from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import reader_config

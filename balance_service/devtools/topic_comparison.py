@@ -10,7 +10,7 @@ from decimal import Context, Decimal
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from balance_service.avro.frames import FrameReader, UndecodableError
+from balance_service.avro.codec import FrameReader, UndecodableError
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.devtools.topic_copy import writable_timestamp

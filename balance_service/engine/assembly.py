@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec, AvroReader
-from balance_service.avro.schemas import load_schema, subject_of
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.outputs import Emission, Target, sender_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of
 from balance_service.engine.dead_letter import Letter
 from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, records_of_own_code

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.model.declared_source import check_condition, checked_stages, events_of, found_schema, refuse
 from balance_service.model.flow import Stream
 from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.errors import ConfigurationError
 from balance_service.model.flow import Select, Stream
 from balance_service.model.joins import Global, Join, misfit

@@ -13,7 +13,7 @@ from decimal import Context, Decimal, DivisionByZero, Inexact, InvalidOperation,
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
 from balance_service.model.addition import Addition
 
 if TYPE_CHECKING:

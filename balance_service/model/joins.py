@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from balance_service.avro.types import fields_of, type_name, without_null
+from balance_service.avro.schemas import fields_of, type_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from balance_service.avro.types import simple_name, without_null
+from balance_service.avro.schemas import simple_name, without_null
 from balance_service.errors import InvalidInputError
 
 MAX_KEY_BYTES = 256

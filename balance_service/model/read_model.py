@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from balance_service.avro.types import fields_of, type_name
+from balance_service.avro.schemas import fields_of, type_name
 from balance_service.errors import InvalidInputError, PoisonRecordError
 from balance_service.model.declaration import check_class, check_declaration
 from balance_service.model.declared_source import refuse

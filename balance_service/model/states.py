@@ -17,8 +17,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from balance_service.avro.schemas import full_name
-from balance_service.avro.types import rewritten
+from balance_service.avro.schemas import full_name, rewritten
 from balance_service.errors import ConfigurationError, PoisonRecordError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service.avro.types import simple_name
+from balance_service.avro.schemas import simple_name
 from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UPPER, Joined, Not
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.schemas import full_name
-from balance_service.avro.types import fields_of, rewritten, simple_name, without_null
+from balance_service.avro.schemas import fields_of, full_name, rewritten, simple_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.avro.functions import from_avro
 
-from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.spark.nested import (
     SPARK_TYPES,
     check_resolvable,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.model.folds import StandardFold, Top
 from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, words_of
 from balance_service.spark.conditions import column_of

@@ -11,8 +11,7 @@ import fastavro
 import pyarrow as pa
 
 from balance_service.avro.codec import parsed
-from balance_service.avro.schemas import full_name
-from balance_service.avro.types import fields_of, simple_name, type_name, without_null
+from balance_service.avro.schemas import fields_of, full_name, simple_name, type_name, without_null
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 from hypothesis import strategies as st
 
-from balance_service.avro.types import fields_of, simple_name, without_null
+from balance_service.avro.schemas import fields_of, simple_name, without_null
 from balance_service.testing.rows import Given, driven_stages, tombstone
 
 if TYPE_CHECKING:

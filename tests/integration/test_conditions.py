@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from balance_service.avro import arrow_rows
-from balance_service.avro.types import fields_of, without_null
+from balance_service.avro.schemas import fields_of, without_null
 from balance_service.model.conditions import col
 from balance_service.settings import load_settings
 from balance_service.spark.conditions import column_of

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import frame_header
 from balance_service.avro.registry import WriterSchema
-from balance_service.avro.schemas import full_name, load_schema
-from balance_service.avro.types import fields_of, without_null
+from balance_service.avro.schemas import fields_of, full_name, load_schema, without_null
 from balance_service.model.conditions import col
 from balance_service.model.flow import Stream
 from balance_service.model.outputs import Emit

@@ -48,7 +48,7 @@ TYPES = st.recursive(
 
 
 @given(st.data())
-def test_rows_are_those_that_arrow_makes(data: st.DataObject) -> None:
+def test_rows_equal_those_of_to_pylist(data: st.DataObject) -> None:
     kind, value = data.draw(TYPES)
     chunks = data.draw(st.lists(st.lists(value | st.none(), max_size=4), min_size=1, max_size=3))
     column = pa.chunked_array([pa.array(chunk, kind) for chunk in chunks], kind)
@@ -64,7 +64,7 @@ def test_rows_are_those_that_arrow_makes(data: st.DataObject) -> None:
     ("kind_of", "most"), [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)]
 )
 @given(st.data())
-def test_a_decimal_has_the_digits_that_arrow_gives_it(
+def test_a_decimal_has_the_same_digits_as_in_to_pylist(
     kind_of: Callable[[int, int], pa.DataType], most: int, data: st.DataObject
 ) -> None:
     scale = data.draw(st.integers(-most, most))
@@ -91,16 +91,16 @@ MAP = pa.map_(pa.string(), pa.int32())
     ],
     ids=str,
 )
-def test_a_map_is_a_dict_whatever_it_is_in(kind: pa.DataType, value: Any) -> None:
+def test_a_map_is_a_dict_within_any_type(kind: pa.DataType, value: Any) -> None:
     assert "{'a': 1}" in repr(values_of(pa.array([value], kind)))
 
 
-def test_a_map_with_a_key_twice_is_no_row() -> None:
+def test_a_map_with_a_duplicate_key_is_refused() -> None:
     column = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32()))
 
     with pytest.raises(KeyError, match="a"):
         values_of(column)
 
 
-def test_rows_without_columns_are_as_many() -> None:
+def test_rows_without_columns_keep_their_count() -> None:
     assert values_of(pa.array([{}, None, {}], pa.struct([]))) == [{}, None, {}]

@@ -1,4 +1,4 @@
-"""Framed Avro: what was written is read back, whatever version wrote it, or it is damage."""
+"""Framed Avro: round trips, schema evolution, unsafe writer schemas, damaged frames."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import AvroCodec, frame_header, parsed, parsed_of_writer
-from balance_service.avro.frames import FrameReader
+from balance_service.avro.codec import AvroCodec, FrameReader, UndecodableError, frame_header, parsed, parsed_of_writer
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.records import Position
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
@@ -34,7 +33,7 @@ def decimal_of(cents: int) -> Decimal:
 
 
 def with_amount(**changed: Any) -> Schema:
-    """BalanceState as another version might have had it."""
+    """BalanceState in another version."""
     schema = copy.deepcopy(load_schema("BalanceState"))
     (amount,) = [f for f in schema["fields"] if f["name"] == "amount"]
     amount["type"].update(changed)
@@ -45,7 +44,7 @@ def written_by(registry: FakeRegistry, schema: Schema, record: dict[str, Any]) -
     return AvroCodec(registry, "older", schema).encode(record)
 
 
-def test_a_frame_is_a_zero_the_schemas_id_and_the_body() -> None:
+def test_a_frame_is_a_zero_byte_the_schema_id_and_the_body() -> None:
     registry = FakeRegistry()
     registry.register("first", {"type": "string"})
     codec = balance_codec(registry)
@@ -58,7 +57,7 @@ def test_a_frame_is_a_zero_the_schemas_id_and_the_body() -> None:
 
 
 @given(st.text(max_size=256), st.integers(-(10**38) + 1, 10**38 - 1))
-def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -> None:
+def test_a_balance_record_round_trips(customer_id: str, cents: int) -> None:
     codec = balance_codec()
     try:
         customer_id.encode()
@@ -84,7 +83,7 @@ def test_a_record_is_read_back_as_it_was_written(customer_id: str, cents: int) -
     ],
     ids=repr,
 )
-def test_a_uuid_is_the_text_that_was_written(kind: Any, value: Any) -> None:
+def test_a_uuid_is_decoded_as_the_written_text(kind: Any, value: Any) -> None:
     registry = FakeRegistry()
     schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": kind}]}
     newer = {**schema, "fields": [*schema["fields"], {"name": "g", "type": "int", "default": 0}]}
@@ -93,12 +92,12 @@ def test_a_uuid_is_the_text_that_was_written(kind: Any, value: Any) -> None:
     assert AvroCodec(registry, "ours", schema).decode(frame) == {"f": value}
     assert AvroCodec(registry, "newer", newer).decode(frame) == {"f": value, "g": 0}
     assert FrameReader(registry).value(frame) == {"f": value}
-    # What others read has the type that was declared.
+    # The registered schema keeps the declared type.
     assert registry.schemas[0] == schema
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_a_position_is_read_back_as_it_was_written(position: int, epoch: int) -> None:
+def test_a_position_round_trips(position: int, epoch: int) -> None:
     codec = position_codec()
 
     record = Position(position, epoch, "t", 7).record()
@@ -115,7 +114,7 @@ def test_a_record_of_an_older_schema_gets_the_defaults_of_the_newer() -> None:
     assert AvroCodec(registry, "newer", newer).decode(older) == {**STATE, "events": 0}
 
 
-def test_a_record_of_a_newer_schema_is_read_without_what_is_unknown_here() -> None:
+def test_a_record_of_a_newer_schema_is_decoded_without_its_unknown_fields() -> None:
     registry = FakeRegistry()
     newer = copy.deepcopy(load_schema("BalanceState"))
     newer["fields"].append({"name": "events", "type": "long", "default": 0})
@@ -124,7 +123,7 @@ def test_a_record_of_a_newer_schema_is_read_without_what_is_unknown_here() -> No
     assert balance_codec(registry).decode(frame) == STATE
 
 
-def test_a_narrower_decimal_of_an_older_writer_is_read_exactly() -> None:
+def test_a_narrower_decimal_of_an_older_writer_is_decoded_exactly() -> None:
     registry = FakeRegistry()
     frame = written_by(registry, with_amount(precision=18), STATE)
 
@@ -141,7 +140,7 @@ def test_another_scale_never_changes_an_amount(scale: int, amount: str) -> None:
 
 
 def record_of(name: str, *kinds: Any) -> dict[str, Any]:
-    """The schema of a record of fields of these types."""
+    """A record schema with fields of these types."""
     return {"type": "record", "name": name, "fields": [{"name": f"f{i}", "type": kind} for i, kind in enumerate(kinds)]}
 
 
@@ -150,7 +149,7 @@ def array_of(items: Any) -> dict[str, Any]:
 
 
 def doubled(times: int) -> dict[str, Any]:
-    """A record that takes no bytes, and as many values as that power of two."""
+    """A record that takes no bytes and has this power of two values."""
     kind = record_of("R0", "null")
     for i in range(times):
         kind = record_of(f"R{i + 1}", kind, f"R{i}")
@@ -158,7 +157,7 @@ def doubled(times: int) -> dict[str, Any]:
 
 
 def read_with_more(kind: Any) -> dict[str, Any]:
-    """What is read of a balance whose writer added a field of this type, and wrote the least there can be of it."""
+    """Decodes a balance whose writer added a field of this type with the shortest value."""
     registry = FakeRegistry()
     schema = copy.deepcopy(load_schema("BalanceState"))
     schema["fields"].append({"name": "more", "type": kind})
@@ -185,21 +184,21 @@ SIZE_0 = {"type": "fixed", "name": "F", "size": 0}
     ],
     ids=str,
 )
-def test_a_writers_schema_that_a_few_bytes_could_make_endless_is_refused(kind: Any, why: str) -> None:
+def test_a_writer_schema_under_which_a_few_bytes_decode_endlessly_is_refused(kind: Any, why: str) -> None:
     with pytest.raises(PoisonRecordError, match=why) as refused:
         read_with_more(kind)
 
     assert refused.value.cause == "schema-incompatible"
 
 
-def test_a_writers_schema_cannot_have_fastavro_read_by_other_types_than_those_looked_through() -> None:
+def test_a_writer_schema_cannot_make_fastavro_decode_with_unchecked_types() -> None:
     schema = record_of("R", record_of("N", "int"), array_of("N"))
     forged = {**schema, "__fastavro_parsed": True, "__named_schemas": {"N": record_of("N", "N")}}
 
     assert parsed_of_writer(json.dumps(forged))["__named_schemas"]["N"]["fields"][0]["type"] == "int"
 
 
-def test_a_writers_schema_that_defines_a_name_twice_is_refused() -> None:
+def test_a_writer_schema_that_defines_a_name_twice_is_refused() -> None:
     registry = FakeRegistry()
     twice = [record_of("N", "int"), record_of("R", array_of("N")), record_of("N")]
     schema_id = registry.register("newer", twice)  # type: ignore[arg-type]
@@ -221,33 +220,33 @@ def test_a_writers_schema_that_defines_a_name_twice_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_writers_schema_that_only_resembles_an_endless_one_is_read(kind: Any) -> None:
+def test_a_writer_schema_that_only_resembles_an_endless_one_is_accepted(kind: Any) -> None:
     assert read_with_more(kind) == STATE
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in resource("schemas").glob("*.avsc")))
-def test_every_schema_of_ours_is_safe_to_read_by(name: str) -> None:
+def test_every_shipped_schema_is_safe_to_decode_with(name: str) -> None:
     assert parsed_of_writer(json.dumps(load_schema(name))) == parsed(load_schema(name))
 
 
 @pytest.mark.parametrize("magic", [1, 0x7F, 0x80, 0xFF])
-def test_another_magic_byte_is_damage(magic: int) -> None:
+def test_a_frame_with_another_magic_byte_is_damaged(magic: int) -> None:
     with pytest.raises(StoreCorruptedError, match="frame starts with"):
         balance_codec().decode(bytes([magic]) + FRAME[1:])
 
 
 @pytest.mark.parametrize("length", range(len(FRAME)))
-def test_a_truncated_frame_is_damage(length: int) -> None:
+def test_a_truncated_frame_is_damaged(length: int) -> None:
     with pytest.raises(StoreCorruptedError):
         balance_codec().decode(FRAME[:length])
 
 
-def test_a_schema_the_registry_does_not_know_is_damage() -> None:
+def test_a_frame_with_an_unknown_schema_is_damaged() -> None:
     with pytest.raises(StoreCorruptedError, match="schema 99"):
         balance_codec().decode(b"\x00\x00\x00\x00\x63" + FRAME[5:])
 
 
-def test_a_schema_that_cannot_be_asked_for_now_is_tried_again() -> None:
+def test_decoding_is_retriable_while_the_registry_is_down() -> None:
     registry = FakeRegistry()
     codec = balance_codec(registry)
     frame = written_by(registry, with_amount(precision=18), STATE)
@@ -259,7 +258,7 @@ def test_a_schema_that_cannot_be_asked_for_now_is_tried_again() -> None:
     assert codec.decode(frame) == STATE
 
 
-def test_a_schema_once_learned_needs_no_registry() -> None:
+def test_a_cached_schema_needs_no_registry() -> None:
     registry = FakeRegistry()
     codec = balance_codec(registry)
     frame = written_by(registry, with_amount(precision=18), STATE)
@@ -269,7 +268,7 @@ def test_a_schema_once_learned_needs_no_registry() -> None:
     assert codec.decode(frame) == STATE
 
 
-def test_a_record_of_another_type_is_damage() -> None:
+def test_a_frame_of_another_record_type_is_damaged() -> None:
     registry = FakeRegistry()
     frame = written_by(registry, load_schema("Position"), Position(1, 1, "t").record())
 
@@ -278,7 +277,7 @@ def test_a_record_of_another_type_is_damage() -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_a_record_or_damage(body: bytes) -> None:
+def test_any_bytes_decode_or_are_damaged(body: bytes) -> None:
     codec = balance_codec()
     try:
         record = codec.decode(FRAME[:5] + body)
@@ -287,6 +286,67 @@ def test_any_bytes_are_a_record_or_damage(body: bytes) -> None:
     assert set(record) == {"customerId", "amount"}
 
 
-def test_an_amount_of_more_decimals_than_the_schema_is_refused_rather_than_rounded() -> None:
+def test_an_amount_with_too_many_decimals_is_refused_and_not_rounded() -> None:
     with pytest.raises(ValueError, match="Scale"):
         balance_codec().encode({"customerId": "c1", "amount": Decimal("0.001")})
+
+
+# Frames of any schema
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
+
+
+def test_a_frame_is_decoded_by_the_schema_that_it_names(registry: FakeRegistry) -> None:
+    frame = AvroCodec(registry, "states", load_schema("BalanceState")).encode(STATE)
+    other = AvroCodec(registry, "players", load_schema("Player")).encode({"id": 1, "name": "Elyse"})
+    reader = FrameReader(registry)
+
+    assert reader.record(frame) == "parts.code.balance.state.BalanceState"
+    assert reader.value(frame) == STATE
+    assert str(reader.value(frame)["amount"]) == "12.30"
+    assert reader.value(other) == {"id": 1, "name": "Elyse"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (b"", "a record of 0 bytes has no frame"),
+        (b"\x00\x00\x00\x00", "a record of 4 bytes has no frame"),
+        (b"\x01\x00\x00\x00\x01", "a record's frame starts with 1, not 0"),
+        (frame_header(7), "it names schema 7, which the registry does not know"),
+        (frame_header(1), "it does not decode under schema 1: "),
+        (frame_header(2), "schema 2 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(3), "schema 3 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(4) + b"\0", "schema 4 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(5), "schema 5 is recursive, has items of no bytes, or is no Avro schema"),
+    ],
+)
+def test_an_undecodable_frame_is_refused_with_the_reason(registry: FakeRegistry, frame: bytes, why: str) -> None:
+    registry.register("states", load_schema("BalanceState"))
+    node = {"type": "record", "name": "Node", "namespace": "n", "fields": [{"name": "next", "type": "n.Node"}]}
+    registry.register("nodes", node)
+    registry.register("unknown", {"type": "record", "name": "R", "fields": [{"name": "f", "type": "nothing"}]})
+
+    registry.register("endless", {"type": "array", "items": "null"})
+    registry.register("sizeless", {"type": "fixed", "name": "F"})
+
+    with pytest.raises(UndecodableError) as undecodable:
+        FrameReader(registry).value(frame)
+
+    assert str(undecodable.value).startswith(why)
+
+
+def test_the_record_name_of_a_frame_needs_no_safe_schema(registry: FakeRegistry) -> None:
+    registry.register("nodes", {"type": "record", "name": "N", "fields": [{"name": "next", "type": "N"}]})
+
+    assert FrameReader(registry).record(frame_header(1)) == "N"
+
+
+def test_a_frame_is_not_undecodable_while_the_registry_is_down(registry: FakeRegistry) -> None:
+    registry.is_up = False
+
+    with pytest.raises(RetriableError):
+        FrameReader(registry).value(frame_header(1))

@@ -62,13 +62,13 @@ def refusal(kind: Any, text: str) -> str:
     return str(refused.value)
 
 
-def test_every_type_that_events_may_have_can_be_given() -> None:
+def test_every_type_of_the_shipped_events_can_be_given_as_json() -> None:
     assert PLAIN.keys() == READ_TYPES
 
 
 @pytest.mark.parametrize("kind", [*PLAIN.values(), *NESTED.values()], ids=[*PLAIN, *NESTED])
 @given(data=st.data())
-def test_what_is_written_as_json_is_read_back_as_it_was(kind: Any, data: st.DataObject) -> None:
+def test_values_round_trip_through_json(kind: Any, data: st.DataObject) -> None:
     schema = schema_of(kind)
     codec = AvroCodec(FakeRegistry(), "s", schema)
     value = data.draw(values_of(kind))
@@ -104,7 +104,7 @@ def test_a_decimal_is_exact_as_a_number_and_as_a_string(text: str, amount: str) 
         *('"1e3"', '"NaN"', '"Infinity"', '"1_000"', '""', '" 1"', '"1."', '"0.001"'),
     ],
 )
-def test_a_decimal_that_would_lose_a_digit_or_is_none_is_refused(text: str) -> None:
+def test_a_decimal_that_would_lose_a_digit_or_is_malformed_is_refused(text: str) -> None:
     assert refusal(MONEY, text).startswith(
         "'f' must be a number or a string of digits, at most 16 before the point and 2 after, not "
     )
@@ -156,16 +156,16 @@ def test_a_field_within_a_record_is_named_by_its_path() -> None:
     assert refusal({"type": "map", "values": "int"}, '{"a": "b"}').startswith("'f.a' must be")
 
 
-def test_text_that_is_no_utf8_is_refused() -> None:
+def test_text_that_is_not_utf8_is_refused() -> None:
     assert refusal("string", r'"\ud800"') == "'f' is not UTF-8"
     assert refusal({"type": "map", "values": "int"}, r'{"\ud800": 1}') == "'f' is not UTF-8"
 
 
-def test_a_type_that_events_may_not_have_is_named() -> None:
+def test_an_unsupported_type_is_named() -> None:
     assert refusal(["null", "int", "string"], "1") == "'f' is of type int | string, which cannot be given as JSON"
 
 
-def test_only_what_has_a_default_may_be_missing() -> None:
+def test_only_fields_with_a_default_may_be_missing() -> None:
     assert record_of(schema_of("int", default=1), {}) == {}
     with pytest.raises(InvalidInputError, match="'f' is missing"):
         record_of(schema_of(["null", "int"]), {})
@@ -183,7 +183,7 @@ def test_only_what_has_a_default_may_be_missing() -> None:
         ("[" * 100_000, "no JSON that can be read: "),
     ],
 )
-def test_what_is_not_json_is_said_not_to_be(text: str, why: str) -> None:
+def test_malformed_json_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         parsed_json(text)
 
@@ -199,7 +199,7 @@ def test_only_an_object_is_a_record() -> None:
         record_of(schema_of("int"), [1])
 
 
-def test_an_invoice_is_read() -> None:
+def test_an_invoice_is_parsed() -> None:
     line = '{"itemCode": "i", "description": "d", "quantity": 2, "unitPrice": 0.10, "amount": "0.20"}'
     invoice = parsed_json(
         '{"invoiceNumber": "n", "storeId": "s", "customerCardNo": "1", "customerType": "PRIME", '
@@ -212,7 +212,7 @@ def test_an_invoice_is_read() -> None:
     assert AvroCodec(FakeRegistry(), "s", load_schema("PosInvoice")).encode(record)
 
 
-def test_times_are_read_in_any_zone() -> None:
+def test_times_are_parsed_in_any_zone() -> None:
     half_past = datetime(2026, 2, 28, 12, 30, tzinfo=UTC)
 
     assert read(PLAIN["timestamp-millis"], '"2026-02-28T13:30:00+01:00"') == half_past

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pytest
 
-from balance_service.avro.schemas import full_name, load_schema
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of, full_name, load_schema
 from balance_service.process.package import resource
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def test_a_shipped_schema_is_valid_avro(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_schema_is_named_like_its_file_and_says_what_it_is(path: Path) -> None:
+def test_a_shipped_schema_is_named_like_its_file_and_documented(path: Path) -> None:
     schema = load_schema(path.stem)
 
     assert schema["name"] == path.stem
@@ -39,7 +38,7 @@ def test_the_four_records_of_the_service_are_shipped() -> None:
     assert {path.stem for path in SHIPPED} >= {"ApplicationServer", "BalanceState", "FundsAdded", "Position"}
 
 
-def test_funds_added_has_the_shape_others_write() -> None:
+def test_funds_added_has_the_fields_of_its_writers() -> None:
     assert full_name(load_schema("FundsAdded")) == "parts.code.balance.events.FundsAdded"
     assert fields("FundsAdded") == {
         "id": "string",
@@ -49,7 +48,7 @@ def test_funds_added_has_the_shape_others_write() -> None:
     }
 
 
-def test_a_balance_holds_38_digits_of_which_2_are_decimals() -> None:
+def test_a_balance_has_precision_38_and_scale_2() -> None:
     assert full_name(load_schema("BalanceState")) == "parts.code.balance.state.BalanceState"
     assert fields("BalanceState") == {
         "customerId": "string",
@@ -57,7 +56,7 @@ def test_a_balance_holds_38_digits_of_which_2_are_decimals() -> None:
     }
 
 
-def test_an_invoice_has_the_shape_others_write() -> None:
+def test_an_invoice_has_the_fields_of_its_writers() -> None:
     cents = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
     columns = fields("PosInvoice")
     lines, address = columns["lines"]["items"], columns["address"][1]
@@ -78,7 +77,7 @@ def test_an_invoice_has_the_shape_others_write() -> None:
     }
 
 
-def test_a_line_for_analysis_has_no_field_that_tells_who_bought() -> None:
+def test_a_line_for_analysis_has_no_field_that_identifies_the_buyer() -> None:
     personal = {"customerName", "address", "customerCardNo"}
 
     assert not personal & fields("HadoopRecord").keys()
@@ -125,5 +124,5 @@ def test_a_scored_game_is_a_score_with_the_names_of_its_player_and_game() -> Non
         (["null", "string"], ""),
     ],
 )
-def test_the_full_name_of_a_type_is_what_avro_says(schema: Any, name: str) -> None:
+def test_the_full_name_of_a_type_follows_the_avro_specification(schema: Any, name: str) -> None:
     assert full_name(schema) == name

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from balance_service.avro.codec import AvroCodec
-from balance_service.avro.frames import FrameReader
+from balance_service.avro.codec import AvroCodec, FrameReader
 from balance_service.avro.from_json import record_line
 from balance_service.avro.schemas import load_schema
 from balance_service.devtools.local.samples import SAMPLES, SampleFile

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.drawing import flowchart

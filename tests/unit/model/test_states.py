@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec, parsed_of_writer
-from balance_service.avro.schemas import full_name, subject_of
-from balance_service.avro.types import fields_of, type_name
+from balance_service.avro.schemas import fields_of, full_name, subject_of, type_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.states import Scale, converter_of, scale, schema_of, spelled_out
 from balance_service.testing.fakes import FakeRegistry

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of
 from balance_service.spark.nested import check_resolvable, nested_type, standing_alone, widened, with_full_names
 from tests.support.models import KIND, MONEY, PLACE, WHEN
 

@@ -1,4 +1,4 @@
-"""Reads one number of a record's body and passes over the fields before it, in a third of the time of decoding all.
+"""Reads one number of a record's body and skips the fields before it, in a third of the time of decoding the record.
 
 Source: Avro specification, "Binary encoding", "Decimal".
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Context
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.types import fields_of
+from balance_service.avro.schemas import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
 
 Skip = Callable[[bytes, int], int]
-"""Where a value begins → where it ends."""
+"""The offset of a value → the offset after it."""
 Read = Callable[[bytes, int], Any]
-"""Where a value begins → the value. Raises IndexError, struct.error: there is none."""
+"""The offset of a value → the value. Raises IndexError or struct.error if the bytes end before."""
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _DIGITS = 1_000
 
 
 def number_reader(schema: Schema, name: str) -> Read | None:
-    """What reads a field of a record of this schema, from where the record begins.
+    """Returns a function that reads a field, given the offset of the record.
 
-    None if the field is no number, or comes after a field that takes more to pass over: an array, a map, a record.
+    None if the field is no number, or follows an array, a map or a record.
     """
     skips: list[Skip] = []
     for field, kind in fields_of(schema).items():
@@ -70,7 +70,7 @@ def _reader(kind: Any) -> Read | None:
 
 
 def _decimal(scale: int) -> Read:
-    # No digit of any precision is lost.
+    # More digits than any precision.
     exact = Context(prec=_DIGITS)
 
     def read(data: bytes, at: int) -> Any:
@@ -127,7 +127,7 @@ def _skip_union(members: Sequence[Skip | None], data: bytes, at: int) -> int:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag, and where it ends."""
+    """A zigzag-encoded number, and the offset after it."""
     byte = data[at]
     at += 1
     number, shift = byte & 0x7F, 7

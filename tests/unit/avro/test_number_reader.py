@@ -1,4 +1,4 @@
-"""One number of a state, read without the rest, is what decoding the whole state comes to."""
+"""A number that is read without decoding the record equals the decoded one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec, parsed
-from balance_service.avro.one_number import number_reader
+from balance_service.avro.number_reader import number_reader
 from balance_service.errors import StoreCorruptedError
 from tests.support.fakes import balance_codec
 
@@ -57,7 +57,7 @@ CODEC = AvroCodec(REGISTRY, "subject", SCHEMA)
 
 
 @given(st.fixed_dictionaries({name: values for name, (_, values) in ALL.items()}))
-def test_a_number_is_the_one_that_decoding_the_whole_state_has(state: dict[str, Any]) -> None:
+def test_a_number_equals_that_of_the_decoded_record(state: dict[str, Any]) -> None:
     frame = CODEC.encode(state)
     decoded = CODEC.decode(frame)
 
@@ -67,12 +67,12 @@ def test_a_number_is_the_one_that_decoding_the_whole_state_has(state: dict[str, 
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_fields_before_a_number_are_passed_over_and_not_decoded(name: str) -> None:
+def test_the_fields_before_a_number_are_skipped_and_not_decoded(name: str) -> None:
     assert number_reader(parsed(SCHEMA), name) is not None
 
 
 @pytest.mark.parametrize("kind", [{"type": "array", "items": "long"}, {"type": "map", "values": "long"}])
-def test_what_is_behind_a_field_of_many_values_is_decoded(kind: Any) -> None:
+def test_a_number_after_an_array_or_map_is_decoded_with_the_record(kind: Any) -> None:
     schema = {"type": "record", "name": "S", "fields": [{"name": "a", "type": kind}, {"name": "n", "type": "long"}]}
     codec = AvroCodec(REGISTRY, "subject", schema)
 
@@ -89,7 +89,7 @@ def of_no_schema(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, of_no_schema])
-def test_a_damaged_state_has_no_number(damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_frame_has_no_number(damage: Callable[[bytes], bytes]) -> None:
     codec = balance_codec()
     frame = codec.encode({"customerId": "c", "amount": Decimal("12.34")})
     assert codec.number("amount")(frame) == Decimal("12.34")
