@@ -27,8 +27,8 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 bal
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
-	@$(BIN)/python -c 'from balance_service.spark.handover_jar import handover_jar; handover_jar()'
-	@$(BIN)/python -m balance_service.spark.archiving 2>/dev/null || echo "no class archive: instances will start more slowly"
+	@$(BIN)/python -c 'from balance_service.spark.jvm import handover_jar; handover_jar()'
+	@$(BIN)/python -m balance_service.spark.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
 	@touch $@
 
 run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C; MODELS=balance,activity

@@ -1,6 +1,6 @@
 """Live queries over Kafka-backed state: event-sourced read models on PySpark, RocksDB and HTTP.
 
-What a read model's author imports; see docs/read-models.md.
+The names that authors of read models import; see docs/read-models.md.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from balance_service.errors import ConfigurationError as ConfigurationError
     from balance_service.errors import PoisonRecordError as PoisonRecordError
     from balance_service.model.conditions import col as col
-    from balance_service.model.event import Event as Event
-    from balance_service.model.event import State as State
-    from balance_service.model.flow import Stream as Stream
+    from balance_service.model.events import ANY as ANY
+    from balance_service.model.events import EVENT as EVENT
+    from balance_service.model.events import LAST as LAST
+    from balance_service.model.events import PER_KEY as PER_KEY
+    from balance_service.model.events import Emit as Emit
+    from balance_service.model.events import Event as Event
+    from balance_service.model.events import State as State
     from balance_service.model.folds import Count as Count
     from balance_service.model.folds import Earliest as Earliest
     from balance_service.model.folds import Greatest as Greatest
@@ -27,18 +31,14 @@ if TYPE_CHECKING:
     from balance_service.model.folds import Top as Top
     from balance_service.model.folds import add as add
     from balance_service.model.folds import product as product
-    from balance_service.model.joins import Global as Global
-    from balance_service.model.joins import Table as Table
-    from balance_service.model.joins import days as days
-    from balance_service.model.order import ANY as ANY
-    from balance_service.model.order import PER_KEY as PER_KEY
-    from balance_service.model.outputs import EVENT as EVENT
-    from balance_service.model.outputs import LAST as LAST
-    from balance_service.model.outputs import Emit as Emit
+    from balance_service.model.read_model import Collection as Collection
     from balance_service.model.read_model import ReadModel as ReadModel
-    from balance_service.model.routes import Collection as Collection
-    from balance_service.model.routes import Routes as Routes
+    from balance_service.model.read_model import Routes as Routes
     from balance_service.model.states import scale as scale
+    from balance_service.model.stream import Global as Global
+    from balance_service.model.stream import Stream as Stream
+    from balance_service.model.stream import Table as Table
+    from balance_service.model.stream import days as days
     from balance_service.settings import Settings as Settings
     from balance_service.settings import load_settings as load_settings
 
@@ -46,18 +46,14 @@ _WHERE = {
     "application": ("Application",),
     "errors": ("ConfigurationError", "PoisonRecordError"),
     "model.conditions": ("col",),
-    "model.flow": ("Stream",),
+    "model.events": ("ANY", "EVENT", "LAST", "PER_KEY", "Emit", "Event", "State"),
     "model.folds": (
         *("Count", "Earliest", "Greatest", "Latest", "Least", "RunningSum", "Top"),
         *("add", "product"),
     ),
-    "model.joins": ("Global", "Table", "days"),
-    "model.order": ("ANY", "PER_KEY"),
-    "model.outputs": ("EVENT", "LAST", "Emit"),
-    "model.event": ("Event", "State"),
-    "model.read_model": ("ReadModel",),
-    "model.routes": ("Collection", "Routes"),
+    "model.read_model": ("Collection", "ReadModel", "Routes"),
     "model.states": ("scale",),
+    "model.stream": ("Global", "Stream", "Table", "days"),
     "settings": ("Settings", "load_settings"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -65,7 +61,7 @@ __all__ = sorted([*_MODULE_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: a command such as `status` needs none of them, and some take half a second to import.
+    # Imported on first use: a command such as `status` needs none of them, and some take half a second to import.
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'balance_service' has no attribute '{name}'")
     return getattr(import_module(f"balance_service.{_MODULE_OF[name]}"), name)

@@ -35,8 +35,7 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
     from balance_service.http.parameters import idempotency_key_of
     from balance_service.kafka.clients import producer_config
     from balance_service.model.keys import checked_key
-    from balance_service.read_models.add_funds import amount_of
-    from balance_service.read_models.funds_publisher import FundsAddedPublisher
+    from balance_service.read_models.add_funds import FundsAddedPublisher, amount_of
 
     settings = load_settings()
     quiet_logging()
@@ -69,7 +68,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     from balance_service.kafka.topic_specs import prepare_topics
     from balance_service.kafka.topics import Topics
     from balance_service.model.placing import stages_of
-    from balance_service.read_models.shipped import SHIPPED
+    from balance_service.read_models import SHIPPED
 
     settings = load_settings()
     quiet_logging()

@@ -157,8 +157,7 @@ def demo() -> None:
 def flow(model: str) -> None:
     """Print a flowchart of a read model, as Mermaid text."""
     from balance_service.cli.models import chosen_models
-    from balance_service.model.drawing import flowchart
-    from balance_service.model.placing import stages_of
+    from balance_service.model.placing import flowchart, stages_of
 
     settings = load_settings()
     for known in chosen_models(settings, [model]):

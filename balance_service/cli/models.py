@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from balance_service.model.binding import bound
 from balance_service.model.loading import load_models
-from balance_service.read_models.shipped import SHIPPED
+from balance_service.read_models import SHIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

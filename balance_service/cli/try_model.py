@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
     from balance_service.testing.driver import Driver
-    from balance_service.testing.rows import Given
+    from balance_service.testing.rows import InputEvent
 
 _POLL_SECONDS = 0.2
 _BATCH_EVENTS = 4_000
@@ -75,7 +75,7 @@ def try_model(
 
 def _model(name: str) -> ReadModel:
     from balance_service.model.loading import load_models
-    from balance_service.read_models.shipped import SHIPPED
+    from balance_service.read_models import SHIPPED
 
     models = load_models([name], SHIPPED, setting="MODEL")
     if len(models) > 1:
@@ -110,7 +110,7 @@ def _run(model: ReadModel, file: Path, separator: str | None, record: str | None
 @dataclass(frozen=True, slots=True)
 class _Line:
     number: int
-    event: Given
+    event: InputEvent
 
 
 def _lines(model: ReadModel, file: Path, separator: str | None, record: str | None) -> Iterator[_Line]:
@@ -134,16 +134,16 @@ def _lines(model: ReadModel, file: Path, separator: str | None, record: str | No
                 raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
 
-def _event(model: ReadModel, schema: Schema, line: bytes, separator: str | None, now_ms: int) -> Given:
+def _event(model: ReadModel, schema: Schema, line: bytes, separator: str | None, now_ms: int) -> InputEvent:
     from balance_service.avro.from_json import record_line
-    from balance_service.testing.rows import Given, tombstone
+    from balance_service.testing.rows import InputEvent, tombstone
 
     if separator is None and not line.lstrip().startswith(b"{") and _DEFAULT_SEPARATOR.encode() in line:
         separator = _DEFAULT_SEPARATOR
     key, record = record_line(line, schema, separator, takes_tombstones=model.source.tombstones)
     if record is None:
         return tombstone((key or b"").decode(), timestamp_ms=now_ms)
-    return Given(str(schema["name"]), record, key, timestamp_ms=now_ms)
+    return InputEvent(str(schema["name"]), record, key, timestamp_ms=now_ms)
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class _Trial:
     failure: str | None = None
 
     @classmethod
-    def of(cls, model: ReadModel, events: Sequence[Given]) -> _Trial:
+    def of(cls, model: ReadModel, events: Sequence[InputEvent]) -> _Trial:
         """Commit events in batches, up to the first event at which the model's own code fails."""
         from balance_service.errors import TaskHaltedError
         from balance_service.testing.driver import Driver
@@ -179,7 +179,7 @@ class _Trial:
                 trial.failure = _failure(error)
         return trial
 
-    def _take(self, events: Sequence[Given], most: int) -> None:
+    def _take(self, events: Sequence[InputEvent], most: int) -> None:
         for start in range(0, len(events), most):
             batch = events[start : start + most]
             done = self.driver.commit(batch)
@@ -221,7 +221,7 @@ def _print_states(console: Console, trial: _Trial, limit: int) -> None:
     states = sorted(driver.states().items())
     rows: list[Mapping[str, Any]] = []
     for key, frame in states[:limit]:
-        view = trial.model.told(driver.state_codec.decode(frame))
+        view = trial.model.view_of(driver.state_codec.decode(frame))
         of_key = {key_type.column: key_type.text(key)}
         rows.append(of_key | (view if isinstance(view, dict) else {"value": view}))
     console.print(f"{trial.model.name}: {_counted(len(states), 'key')}")

@@ -16,8 +16,8 @@ from balance_service.errors import BalanceServiceError, ConfigurationError, Inva
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.producers import BulkProducer
 from balance_service.kafka.topics import Topics
-from balance_service.model.taken import taken_by
-from balance_service.read_models.funds_publisher import FundsAddedSerializer
+from balance_service.model.placing import records_of_topic
+from balance_service.read_models.add_funds import FundsAddedSerializer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +55,7 @@ def produce(
         BalanceServiceError: a line is not a record, or a record was not acknowledged. The records before an invalid
             line are sent.
     """
-    taken = taken_by(topic, models, settings)
+    taken = records_of_topic(topic, models, settings)
     schema = _schema_of(topic, record, taken.records)
     if Topics(settings).find(topic) is None:
         raise ConfigurationError(

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.joins import Table
-    from balance_service.model.outputs import Emit
+    from balance_service.model.events import Emit
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Table
     from balance_service.settings import Settings
 
 

@@ -14,7 +14,7 @@ from balance_service.engine.outputs import ENVELOPE_BYTES
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, call_own_code
 from balance_service.engine.records import MISPLACED
 from balance_service.errors import FatalError, PoisonRecordError, RetriableError
-from balance_service.model.event import event_of
+from balance_service.model.events import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Position, TaskBatch
     from balance_service.engine.store import StateStore
     from balance_service.model.addition import Addition
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
     from balance_service.model.read_model import ReadModel
 
 STATE_UNFIT = "state-does-not-fit"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from balance_service.engine.state_directory import StateDirectory
     from balance_service.engine.tables import JoinedTables
     from balance_service.kafka.topics import Topic, Topics, Watermarks
-    from balance_service.model.event import State
+    from balance_service.model.events import State
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings
 
@@ -60,7 +60,7 @@ class HostedStage:
 
     def view(self, frame: bytes) -> Any:
         """Returns what a query answers for a framed state."""
-        return self._folding.read_model.told(self.state(frame))
+        return self._folding.read_model.view_of(self.state(frame))
 
     def number(self, name: str) -> Callable[[bytes], Any]:
         """Returns a function from a framed state to a numeric field of its view, which may be null."""

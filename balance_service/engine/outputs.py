@@ -13,7 +13,7 @@ from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
 from balance_service.kafka.messages import headers_of
-from balance_service.model.outputs import Each
+from balance_service.model.events import Each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import KeyedUpdate, Position, TaskBatch
     from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic, Topics
-    from balance_service.model.event import Event, State
-    from balance_service.model.outputs import Emit
+    from balance_service.model.events import Emit, Event, State
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
     from balance_service.settings import Settings

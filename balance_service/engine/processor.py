@@ -9,7 +9,7 @@ import structlog
 
 from balance_service.engine.dead_letter import OWN_CODE_FAILED, is_reserved
 from balance_service.errors import ConfigurationError, PoisonRecordError, TaskHaltedError
-from balance_service.model.outputs import listed
+from balance_service.model.events import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

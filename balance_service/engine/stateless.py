@@ -14,7 +14,7 @@ from balance_service.engine.outputs import OutputBuilder, encoded, forwarded
 from balance_service.engine.processor import BatchOutcome, OwnCodeFailedError, records_of_own_code
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.errors import FatalError, PoisonRecordError
-from balance_service.model.event import event_of
+from balance_service.model.events import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from balance_service.engine.records import CombinedUpdates, Output, Position, TaskBatch
     from balance_service.engine.store import StateStore
     from balance_service.engine.tables import JoinedTables
+    from balance_service.model.events import Emit
     from balance_service.model.keys import KeyType
-    from balance_service.model.outputs import Emit
 
 Row = Mapping[str, Any]
 

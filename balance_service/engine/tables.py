@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.table_partition import TablePartition
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
-from balance_service.model.joins import Global
+from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableContext, TableSnapshot
     from balance_service.engine.table_store import Version
     from balance_service.kafka.topics import Topics
-    from balance_service.model.joins import Join
+    from balance_service.model.stream import Join
 
 
 @dataclass(frozen=True, slots=True)

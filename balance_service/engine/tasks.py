@@ -46,15 +46,15 @@ _WAITING_SECONDS = 2.0
 _TURN_SECONDS = 0.2
 
 
-class Feed(Protocol):
-    """The source of a running task's events. Spark implements it, which this package does not import."""
+class Runner(Protocol):
+    """Runs the tasks of a stage. `spark.task_runner` implements it, which this package does not import."""
 
     @property
     def problem(self) -> str:
         """Why a partition is not folded now; empty if all are."""
 
     def run(self, task: Task, interrupted: threading.Event) -> None:
-        """Feeds a task until interrupted, or until it waits or halts.
+        """Folds and commits a task's events until interrupted, or until it waits or halts.
 
         Raises:
             BalanceServiceError: the task must be closed, and the error's class says what to do next.
@@ -67,7 +67,7 @@ class Tasks:
     def __init__(
         self,
         hosted: HostedStage,
-        feed: Feed,
+        runner: Runner,
         on_change: Callable[[], None],
         openings: threading.Semaphore | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Tasks:
         self.hosted = hosted
         self.source_problem = ""
         """Why the source cannot be read as before; empty if it can. Set by the source check."""
-        self._feed = feed
+        self._runner = runner
         self._on_change = on_change
         self._openings = openings or threading.Semaphore(sys.maxsize)
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Tasks:
     @property
     def query_problem(self) -> str:
         """Why a query of the stage ended and is started again; empty if all run."""
-        return self._feed.problem
+        return self._runner.problem
 
     @property
     def problems(self) -> Sequence[str]:
@@ -203,7 +203,7 @@ class Tasks:
     def _supervise(self, partition: int, role: Role) -> None:
         task_id = TaskId(self.name, partition)
         self._supervisors[partition] = _Supervisor(
-            task_id, self.hosted, self._feed, role, self._on_change, self._openings
+            task_id, self.hosted, self._runner, role, self._on_change, self._openings
         )
 
     def _dismiss(self, partitions: Iterable[int]) -> list[_Supervisor]:
@@ -221,7 +221,7 @@ class _Supervisor:
         self,
         task_id: TaskId,
         hosted: HostedStage,
-        feed: Feed,
+        runner: Runner,
         role: Role,
         on_change: Callable[[], None],
         openings: threading.Semaphore,
@@ -230,7 +230,7 @@ class _Supervisor:
         """The role that is wanted; `task.role` is the present one."""
         self._task_id = task_id
         self._hosted = hosted
-        self._feed = feed
+        self._runner = runner
         self._on_change = on_change
         self._openings = openings
         self._stopping = threading.Event()
@@ -324,7 +324,7 @@ class _Supervisor:
                 # The partition moved here. Opened as its owner, the task halts again if it has to.
                 error = RetriableError("the task halted as a standby, and must own its partition now")
             elif state is TaskState.RUNNING:
-                error = self._attempt(partial(self._feed.run, self.task, self._wake))
+                error = self._attempt(partial(self._runner.run, self.task, self._wake))
             elif not self._wake.wait(_WAITING_SECONDS if state is TaskState.WAITING else None):
                 self._resume()
                 self._on_change()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
     from balance_service.settings import Settings
-    from balance_service.spark.sampler import SparkSample
+    from balance_service.spark.session import SparkSample
 
 _TASK = ("read_model", "partition", "role")
 

@@ -33,11 +33,10 @@ from balance_service.observability.tracing import UNTRACED
 from balance_service.process import open_files
 from balance_service.process.runtime import PeriodicThread
 from balance_service.spark.decode import Decoder
-from balance_service.spark.feed import Feed
-from balance_service.spark.rehearsal import Rehearsal
 from balance_service.spark.row_query import in_short
-from balance_service.spark.sampler import SparkSampler
-from balance_service.spark.session import start_spark
+from balance_service.spark.self_test import SelfTest
+from balance_service.spark.session import SparkSampler, start_spark
+from balance_service.spark.task_runner import TaskRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,29 +144,29 @@ class Engine:
             for name, source in sources.items()
         }
         hosted = self._hosted(stages, {model.name: model for model in models}, prepared, patience)
-        # The next query of a task may start while its last one ends. The rehearsal runs one more.
+        # The next query of a task may start while its last one ends. The self-test runs one more.
         slots = 2 * sum(sources[stage.source].partitions for stage in stages) + 1
         self.spark = start_spark(settings, state_directory.scratch, slots)
         self.spark_sampler = SparkSampler(self.spark)
-        rehearsal = Rehearsal(self.spark, state_directory.scratch)
+        self_test = SelfTest(self.spark, state_directory.scratch)
         decoders = [
             Decoder(self.spark, stage.read_model, stage.stage, self.registry, with_traces=tracer is not UNTRACED)
             for stage in hosted
         ]
-        feeds = [
-            Feed(stage, decoder, self.spark, rehearsal, metrics, tracer)
+        runners = [
+            TaskRunner(stage, decoder, self.spark, self_test, metrics, tracer)
             for stage, decoder in zip(hosted, decoders, strict=True)
         ]
         openings = threading.Semaphore(files.openings)
         self.stages: Mapping[str, Tasks] = {
-            stage.name: Tasks(stage, feed, on_change, openings) for stage, feed in zip(hosted, feeds, strict=True)
+            stage.name: Tasks(stage, runner, on_change, openings) for stage, runner in zip(hosted, runners, strict=True)
         }
         # The first query of a JVM is slow. It runs before partitions are assigned, while the schemas are fetched.
-        with ThreadPoolExecutor(1, "rehearsal") as pool:
-            rehearsed = pool.submit(feeds[0].rehearse)
+        with ThreadPoolExecutor(1, "warm-up") as pool:
+            warm_up = pool.submit(runners[0].warm_up)
             for decoder in decoders:
                 until_up(decoder.resolve_all)
-            rehearsed.result()
+            warm_up.result()
         self.membership = Membership(
             config=consumer_config(common_config(settings), settings.application_id, settings.session_timeout_ms),
             topics=list(sources),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from balance_service.http.api.declarations import Parameter
     from balance_service.http.model_queries import ModelQueries
     from balance_service.model.keys import KeyType
-    from balance_service.model.routes import Collection
+    from balance_service.model.read_model import Collection
 
 _OK = 200
 

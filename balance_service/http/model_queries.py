@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
     from balance_service.model.keys import KeyType
-    from balance_service.model.read_model import ReadModel
-    from balance_service.model.routes import Routes
+    from balance_service.model.read_model import ReadModel, Routes
 
 PATH = "/api/models"
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10

@@ -1,13 +1,12 @@
-"""Sums added to many framed states at once, in columns; the fold `RunningSum` is the definition.
+"""Adds amounts to many framed states at once, in columns. The fold `RunningSum` defines the result.
 
-A state of two fields, a string, which is the key, and a decimal, has the frame
+A state with two fields, a string (the key) and a decimal, has the frame
 
     0x00 | schema id, 4 bytes | length of the string, 1 or 2 bytes | string | length of the number, 1 byte | number
 
-with the number as two's complement, big-endian, of `(bit length + 8) // 8` bytes (Avro specification, "Binary
-encoding" and "Decimal"). So long as the sum has as many bytes as the state before, all of the frame but the number
-stays, and the number may be written over. A key of plain text that has no state yet begins with a frame of itself and
-the amount. Every other state is left to the fold.
+The number is two's complement, big-endian, in `(bit length + 8) // 8` bytes (Avro specification, "Binary encoding" and
+"Decimal"). If the sum takes as many bytes as the number in the state, only the number is overwritten. A key of plain
+text without a state gets a new frame with the amount. All other states are left to the fold.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NUMBER_BYTES = 8
-# Sums of two such numbers are within 64 bits.
+# The sum of two such numbers fits into 64 bits.
 _MOST = 1 << 62
 _LEAST_FRAME = 9
-# Of printable ASCII; so that the length of the string takes one byte.
+# In printable ASCII characters: the length of the string then takes one byte.
 _LONGEST_PLAIN_KEY = 63
 _POWERS = np.array([1 << (8 * width - 1) for width in range(1, _NUMBER_BYTES)], dtype=np.int64)
 
 
 class Addition:
-    """Adds an update column to the state field of its name."""
+    """Adds an update column to the state field of the same name."""
 
     def __init__(self, column: str, scale: int, schema_id: int) -> None:
         """Args:
-        scale: the field's digits after the point.
-        schema_id: what states are written under today.
+        scale: digits of the field after the decimal point.
+        schema_id: the current schema of the states.
         """
         self._column = column
         self._type = pa.decimal128(38, scale)
@@ -52,16 +51,13 @@ class Addition:
         frames: Sequence[bytes | None],
         belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]],
     ) -> list[bytes | None]:
-        """The next states of some keys, framed.
+        """Returns the next states, framed; None in the place of a state that the fold must compute or refuse.
 
         Args:
-            keys: binary, none null.
-            updates: a row for each key, combined.
-            frames: the states before; None where there is none yet.
-            belong: as `begin` has it.
-
-        Returns:
-            None in the place of a state that the fold has to make, or refuse.
+            keys: binary, without nulls.
+            updates: one combined row for each key.
+            frames: the current states; None where a key has none.
+            belong: see `begin`.
         """
         amounts = updates[self._column]
         after = self.add(frames, amounts)
@@ -71,14 +67,11 @@ class Addition:
         return after
 
     def add(self, frames: Sequence[bytes | None], amounts: pa.Array) -> list[bytes | None]:
-        """The next states, framed.
+        """Returns the next states, framed; None in the place of a state that the fold must compute.
 
         Args:
-            frames: the states; None where there is none yet.
-            amounts: decimals, one for each state; null where no event had one.
-
-        Returns:
-            None in the place of a state that the fold has to make.
+            frames: the current states; None where a key has none.
+            amounts: one decimal for each state; null if no event had a value.
         """
         if amounts.type != self._type:
             return [None] * len(frames)
@@ -105,15 +98,12 @@ class Addition:
     def begin(
         self, keys: pa.Array, amounts: pa.Array, belong: Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
     ) -> list[bytes | None]:
-        """The first states of keys that have none, framed.
+        """Returns the first states of keys that have none, framed; None where the fold must compute or refuse it.
 
         Args:
-            keys: binary, none null.
-            amounts: decimals, one for each key; null where no event had one.
-            belong: keys of one length, a row of bytes each → which of them may be here.
-
-        Returns:
-            None in the place of a state that the fold has to make, or refuse.
+            keys: binary, without nulls.
+            amounts: one decimal for each key; null if no event had a value.
+            belong: keys of equal length, one row of bytes each → mask of the keys that this partition may hold.
         """
         begun: list[bytes | None] = [None] * len(keys)
         if amounts.type != self._type or not len(keys):
@@ -139,7 +129,7 @@ class Addition:
         return begun
 
     def _first_frames(self, text: NDArray[np.uint8], numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-        """A frame in each row: strings of one length, and numbers that take as many bytes."""
+        """Returns one frame per row, for strings of equal length and numbers of equal width."""
         count, length = text.shape
         head = bytes([*self._header, 2 * length])
         frames = np.empty((count, len(head) + length + 1 + width), dtype=np.uint8)
@@ -152,12 +142,12 @@ class Addition:
     def _numbers(
         self, data: NDArray[np.uint8], rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows whose frame has the form described above, with a number of at most 8 bytes; and how many it has."""
+        """Returns the rows whose frames have the documented form and a number of 1 to 8 bytes, with its width."""
         known = np.ones(len(rows), dtype=bool)
         for place, byte in enumerate(self._header):
             known &= data[starts + place] == byte
         at = starts + len(self._header)
-        # Avro's lengths are zigzag varints: twice the length, seven bits a byte, the least significant first.
+        # Avro lengths are zigzag varints: twice the length, seven bits per byte, least significant first.
         first, second = data[at].astype(np.int64), data[at + 1].astype(np.int64)
         is_short = first < 0x80
         length = np.where(is_short, first, (first & 0x7F) | (second << 7)) >> 1
@@ -170,37 +160,37 @@ class Addition:
 
 
 def _within_64_bits(amounts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Unscaled values, and which of them are small enough to be added."""
+    """Returns the unscaled values, and a mask of those that are small enough to be added."""
     words = np.frombuffer(amounts.buffers()[1], dtype="<i8").reshape(-1, 2)
     words = words[amounts.offset : amounts.offset + len(amounts)]
     low, high = words[:, 0], words[:, 1]
     fits = (high == low >> 63) & (low > -_MOST) & (low < _MOST)
-    # What stands in the place of a null is anything.
+    # The value in the place of a null is undefined.
     return low, fits & amounts.is_valid().to_numpy(zero_copy_only=False) if amounts.null_count else fits
 
 
 def _last_bytes(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The 8 bytes before each end, as a big-endian number."""
+    """Returns the 8 bytes before each end as big-endian numbers."""
     at = ends[:, np.newaxis] + np.arange(-_NUMBER_BYTES, 0)
     numbers: NDArray[np.int64] = data[at].view(">i8").ravel().astype(np.int64)
     return numbers
 
 
 def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes that each number takes."""
-    # Avro's writer goes by the bit length of the magnitude: -128 takes two bytes although one would hold it.
+    """Returns the number of bytes that each number takes."""
+    # Avro's writer uses the bit length of the magnitude: -128 takes two bytes although one would hold it.
     return 1 + np.searchsorted(_POWERS, np.abs(numbers), side="right")
 
 
 def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The 8 bytes of each number, in a row."""
+    """Returns the 8 bytes of each number, one row per number."""
     return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
 
 
 def _with_numbers(
     data: NDArray[np.uint8], ends: NDArray[np.int64], widths: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> bytes:
-    """The data with the numbers written over its bytes before each end."""
+    """Returns the data with the bytes before each end replaced by the numbers."""
     written = data.copy()
     columns = _big_endian(numbers)
     for back in range(1, _NUMBER_BYTES + 1):

@@ -1,4 +1,4 @@
-"""Which events count, as values: each is a column on Spark (`events.conditions`), and a function of a row here."""
+"""Conditions on events, as values. `spark.columns` turns one into a Spark column; `holds` evaluates it for one row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
 
 UPPER, LOWER = string.ascii_uppercase, string.ascii_lowercase
-"""The letters that `Col.lower` changes. Beyond ASCII, what is the same letter depends on who is asked."""
+"""The letters that `Col.lower` changes. Outside of ASCII, Spark and Python do not agree on lower case."""
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -27,28 +27,28 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-"""What compares a column with a value, be it a column of Spark or a value of one: by its sign."""
+"""Comparison operators by their sign; each works on Spark columns and on Python values."""
 IN, IS_NULL = "in", "is null"
 _OF_ORDER = ("<", "<=", ">", ">=")
 _LOWERED = str.maketrans(UPPER, LOWER)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS = ("string", "uuid", "enum")
 _TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
-# Booleans, bytes and symbols have some order on Spark, and nobody means that.
+# Spark also orders booleans, bytes and enum symbols, but such an order has no meaning.
 _ORDERED = ("int", "long", "float", "double", "decimal", "string", "uuid", *_TIMES)
 _PLAIN = re.compile(r"[\w.:/+@-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column of events, or a field of the record in one, as it is or in lower case."""
+    """A column of events, or a field of a record in it, optionally in lower case."""
 
     path: str
-    """The column's name; for a field in it, the names on the way to that, with dots between them."""
+    """The column's name, or the path to a nested field, separated by dots."""
     is_lowered: bool = False
 
     def value_in(self, event: Mapping[str, Any]) -> Any:
-        """Its value; None where it, or what it is in, is null."""
+        """Returns the value; None if the field or one of its parents is null."""
         found: Any = event
         for name in self.path.split("."):
             if found is None:
@@ -57,7 +57,7 @@ class Field:
         return found.translate(_LOWERED) if self.is_lowered and found is not None else found
 
     def type_in(self, schema: Schema) -> Any:
-        """Its Avro type in a record, null aside; None if that has no such field."""
+        """Returns the field's Avro type in a record, without null; None if the record has no such field."""
         kind: Any = schema
         for name in self.path.split("."):
             if simple_name(kind) != "record" or name not in fields_of(kind):
@@ -70,33 +70,33 @@ class Field:
 
 
 class Condition:
-    """What holds for an event, or does not, or is unknown of it, as in SQL: made by `col`, and by `&`, `|` and `~`."""
+    """A condition on an event: true, false or unknown, as in SQL. Made by `col`, and combined by `&`, `|` and `~`."""
 
     __slots__ = ()
 
     def holds(self, event: Mapping[str, Any]) -> bool:
-        """Whether it holds for an event's fields; one that is unknown does not."""
+        """Returns whether the condition is true for an event; an unknown condition is not."""
         return self.verdict(event) is True
 
     def verdict(self, event: Mapping[str, Any]) -> bool | None:
-        """Whether it holds; None: unknown, since a value is null."""
+        """Returns whether the condition holds; None if that is unknown because a value is null."""
         raise NotImplementedError
 
     @property
-    def asked(self) -> tuple[Asked, ...]:
-        """What it asks of single fields, in order."""
+    def predicates(self) -> tuple[Predicate, ...]:
+        """The predicates on single fields, in order."""
         raise NotImplementedError
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that it looks at, or into."""
-        return frozenset(asked.field.path.partition(".")[0] for asked in self.asked)
+        """The columns that the condition reads."""
+        return frozenset(predicate.field.path.partition(".")[0] for predicate in self.predicates)
 
     def __and__(self, other: Condition) -> Condition:
-        return Joined(self, "and", checked(other))
+        return Compound(self, "and", checked(other))
 
     def __or__(self, other: Condition) -> Condition:
-        return Joined(self, "or", checked(other))
+        return Compound(self, "or", checked(other))
 
     def __invert__(self) -> Condition:
         return Not(self)
@@ -111,20 +111,20 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Condition):
-    """A condition on one field: by a sign of `COMPARISONS` with one value, by IN with some, or by IS_NULL."""
+class Predicate(Condition):
+    """A condition on one field: a sign of `COMPARISONS` with one value, IN with several, or IS_NULL."""
 
     field: Field
     sign: str
     values: tuple[Any, ...] = ()
 
     def misfit(self, kind: Any) -> str:
-        """Why it cannot be asked of a field of an Avro type; empty if it can."""
+        """Returns why the predicate cannot apply to a field of an Avro type; empty if it can."""
         of_type, name = f"'{self.field.path}' is of type {type_name(kind)}, and", simple_name(kind)
         if self.field.is_lowered and name not in _TEXTS:
-            return f"{of_type} only text is lowered"
+            return f"{of_type} only text has a lower case"
         if self.sign in _OF_ORDER and name not in _ORDERED:
-            return f"{of_type} `{self.sign}` is of numbers, texts and times"
+            return f"{of_type} `{self.sign}` compares numbers, text and times only"
         for value in self.values:
             if name not in (kinds := _kinds_of(value)):
                 return f"{of_type} {value!r} is one of {', '.join(kinds) or 'none'}"
@@ -140,7 +140,7 @@ class Asked(Condition):
         return _comparable(found) in values if self.sign == IN else COMPARISONS[self.sign](_comparable(found), *values)
 
     @property
-    def asked(self) -> tuple[Asked, ...]:
+    def predicates(self) -> tuple[Predicate, ...]:
         return (self,)
 
     def __str__(self) -> str:
@@ -149,8 +149,8 @@ class Asked(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Condition):
-    """Holds where both of two conditions do, or one of them: their word is `and` or `or`."""
+class Compound(Condition):
+    """Two conditions joined by `and` or `or`."""
 
     left: Condition
     word: str
@@ -161,23 +161,23 @@ class Joined(Condition):
         if (left := self.left.verdict(event)) is decides:
             return decides
         right = self.right.verdict(event)
-        # What is unknown on the left could decide.
+        # An unknown left side leaves the result to the right side only if that decides it.
         return right if right is decides or left is not None else None
 
     @property
-    def asked(self) -> tuple[Asked, ...]:
-        return (*self.left.asked, *self.right.asked)
+    def predicates(self) -> tuple[Predicate, ...]:
+        return (*self.left.predicates, *self.right.predicates)
 
     def __str__(self) -> str:
         sides = (self.left, self.right)
         return f" {self.word} ".join(
-            f"({side})" if isinstance(side, Joined) and side.word != self.word else str(side) for side in sides
+            f"({side})" if isinstance(side, Compound) and side.word != self.word else str(side) for side in sides
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """Holds where another condition does not, and is not unknown."""
+    """The negation of a condition; unknown where that is unknown."""
 
     condition: Condition
 
@@ -186,34 +186,34 @@ class Not(Condition):
         return None if found is None else not found
 
     @property
-    def asked(self) -> tuple[Asked, ...]:
-        return self.condition.asked
+    def predicates(self) -> tuple[Predicate, ...]:
+        return self.condition.predicates
 
     def __str__(self) -> str:
-        return f"not ({self.condition})" if isinstance(self.condition, Joined) else f"not {self.condition}"
+        return f"not ({self.condition})" if isinstance(self.condition, Compound) else f"not {self.condition}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Col:
-    """A column of events, of which conditions are made; see `col`."""
+    """A column of events, from which conditions are made; see `col`."""
 
     field: Field
 
     def lower(self) -> Col:
-        """The same text with a to z in place of A to Z; all other letters stay."""
+        """Returns the column with A to Z in lower case; all other letters are unchanged."""
         return Col(replace(self.field, is_lowered=True))
 
     def is_null(self) -> Condition:
-        """Whether it has no value; a field of a record that is null has none either."""
-        return Asked(self.field, IS_NULL)
+        """Whether the column is null. A field of a null record is null too."""
+        return Predicate(self.field, IS_NULL)
 
     def isin(self, *values: Any) -> Condition:
-        """Whether it has one of some values, or of those of a list."""
+        """Whether the column equals one of the given values, or of the values in one list."""
         if len(values) == 1 and isinstance(values[0], list | tuple):
             (values,) = values
         if not values:
-            raise TypeError("`.isin()` of nothing never holds: name a value")
-        return Asked(self.field, IN, tuple(map(_literal, values)))
+            raise TypeError("`.isin()` without values never holds: name a value")
+        return Predicate(self.field, IN, tuple(map(_literal, values)))
 
     def __eq__(self, value: object) -> Condition:  # type: ignore[override]
         return self._compared("=", value)
@@ -248,25 +248,25 @@ class Col:
         _refuse(self)
 
     def _compared(self, sign: str, value: object) -> Condition:
-        return Asked(self.field, sign, (_literal(value),))
+        return Predicate(self.field, sign, (_literal(value),))
 
 
 def col(path: str) -> Col:
     """A column of events, for conditions: `(col("customerType") == "PRIME") & ~col("address.city").is_null()`.
 
-    `==`, `!=`, `<`, `<=`, `>`, `>=` and `.isin` compare it with values of its Avro type: nothing is converted. The four
-    of order are for numbers, text and times, not for booleans, bytes and enums. Of arrays, maps and records, `.is_null`
-    alone can be asked. As in SQL, a comparison with null is neither true nor false. NaN equals itself, and is greater
-    than all else; text is ordered by its UTF-8 bytes.
+    `==`, `!=`, `<`, `<=`, `>`, `>=` and `.isin` compare the column with values of its Avro type, without conversion.
+    The order operators apply to numbers, text and times, not to booleans, bytes and enums. Arrays, maps and records
+    support only `.is_null`. As in SQL, a comparison with null is neither true nor false. NaN equals NaN and is greater
+    than all other numbers. Text is ordered by its UTF-8 bytes.
 
     Args:
-        path: of a field in a record, the names on the way to it, with dots between them.
+        path: the column's name, or the path to a nested field, separated by dots.
     """
     return Col(Field(path))
 
 
 def checked(condition: Condition) -> Condition:
-    """The same. Raises TypeError for what is no condition."""
+    """Returns the condition. Raises TypeError for any other object."""
     if not isinstance(condition, Condition):
         _refuse(condition)
     return condition
@@ -275,29 +275,29 @@ def checked(condition: Condition) -> Condition:
 def _refuse(found: object) -> NoReturn:
     what = f"col({found.field.path!r})" if isinstance(found, Col) else repr(found)
     raise TypeError(
-        f'{what} is no condition: write `col("a") == 1`, and each in parentheses where `&`, `|` or `~` joins them: '
-        '`(col("a") == 1) & (col("b") == 2)`'
+        f'{what} is not a condition: write `col("a") == 1`, and put each condition in parentheses if `&`, `|` or `~` '
+        'combines them: `(col("a") == 1) & (col("b") == 2)`'
     )
 
 
 def _refuse_truth() -> NoReturn:
     raise TypeError(
-        "a condition is neither true nor false before it is asked of an event: write `&` for `and`, `|` for `or`, `~` "
-        'for `not`, and `(1 < col("a")) & (col("a") < 3)` for `1 < col("a") < 3`'
+        "a condition has no truth value until it is evaluated for an event: write `&` for `and`, `|` for `or`, `~` for "
+        '`not`, and `(1 < col("a")) & (col("a") < 3)` for `1 < col("a") < 3`'
     )
 
 
 def _literal(value: object) -> object:
-    """A value to compare with. Whether it fits is known once there is a type."""
+    """Returns the value if it can be compared. Whether it fits the column is checked once the type is known."""
     if value is None:
-        raise TypeError('nothing equals null: write `col("a").is_null()`, or `~col("a").is_null()`')
+        raise TypeError('nothing equals null: write `col("a").is_null()` or `~col("a").is_null()`')
     if isinstance(value, Col | Condition):
-        raise TypeError("a column is compared with a value, not with another column or a condition")
+        raise TypeError("a column can be compared with a value only, not with another column or a condition")
     return value
 
 
 def _kinds_of(value: Any) -> Sequence[str]:
-    """The Avro types of which a value is one."""
+    """Returns the Avro types that the value belongs to."""
     match value:
         case bool():
             return ("boolean",)
@@ -309,7 +309,7 @@ def _kinds_of(value: Any) -> Sequence[str]:
         case Decimal():
             return ("decimal",) if value.is_finite() else ()
         case str():
-            # What is no UTF-8 is no text.
+            # Lone surrogates cannot be encoded as UTF-8.
             return () if any("\ud800" <= letter <= "\udfff" for letter in value) else _TEXTS
         case bytes():
             return ("bytes", "fixed")
@@ -323,16 +323,16 @@ def _kinds_of(value: Any) -> Sequence[str]:
 
 
 def _comparable(value: Any) -> Any:
-    """What Python compares as Spark compares the value."""
+    """Returns an object that Python compares as Spark compares the value."""
     if isinstance(value, float):
         is_nan = value != value
         return (is_nan, 0.0 if is_nan else value)
-    # In zones that turn their clocks back, Python finds no moment equal to another zone's.
+    # Python never treats a time in the repeated hour of a clock change as equal to a time in another zone.
     return value - _EPOCH if isinstance(value, datetime) and value.utcoffset() is not None else value
 
 
 def _text(value: Any) -> str:
-    """A value as people read it."""
+    """Returns the value in readable form."""
     match value:
         case bool():
             return str(value).lower()

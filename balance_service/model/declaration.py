@@ -1,76 +1,103 @@
-"""What must hold of a read model's declaration; one that cannot be right is refused in a sentence."""
+"""Checks the declaration of a read model, and refuses an invalid one with an error that names the model."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from balance_service.avro.schemas import fields_of, simple_name, type_name, without_null
-from balance_service.model.declared_source import check_condition, checked_stages, events_of, found_schema, refuse
-from balance_service.model.flow import Stream
+from balance_service.errors import ConfigurationError
+from balance_service.model.events import ANY, EVENT, PER_KEY, Emit, Order
 from balance_service.model.folds import Combination, Count, Earliest, Greatest, Latest, StandardFold, Top
 from balance_service.model.keys import KeyType
-from balance_service.model.order import ANY, PER_KEY, Order
-from balance_service.model.outputs import EVENT, Emit
-from balance_service.model.states import as_they_are, converter_of, spelled_out
+from balance_service.model.stage import declared_stages
+from balance_service.model.states import converter_of, inlined, located, unconverted
+from balance_service.model.stream import Global, Join, Select, Stream, join_misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.schemas import Schema
+    from balance_service.model.conditions import Condition
     from balance_service.model.stage import Stage
     from balance_service.model.states import StateConverter
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-# Columns that rows have anyway.
+# The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
 _TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
 
 
+READ_TYPES = frozenset(
+    (
+        *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
+        *("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+    )
+)
+"""The Avro types of single values that events may have; `spark.shape` maps them to Spark types."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a read model's declaration comes to, once its schemas are known."""
+    """The checked declaration of a read model, with its schemas."""
 
     stages: tuple[Stage, ...]
     outputs: tuple[Emit, ...]
     made: Mapping[str, Schema]
-    """The records that it makes to be sent, by simple name."""
+    """The records that the model makes to emit, by simple name."""
     key: str = ""
     key_type: KeyType | None = None
-    """Of its states; None if it has none."""
+    """How keys of states are encoded; None if the model has no states."""
     state: StateConverter | None = None
-    """Of the same."""
+    """How states are written; None if the model has no states."""
     folds: Mapping[str, StandardFold] = field(default_factory=dict)
-    """Its standard folds by field."""
+    """Standard folds by field."""
     kinds: Mapping[str, Any] = field(default_factory=dict)
-    """The types of those fields."""
+    """The Avro types of these fields."""
     combine: Mapping[str, Combination] | None = None
-    """Update column → how updates combine; None: they do not."""
+    """Update column → how updates combine; None if they do not."""
     keeps_order: bool = False
 
 
+def refuse(model: Any, why: str) -> NoReturn:
+    """Raises ConfigurationError for the declaration of a read model or of its class."""
+    raise ConfigurationError(f"the read model {located(model if isinstance(model, type) else type(model))} {why}")
+
+
+def check_names(models: Iterable[Any], setting: str) -> None:
+    """Raises ConfigurationError if two of some model classes have the same name; `setting` lists the models."""
+    known: dict[str, Any] = {}
+    for model in models:
+        if model.name in known:
+            raise ConfigurationError(
+                f"{setting}: {located(known[model.name])} and {located(model)} both have the name '{model.name}'; "
+                "rename one of them, or remove it"
+            )
+        known[model.name] = model
+
+
 def check_class(model: Any) -> None:
-    """Check what needs no schema of a read model's class. Raises ConfigurationError."""
+    """Checks the parts of a class that need no schema. Raises ConfigurationError."""
     for attribute in ("name", "source"):
         if not hasattr(model, attribute):
             refuse(model, f"has no `{attribute}`")
     name, source = model.name, model.source
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        refuse(model, f"has the name '{name}': a name is lower-case letters, digits and hyphens")
+        refuse(model, f"has the name '{name}': a name consists of lower-case letters, digits and hyphens")
     if not isinstance(source, Stream) or not source.records:
         refuse(model, "has a source that is not a Stream of a topic and one or more records")
 
 
 def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:
-    """Check that a read model can be; `schemas` finds those that it names.
+    """Checks the declaration of a read model; `model.schemas` finds the schemas that it names.
 
     Args:
-        own_fold: whether it overrides `fold`.
-        own_emit: whether it overrides `emit`.
+        own_fold: whether the model overrides `fold`.
+        own_emit: whether the model overrides `emit`.
 
     Raises:
-        ConfigurationError: it cannot be, or a schema is nowhere.
+        ConfigurationError: the declaration is invalid, or a schema is not found.
         RetriableError: the registry does not answer.
     """
     emits = getattr(model, "emits", ())
@@ -80,22 +107,21 @@ def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared
     else:
         declared = _with_states(model, outputs, own_fold=own_fold, own_emit=own_emit)
     if model.source.tombstones and (model.source.steps or not own_fold):
-        refuse(model, "has a source with tombstones: that takes no steps, and only a `fold` of its own deletes by them")
+        refuse(model, "has a source with tombstones: that allows no steps, and needs a `fold` of its own")
     return declared
 
 
 def _without_states(model: Any, outputs: tuple[Emit, ...], *, own: bool) -> Declared:
-    """Of a model that only emits."""
     if own or _folds(model) or model.queries is not None:
-        refuse(model, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked")
+        refuse(model, "has no `state`, so it cannot have a fold, an `emit` or `queries`")
     asked = [output.where.columns for output in outputs if output.where is not None]
     stages = checked_stages(model, outputs, frozenset[str]().union(*asked))
     events = events_of(model, stages[-1])
     for output in outputs:
         if output.each is not EVENT:
-            refuse(model, f"emits to '{output.topic}' the last state of a key, and has no states")
+            refuse(model, f"emits the last state of a key to '{output.topic}', but has no states")
         if (output.record is None) != (output.make is None):
-            refuse(model, f"emits to '{output.topic}': what is made needs its record type and `make`, both or neither")
+            refuse(model, f"emits to '{output.topic}': name both a record type and `make`, or neither")
         if output.where is not None:
             check_condition(model, output.where, events)
     return Declared(stages=stages, outputs=outputs, made=_made(model, outputs))
@@ -110,12 +136,12 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     events = events_of(model, stages[-1])
     key, key_type = _key(model, stages[-1], events)
     form = _state(model)
-    state_schema = spelled_out(form.schema)
+    state_schema = inlined(form.schema)
     state = fields_of(state_schema)
     if bool(folds) == own_fold:
-        refuse(model, "has both standard folds and a `fold` of its own" if folds else "has nothing to fold by")
+        refuse(model, "has both standard folds and a `fold` of its own" if folds else "has no fold")
     if taken := (_TAKEN & {*folds, *events}) | (folds.keys() & events.keys()):
-        refuse(model, f"has a field or record called '{min(taken)}', a name that the engine needs")
+        refuse(model, f"has a field or record called '{min(taken)}', which is a reserved name")
     _check_outputs(model, outputs, own_emit=own_emit)
     declared = Declared(
         stages=stages,
@@ -133,115 +159,114 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
     if state.get(key) != kind:
         refuse(model, f"has states without its key: {named} has no {kind} '{key}'")
     if different := folds.keys() ^ (state.keys() - {key}):
-        refuse(model, f"folds {sorted(folds)}, and {named} has other fields: {sorted(different)}")
+        refuse(model, f"folds {sorted(folds)}, but {named} has other fields: {sorted(different)}")
     folds = {name: folds[name] for name in state if name != key}
     kinds = {name: without_null(state[name])[0] for name in folds}
     combine = {name: _combination(model, name, fold, events, state[name]) for name, fold in folds.items()}
     exact = {name: how for name, how in combine.items() if how is not None}
-    # What is sent names its event, so each is folded singly.
+    # An emitted record names its event, so the events of a model with outputs are folded one by one.
     combines = len(exact) == len(folds) and not outputs
     return replace(declared, folds=folds, kinds=kinds, combine=exact if combines else None)
 
 
 def _state(model: Any) -> StateConverter:
-    """How states are written, by a schema or as instances of a dataclass."""
+    """Returns the converter for states that are declared by a schema name or by a dataclass."""
     if isinstance(model.state, str):
-        return as_they_are(found_schema(model, model.state))
+        return unconverted(found_schema(model, model.state))
     return converter_of(model.state, model.name)
 
 
 def _made(model: Any, outputs: Sequence[Emit]) -> dict[str, Schema]:
-    """The records that are made to be sent."""
     return {output.record: found_schema(model, output.record) for output in outputs if output.record is not None}
 
 
 def _keeps_order(model: Any, stages: Sequence[Stage], folds: Mapping[str, StandardFold]) -> bool:
-    """Whether a model declares that order matters, or else whether its folds depend on it."""
+    """Returns the declared order; by default, whether the folds depend on the order."""
     is_rekeyed = len(stages) > 1
     depends = not folds or any(isinstance(fold, Latest | Earliest) for fold in folds.values())
     order: Order = getattr(model, "order", PER_KEY if depends and not is_rekeyed else ANY)
     if order is PER_KEY and is_rekeyed:
         refuse(
             model,
-            "has `order = PER_KEY` and goes on by another key: what failed before that would come out of order; keep "
-            "the order by a source that has the state's key",
+            "has `order = PER_KEY` and continues by another key: a record that fails before the re-key would arrive "
+            "out of order; to keep the order, use a source whose key is the state's key",
         )
     return order is PER_KEY
 
 
 def _check_outputs(model: Any, outputs: tuple[Emit, ...], *, own_emit: bool) -> None:
-    """Of a model with states: one output, by its `emit`, or the state itself."""
+    """Checks the output of a model with states: at most one, either its `emit` or the state."""
     if len(outputs) > 1:
-        refuse(model, "has states and more than one output: name one, or emit the others from a model without states")
+        refuse(model, "has states and more than one output: name one, and emit the others from a model without states")
     if own_emit and not outputs:
-        refuse(model, "has an `emit`, and does not say by `emits` where to")
+        refuse(model, "has an `emit`, but `emits` names no topic")
     for output in outputs:
         if output.make is not None or output.where is not None:
-            refuse(model, f"emits to '{output.topic}' by `make` or `where`, which are for models without states")
+            refuse(model, f"emits to '{output.topic}' with `make` or `where`, which only models without states may use")
         if (output.record is None) == own_emit:
             refuse(model, f"emits to '{output.topic}': a record type needs an `emit`, and an `emit` a record type")
 
 
 def _key(model: Any, stage: Stage, events: Mapping[str, Schema]) -> tuple[str, KeyType]:
-    """Of the states: the column by which their events came, or else the one that the model names."""
+    """Returns the key column of the states and its encoding: the column of the last `.by`, or the declared key."""
     declared = getattr(model, "key", None)
     if stage.key is not None and declared not in (None, stage.key):
-        refuse(model, f"has the key '{declared}', and its source goes on by '{stage.key}'")
+        refuse(model, f"has the key '{declared}', but its source continues by '{stage.key}'")
     key = stage.key or declared
     if key is None:
         refuse(model, "has no `key`")
     kinds = {record: fields_of(schema).get(key) for record, schema in events.items()}
     if stage.key is not None:
-        # The columns of all records were checked with the stage; keys of one kind are alike however wide the number.
+        # `checked_stages` checked the columns. All integer types share one encoding.
         types = {KeyType.of(key, kind) for kind in kinds.values()}
         if len(types) > 1:
-            refuse(model, f"goes on by '{key}', which is text in some of its records and a number in others")
+            refuse(model, f"continues by '{key}', which is text in some of its records and a number in others")
         return key, types.pop() or KeyType(key, is_number=False)
     for record, kind in kinds.items():
         if kind != "string":
             found = "no such column" if kind is None else f"one of type {type_name(kind)}"
-            refuse(model, f"has the key '{key}', a string; {record} has {found}")
+            refuse(model, f"has the key '{key}', which must be a string; {record} has {found}")
     return key, KeyType(key, is_number=False)
 
 
 def _folds(model: Any) -> dict[str, StandardFold]:
-    """The standard folds by field, be they attributes or in `folds`."""
+    """Returns the standard folds by field, from attributes and from `folds`."""
     declared = type(model)
     attributes = {name: fold for name in dir(declared) if isinstance(fold := getattr(declared, name), StandardFold)}
     contract = declared.__mro__[-2]
     if taken := attributes.keys() & {*dir(contract), *contract.__annotations__}:
-        refuse(model, f"has a fold as its `{min(taken)}`, which says something else: name it in `folds` instead")
+        refuse(model, f"has a fold as its `{min(taken)}`, which has another meaning: name it in `folds` instead")
     return {**getattr(declared, "folds", {}), **attributes}
 
 
 def _combination(
     model: Any, name: str, fold: StandardFold, events: Mapping[str, Schema], kept: Any
 ) -> Combination | None:
-    """How the updates of a fold combine, once it is known to fit its column and its field."""
+    """Checks that a fold fits its column and its field; returns how its updates combine."""
     schema = events.get(fold.record)
     if schema is None:
-        refuse(model, f"folds {fold.column} into '{name}', and {fold.record} is no record of its source")
+        refuse(model, f"folds {fold.column} into '{name}', but {fold.record} is not a record of its source")
     written = _column(model, name, fold, schema)
     kind, is_nullable = without_null(written)
     kept, keeps_null = without_null(kept)
     if why := fold.misfit(kind, kept):
         refuse(model, f"folds {fold.column} into '{name}': {why}")
-    # What is no number is passed over.
+    # NaN is skipped.
     is_skipped = isinstance(fold, Greatest) and simple_name(kind) in ("double", "float")
     if fold.starts_empty and not keeps_null and (is_nullable or is_skipped or len(events) > 1):
-        refuse(model, f"may have no value of {fold.column} for '{name}', which must be nullable then")
+        refuse(model, f"may have no value of {fold.column} for '{name}': make the field nullable")
     if isinstance(fold, Top):
         _check_entries(model, name, fields_of(kept["items"]), schema)
     return fold.combination(kind)
 
 
 def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
-    """The type of the column that is folded; of the event itself, its record's."""
+    """Returns the type of the column that is folded; of a count, the record."""
     if isinstance(fold, Count) != (not fold.field):
-        refuse(model, f"folds {fold.column} into '{name}': a count is of a record, any other fold of a column")
+        refuse(model, f"folds {fold.column} into '{name}': a count needs a record, any other fold a column")
     written = schema if not fold.field else fields_of(schema).get(fold.field)
     if written is None:
-        refuse(model, f"folds {fold.column} into '{name}', and {fold.record} has no column '{fold.field}'")
+        refuse(model, f"folds {fold.column} into '{name}', but {fold.record} has no column '{fold.field}'")
     return written
 
 
@@ -249,8 +274,124 @@ def _check_entries(model: Any, name: str, entries: Mapping[str, Any], schema: Sc
     columns = fields_of(schema)
     for entry, kept in entries.items():
         if entry not in columns:
-            refuse(model, f"keeps '{entry}' in '{name}', which {schema['name']} does not have, or is not selected")
+            refuse(
+                model, f"keeps '{entry}' in '{name}', but {schema['name']} has no such column, or does not select it"
+            )
         (kind, is_nullable), (inner, keeps_null) = without_null(columns[entry]), without_null(kept)
         why = StandardFold("").misfit(kind, inner)
         if why or (is_nullable and not keeps_null):
             refuse(model, f"keeps '{entry}' in '{name}': {why or 'it may be null'}")
+
+
+def checked_stages(model: Any, outputs: Sequence[Emit], needed: Iterable[str]) -> tuple[Stage, ...]:
+    """Returns the checked stages of a model.
+
+    Args:
+        needed: columns that the declaration names outside of its source.
+    """
+
+    def schema_of(name: str, topic: str | None) -> Schema:
+        return found_schema(model, name, topic)
+
+    stages = declared_stages(model.name, model.source, [output.topic for output in outputs], needed, schema_of)
+    _check_selected(model, model.source, stages[0])
+    for stage in stages:
+        events = events_of(model, stage)
+        for condition in stage.conditions:
+            check_condition(model, condition, events)
+        _check_joins(model, stage, events)
+        if stage.by is None:
+            continue
+        made = events if stage.makes is None else {stage.makes["name"]: stage.makes}
+        for record, schema in made.items():
+            kind = fields_of(schema).get(stage.by)
+            if kind is None or KeyType.of(stage.by, kind) is None:
+                found = "no such column" if kind is None else f"one of type {type_name(kind)}"
+                refuse(model, f"continues by '{stage.by}', which must be a string, int or long; {record} has {found}")
+    if len({stage.name for stage in stages}) < len(stages):
+        refuse(model, "continues by the same column twice")
+    return stages
+
+
+def _check_selected(model: Any, source: Stream, first: Stage) -> None:
+    events = [fields_of(schema) for schema in first.schemas.values()]
+    selected = [step for step in source.steps if isinstance(step, Select)]
+    if len(selected) > 1:
+        refuse(model, "selects columns twice")
+    if selected and any(isinstance(step, Join) for step in source.steps):
+        refuse(model, "selects columns and joins: the joined record determines which columns are kept")
+    if unknown := frozenset[str]().union(*(step.columns for step in selected)).difference(*events):
+        refuse(model, f"selects '{min(unknown)}', but {' or '.join(source.records)} has no such column")
+
+
+def _check_joins(model: Any, stage: Stage, events: Mapping[str, Schema]) -> None:
+    if bool(stage.joins) != (stage.makes is not None):
+        refuse(model, "needs both a join and a `.by` that names the joined record, or neither")
+    for join in stage.joins:
+        table = stage.rows[join.table.record]
+        if not isinstance(join.table, Global) and (not stage.reads_rekeyed or stage.key != join.on):
+            refuse(
+                model, f"joins the table '{join.table.topic}' on '{join.on}': put a `.by` that column before the join"
+            )
+        for record, schema in events.items():
+            kind = fields_of(schema).get(join.on)
+            if kind is None or KeyType.of(join.on, kind) is None:
+                refuse(model, f"joins {table['name']} on '{join.on}', which is not a string, int or long of {record}")
+    if stage.makes is not None:
+        if len(stage.records) > 1:
+            refuse(model, f"joins records of several types: {', '.join(stage.records)}")
+        if why := join_misfit(stage.makes, stage.schemas[stage.records[0]], stage.joins, stage.rows):
+            refuse(model, why)
+
+
+def check_condition(model: Any, condition: Condition, events: Mapping[str, Schema]) -> None:
+    """Checks that a condition applies to events. Raises ConfigurationError."""
+    for record, schema in events.items():
+        for predicate in condition.predicates:
+            kind = predicate.field.type_in(schema)
+            if kind is None:
+                refuse(model, f"has a condition on '{predicate.field.path}', but {record} has no such column")
+            if why := predicate.misfit(kind):
+                refuse(model, f"has a condition that cannot be evaluated: {why}")
+
+
+def events_of(model: Any, stage: Stage) -> dict[str, Schema]:
+    """Returns the stage's records by simple name, after checking that each can be read."""
+    events = {schema["name"]: schema for schema in stage.wanted_schemas.values()}
+    for record, schema in events.items():
+        columns = fields_of(schema)
+        if not columns:
+            refuse(model, f"selects no column of {record}: select one, so that records that do not decode are found")
+        for column, kind in columns.items():
+            if unread := _unread(kind):
+                refuse(model, f"folds {record}, whose '{column}' has {unread}, a type that events may not have")
+    return events
+
+
+def found_schema(model: Any, name: str, topic: str | None = None) -> Schema:
+    """Returns the schema with a simple name.
+
+    Args:
+        topic: the topic that its records are read from, if they are read.
+
+    Raises:
+        ConfigurationError: the schema is not found.
+        RetriableError: the registry does not answer.
+    """
+    try:
+        found: Schema = model.schemas.find(name, topic)
+    except ConfigurationError as error:
+        refuse(model, f"names the schema {name}: {error}")
+    return found
+
+
+def _unread(kind: Any) -> str:
+    """Returns the name of the first unsupported type inside a type; empty if all are supported."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "array" | "map" as nesting:
+            return _unread(kind["items" if nesting == "array" else "values"])
+        case "record":
+            return next(filter(None, map(_unread, fields_of(kind).values())), "")
+        case name:
+            return "" if name in READ_TYPES else type_name(kind)

@@ -1,8 +1,8 @@
-"""Standard folds: what a field of a state is of its events, and how the updates of several events become one.
+"""Standard folds: how a field of a state is computed from events, and how several updates combine into one.
 
-Each fold is associative over the updates that it combines, so a batch may be combined in Arrow before it is folded; a
-fold whose updates do not combine exactly has none of that, and the model's events are folded one by one. An event
-without a value for a fold, because the field is null or the event of another type, leaves its field as it was.
+A fold whose updates combine is associative over them, so a batch can be combined in Arrow before it is folded. If the
+updates of one fold do not combine exactly, the model's events are folded one by one. An event without a value for a
+fold, because the field is null or the event is of another type, leaves the state's field unchanged.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.avro.schemas import Schema
 
-# Inexact is trapped: a digit is never dropped without an error.
+# Inexact is trapped: a lost digit raises an error.
 _EXACT = Context(prec=60, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
-# Spark hands a decimal over with up to so many digits, whatever a writer declared.
+# Spark hands over decimals with up to 38 digits, regardless of the writer's schema.
 _DIGITS = 38
 _LONG_LIMIT = 2**63
-# Ordered alike by Arrow and by Python; a double has values that are in no order.
+# Arrow and Python order these types alike. Doubles have NaN, which has no order.
 _ORDERED = ("decimal", "int", "long", "string", "date", "timestamp-millis", "timestamp-micros")
 _DOUBLES = ("double", "float")
-# Every value of the one is one of the other.
+# Every value of the first type is a value of the second.
 _WIDENED = {("int", "long"), ("float", "double"), ("timestamp-millis", "timestamp-micros")}
 
 
 class Combine(Enum):
-    """How updates of one key become one; values of those that Arrow has are its aggregate functions."""
+    """How updates of one key combine. Values that Arrow has are names of its aggregate functions."""
 
     SUM = "sum"
     MAX = "max"
@@ -46,7 +46,7 @@ class Combine(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Updates are lists of entries: of all of one key, the `most` that are greatest by one of their fields."""
+    """Updates are lists of entries; the combined update keeps the `most` entries that are greatest by one field."""
 
     most: int
     by: str
@@ -62,51 +62,51 @@ class OutOfRangeError(Exception):
 
 @dataclass(frozen=True)
 class StandardFold:
-    """What a field of the state is of `column`, a field of an event: `FundsAdded.amount`."""
+    """Computes a field of the state from `column`, a field of an event, such as `FundsAdded.amount`."""
 
     column: str
     starts_empty: ClassVar[bool] = True
-    """Whether the state has no value of it before the first update that has one."""
+    """Whether the field is null until the first update with a value."""
 
     @property
     def record(self) -> str:
-        """The simple name of the record that the column is of."""
+        """The simple name of the column's record."""
         return self.column.partition(".")[0]
 
     @property
     def field(self) -> str:
-        """The column's name in its record; empty if the fold is of the event itself."""
+        """The column's name in its record; empty if the fold applies to the event itself."""
         return self.column.partition(".")[2]
 
     def combination(self, kind: Any) -> Combination | None:
-        """How updates of an Avro type combine; None: they do not."""
+        """Returns how updates of an Avro type combine; None if they do not."""
         raise NotImplementedError
 
     def step(self, kind: Any) -> Callable[[Any, Any], Any]:
-        """The fold of a state's field of an Avro type: (its value, None before the first; an update) → the next.
+        """Returns the fold of a state's field of an Avro type: (value or None, update) → next value.
 
-        It raises OutOfRangeError where the result does not fit.
+        The fold raises OutOfRangeError if the result does not fit.
         """
         raise NotImplementedError
 
     def misfit(self, written: Any, kept: Any) -> str:
-        """Why a field of the state, of type `kept`, cannot be this fold of a column of type `written`; empty if it can.
+        """Returns why a field of type `kept` cannot hold this fold of a column of type `written`; empty if it can.
 
-        Nullability aside.
+        Ignores nullability.
         """
         return _difference(written, kept)
 
     def acceleration(self, field: str, state: Schema, codec: AvroCodec) -> Addition | None:
-        """What makes the same states as `step`, many at once; None: nothing does.
+        """Returns an object that computes the states of `step` for many keys at once; None if there is none.
 
         Args:
-            field: the one field beside the key that the state has.
+            field: the only field of the state apart from its key.
         """
         return None
 
 
 class RunningSum(StandardFold):
-    """The exact sum of a decimal, an int or a long; of no event, 0."""
+    """The exact sum of a decimal, an int or a long; 0 without events."""
 
     starts_empty = False
 
@@ -137,7 +137,7 @@ class RunningSum(StandardFold):
 
 
 class Count(StandardFold):
-    """How many events of a record there are; the column is the record."""
+    """The number of events of a record; the column is the record."""
 
     starts_empty = False
 
@@ -152,7 +152,7 @@ class Count(StandardFold):
 
 
 class Greatest(StandardFold):
-    """The greatest value. A double that is no number counts for nothing."""
+    """The greatest value. NaN is skipped."""
 
     def combination(self, kind: Any) -> Combination | None:
         return None if simple_name(kind) in _DOUBLES else Combine.MAX
@@ -165,7 +165,7 @@ class Greatest(StandardFold):
 
 
 class Least(Greatest):
-    """The least value. A double that is no number counts for nothing."""
+    """The least value. NaN is skipped."""
 
     def combination(self, kind: Any) -> Combination | None:
         return None if simple_name(kind) in _DOUBLES else Combine.MIN
@@ -175,7 +175,7 @@ class Least(Greatest):
 
 
 class Latest(StandardFold):
-    """The value of the last event in the topic's order."""
+    """The value of the last event, in the order of the topic."""
 
     def combination(self, kind: Any) -> Combination | None:
         return Combine.LAST
@@ -185,7 +185,7 @@ class Latest(StandardFold):
 
 
 class Earliest(StandardFold):
-    """The value of the first event in the topic's order."""
+    """The value of the first event, in the order of the topic."""
 
     def combination(self, kind: Any) -> Combination | None:
         return Combine.FIRST
@@ -196,10 +196,10 @@ class Earliest(StandardFold):
 
 @dataclass(frozen=True)
 class Top(StandardFold):
-    """The `most` events of the greatest `column`, greatest first, of equal ones the earlier first.
+    """The `most` events with the greatest `column`, greatest first; of equal ones, the earlier first.
 
-    The state's field is an array of records, whose fields are the event's of the same names, the column among them. A
-    double that is no number is in no order, and its event left out.
+    The state's field is an array of records. Its fields are fields of the event, and include the column. Events with
+    null or NaN in the column are skipped.
     """
 
     most: int
@@ -212,28 +212,28 @@ class Top(StandardFold):
     def step(self, kind: Any) -> Callable[[Any, Any], Any]:
         def best(value: Any, update: Any) -> Any:
             entries = [*(value or ()), *(entry for entry in update or () if _is_ranked(entry[self.field]))]
-            # Sorting keeps the order of equal ones, in reverse too.
+            # Sorting is stable, also in reverse.
             return sorted(entries, key=lambda entry: entry[self.field], reverse=True)[: self.most]
 
         return best
 
     def misfit(self, written: Any, kept: Any) -> str:
         if not isinstance(self.most, int) or self.most < 1:
-            return f"the top is of at least 1 event, not of {self.most!r}"
+            return f"a top keeps at least 1 event, not {self.most!r}"
         if simple_name(kept) != "array" or simple_name(kept["items"]) != "record":
-            return "the top is an array of records"
+            return "a top is an array of records"
         if self.field not in fields_of(kept["items"]):
             return f"its records have no '{self.field}'"
         return "" if simple_name(written) in _DOUBLES else _unordered(written)
 
 
 def add(one: Decimal, other: Decimal) -> Decimal:
-    """The exact sum, for a fold of one's own: `+` rounds to the 28 digits of Python's context."""
+    """Returns the exact sum, for a fold of your own: `+` rounds to the 28 digits of Python's decimal context."""
     return _EXACT.add(one, other)
 
 
 def product(one: Decimal, other: Decimal) -> Decimal:
-    """The exact product, of up to 60 digits; its digits after the point are those of both."""
+    """Returns the exact product of up to 60 digits; its scale is the sum of both scales."""
     return _EXACT.multiply(one, other)
 
 
@@ -244,7 +244,7 @@ def _decimal_sum(limit: Decimal, scale: int) -> Callable[[Any, Any], Any]:
         if update is None:
             return zero if value is None else value
         total = update if value is None else add(value, update)
-        # `abs` would round to the precision of the calling thread.
+        # `abs` rounds to the precision of the calling thread.
         if total.copy_abs() >= limit:
             raise OutOfRangeError
         return total
@@ -274,11 +274,11 @@ def _is_ranked(value: Any) -> bool:
 
 def _unordered(written: Any) -> str:
     is_ordered = simple_name(written) in (*_ORDERED, *_DOUBLES)
-    return "" if is_ordered else f"values of {type_name(written)} have no order here"
+    return "" if is_ordered else f"values of {type_name(written)} have no order"
 
 
 def _difference(written: Any, kept: Any) -> str:
-    """Why not every value of one type is kept unchanged by another; empty if it is."""
+    """Returns why a type cannot keep every value of another unchanged; empty if it can."""
     if simple_name(written) == "decimal":
         wanted = f"decimal({_DIGITS},{written.get('scale', 0)})"
         return "" if type_name(kept) == wanted else f"it is of type {type_name(kept)}, and {wanted} keeps every digit"

@@ -1,4 +1,4 @@
-"""Views as JSON, with every digit of every number."""
+"""Writes views as JSON, with all digits of every number."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# `json.dumps` would make an encoder for each text.
+# `json.dumps` would create an encoder for each text.
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def exact_json(value: Any) -> str:
-    """A view, or any value of an Avro type, as JSON without white space.
+    """Returns a view, or any value of an Avro type, as JSON without white space.
 
-    Decimals are numbers with exactly their digits. Times are ISO 8601, in UTC with `Z` if they name a moment, with
-    three digits of a second, or six where they have microseconds. Bytes are base64. A double that is no number is a
-    string.
+    Decimals are numbers with all their digits. Times are ISO 8601 with three fractional digits, or six if they have
+    microseconds; times with a zone are in UTC, with `Z`. Bytes are base64. NaN and infinities are strings.
 
     Raises:
-        TypeError: JSON has no form for it.
+        TypeError: JSON cannot represent the value.
     """
     write = _FORMS.get(type(value))
     if write is None:
-        # A value may be of a subclass, such as the enum that a fold made.
+        # The value may be of a subclass, such as an enum of the model's fold.
         write = next((form for kind, form in _FORMS.items() if isinstance(value, kind)), None)
     if write is None:
-        raise TypeError(f"a view holds {value!r}, of type {type(value).__name__}, which JSON has no form for")
+        raise TypeError(f"a view holds {value!r}, of type {type(value).__name__}, which JSON cannot represent")
     return write(value)
 
 
@@ -58,7 +57,7 @@ def _time(value: time) -> str:
     return f'"{value.isoformat(timespec="microseconds" if value.microsecond % 1000 else "milliseconds")}"'
 
 
-# A subclass stands before what it is one of: a bool is an int, a moment a date.
+# A subclass precedes its base class: a bool is an int, and a datetime is a date.
 _FORMS: Mapping[type, Callable[[Any], str]] = {
     dict: _object,
     Decimal: lambda value: format(value, "f"),

@@ -1,7 +1,7 @@
-"""Keys: those of events and of states, under one rule wherever they come in.
+"""Keys of events and states: their encoding, and their validation.
 
-Text is written as UTF-8. A number, an int or a long, takes 8 bytes, big-endian, the sign bit turned: so the bytes sort
-as the numbers do.
+Text is encoded as UTF-8. A number, an int or a long, takes 8 bytes, big-endian, with its sign bit inverted, so that the
+bytes sort in numeric order.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from balance_service.avro.schemas import simple_name, without_null
 from balance_service.errors import InvalidInputError
 
 MAX_KEY_BYTES = 256
-# In the form that Python and JSON Schema both read.
+# In a notation that both Python and JSON Schema accept.
 CONTROL_CHARACTERS = r"\u0000-\u001f\u007f-\u009f"
 _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 
 
 def checked_key(key: str, name: str) -> str:
-    """A key, if it can be one.
+    """Returns the key if it is valid.
 
     Args:
-        name: what it is called, for the message.
+        name: the key's name in the error message.
 
     Raises:
-        InvalidInputError: it cannot; the message says why.
+        InvalidInputError: the key is invalid; the message says why.
     """
     try:
         size = len(key.encode())
@@ -47,23 +47,22 @@ _NUMERAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True, slots=True)
 class KeyType:
-    """How the values of one column are written as keys."""
+    """The encoding of one column's values as keys."""
 
     column: str
     is_number: bool
 
     @staticmethod
     def of(column: str, kind: Any) -> KeyType | None:
-        """Of a column of an Avro type; None if values of that type are no keys."""
+        """Returns the key type of a column of an Avro type; None if the type cannot be a key."""
         name = simple_name(without_null(kind)[0])
         return KeyType(column, name != "string") if name in ("string", "int", "long") else None
 
     def encode(self, value: str | int) -> bytes:
-        """The key of a value."""
         return _NUMBER.pack(value + SIGN_BIT) if isinstance(value, int) else value.encode()
 
     def decode(self, key: bytes) -> str | int:
-        """The value of a key. Raises InvalidInputError: it is of none."""
+        """Returns the value of a key. Raises InvalidInputError if the key is not valid."""
         if not self.is_number:
             try:
                 return checked_key(key.decode(), self.column)
@@ -75,15 +74,15 @@ class KeyType:
         return int(unsigned) - SIGN_BIT
 
     def text(self, key: bytes) -> str:
-        """A state's key as queries name it."""
+        """Returns a state's key as queries name it."""
         return str(self.decode(key)) if self.is_number else key.decode()
 
     def of_text(self, text: str) -> bytes:
-        """The key that a text names which was parsed before."""
+        """Returns the key for a text that `parse` accepted before."""
         return self.encode(int(text) if self.is_number else text)
 
     def parse(self, text: str) -> bytes:
-        """The key that a query names. Raises InvalidInputError: there is none such."""
+        """Returns the key for a text in a query. Raises InvalidInputError if the text is not valid."""
         if not self.is_number:
             return checked_key(text, self.column).encode()
         if not _NUMERAL.fullmatch(text) or not -SIGN_BIT <= (number := int(text)) < SIGN_BIT:
@@ -92,9 +91,9 @@ class KeyType:
 
 
 TEXT = KeyType("key", is_number=False)
-"""Keys as they are."""
+"""Leaves keys unchanged."""
 
 
 def words_of(column: str) -> list[str]:
-    """A column's name in words, for causes: `customerId` is customer and id."""
+    """Splits a column's name into words, for causes: `customerId` is customer and id."""
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", column).lower().split("_")

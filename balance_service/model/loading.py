@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import ConfigurationError
+from balance_service.model.declaration import check_names
 from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
@@ -33,34 +34,27 @@ _PACKAGE = str(Path(__file__).parents[1])
 def load_models(
     names: Sequence[str], shipped: Mapping[str, type[ReadModel]], *, setting: str = SETTING
 ) -> list[type[ReadModel]]:
-    """The read models that are named, in that order, each once.
+    """Returns the named read models, in that order, each once.
 
-    A name is that of a shipped model or of an entry point, `package.module` for every read model that is defined there,
-    or `package.module:Class`. Modules are found in the working directory, then on `sys.path`.
+    A name is that of a shipped model or an entry point, `package.module` for every read model that the module defines,
+    or `package.module:Class`. Modules are searched in the working directory, then on `sys.path`.
 
     Args:
         shipped: the models that ship with the service, by name.
         setting: the setting or argument that holds the names, for messages.
 
     Raises:
-        ConfigurationError: a name cannot be loaded, or two models have one name; the message says which, and the
-            remedy.
+        ConfigurationError: a name cannot be loaded, or two models have one name. The message names it and the remedy.
     """
     loader = _Loader(shipped, setting)
     with _working_directory_first():
         models = [*dict.fromkeys(model for name in names for model in loader.load(name.strip()))]
-    known: dict[str, type[ReadModel]] = {}
-    for model in models:
-        if (other := known.setdefault(model.name, model)) is not model:
-            raise ConfigurationError(
-                f"{setting}: {_place(other)} and {_place(model)} both have the name '{model.name}'; rename one of "
-                "them, or leave it out"
-            )
+    check_names(models, setting)
     return models
 
 
 def file_of(model: type) -> Path | None:
-    """The file that defines a class; None if it was not read from one."""
+    """Returns the file that defines a class; None if it was not read from a file."""
     try:
         found = inspect.getsourcefile(model)
     except TypeError:
@@ -69,15 +63,15 @@ def file_of(model: type) -> Path | None:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """`file:line` of the innermost of the user's code that an error came through; None if it came through none."""
+    """Returns `file:line` of the innermost frame in the user's code; None if the error passed through none."""
     frames = _frames(error)
     return f"{(frame := _innermost(frames)).filename}:{frame.lineno}" if frames else None
 
 
 def files_beside(name: str) -> list[Path]:
-    """The Python files in the folder of a model's module, and the schemas there and one folder above.
+    """Returns the Python files in the folder of a model's module, and the schemas in that folder and its parent.
 
-    Nothing is imported. The list is empty for a shipped model, and for one that is not found.
+    Imports nothing. The list is empty for a shipped model, and for a module that is not found.
     """
     if _PLAIN.fullmatch(name) and "." not in name:
         return []
@@ -108,7 +102,7 @@ class _Loader:
         )
 
     def _installed(self, name: str) -> list[type[ReadModel]]:
-        """What an entry point declares."""
+        """Returns the models that an entry point names."""
         from importlib.metadata import entry_points
 
         found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -127,7 +121,7 @@ class _Loader:
         raise self._error(name, f"is unknown ({known}); write the name of a model of your own as `{_class_hint(name)}`")
 
     def _defined(self, part: str, place: str) -> list[type[ReadModel]]:
-        """Those at a place, `package.module` or `package.module:Class`."""
+        """Returns the models at `package.module` or `package.module:Class`."""
         name, _, wanted = place.partition(":")
         module = self._imported(part, name)
         if not wanted:
@@ -181,7 +175,7 @@ class _Loader:
 def _working_directory_first() -> Iterator[None]:
     """Puts the working directory at the front of `sys.path`, as `python -m` does; removes it afterwards.
 
-    A file there must not hide a module that the service imports later.
+    Otherwise a file in it could hide a module that the service imports later.
     """
     here = str(Path.cwd())
     importlib.invalidate_caches()
@@ -203,7 +197,7 @@ def _models_of(module: ModuleType) -> Iterator[type[ReadModel]]:
 
 
 def _not_found(name: str) -> str:
-    """Why a module is not found; lists the modules of the innermost package that exists."""
+    """Explains why a module is not found; lists the modules of the innermost package that exists."""
     parent, _, _ = name.rpartition(".")
     while parent:
         known: Any = sys.modules.get(parent)
@@ -223,7 +217,7 @@ def _not_found(name: str) -> str:
 
 
 def _class_hint(name: str) -> str:
-    """How to name a class: in the module of that name, if there is one."""
+    """Shows how to name a class: in the module of that name, if there is one."""
     try:
         is_module = name.isidentifier() and find_spec(name) is not None
     except ValueError:
@@ -255,7 +249,3 @@ def _file(module: ModuleType) -> str:
 
 def _paths(module: ModuleType) -> Iterable[str]:
     return getattr(module, "__path__", ())
-
-
-def _place(model: type[ReadModel]) -> str:
-    return f"{model.__module__}:{model.__qualname__} ({file_of(model) or 'no file'})"

@@ -1,32 +1,40 @@
-"""The stages of read models in an application: their topics and names, and those of retries beside them."""
+"""Places the stages of read models in an application: gives them topics and names, and draws them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
+from balance_service.model.declaration import check_names
 from balance_service.model.stage import Stage
+from balance_service.model.stream import Global
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from balance_service.avro.schemas import Schema
+    from balance_service.model.conditions import Condition
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stream import Join
     from balance_service.settings import Settings
 
 _MOST_NAME = 249
+# Shapes of Mermaid.
+_TOPIC, _STATES = '[("{}")]', '[["{}"]]'
 
 
 def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
-    """The stages of a read model in an application."""
-    return placed(model.stages, settings.application_id, settings.topic_of)
+    return place_stages(model.stages, settings.application_id, settings.topic_of)
 
 
-def placed(stages: Iterable[Stage], application_id: str, topic_of: Callable[[str], str]) -> list[Stage]:
-    """The stages of a read model in an application; each but the first reads what the one before writes.
+def place_stages(stages: Iterable[Stage], application_id: str, topic_of: Callable[[str], str]) -> list[Stage]:
+    """Returns a read model's stages with the names that an application gives them.
+
+    Each stage after the first reads the topic that the previous one writes.
 
     Args:
-        topic_of: a source as the read model calls it → the topic.
+        topic_of: the read model's name of a source → its topic.
     """
     done: list[Stage] = []
     written_to = ""
@@ -40,18 +48,13 @@ def placed(stages: Iterable[Stage], application_id: str, topic_of: Callable[[str
 
 
 def hosted_stages(models: Iterable[ReadModel], settings: Settings) -> list[Stage]:
-    """The stages of the read models that an instance hosts.
+    """Returns the stages of the read models that an instance hosts.
 
     Raises:
         ConfigurationError: two models, or two of their stages, have one name.
     """
     models = [*models]
-    by_their_name = {model.name: model for model in models}
-    for model in models:
-        if (same := by_their_name[model.name]) is not model:
-            raise ConfigurationError(
-                f"BALANCE_MODELS: {_place(model)} and {_place(same)} are both called '{model.name}'; rename one of them"
-            )
+    check_names(map(type, models), "BALANCE_MODELS")
     stages = [stage for model in models for stage in stages_of(model, settings)]
     by_name = {stage.name: stage.owner for stage in stages}
     for stage in stages:
@@ -62,18 +65,14 @@ def hosted_stages(models: Iterable[ReadModel], settings: Settings) -> list[Stage
     return stages
 
 
-def _place(model: ReadModel) -> str:
-    return f"{type(model).__module__}:{type(model).__qualname__}"
-
-
 def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[Stage]:
-    """The stages that send other producers' dead letters, a topic each. They have no read model.
+    """Returns the stages that retry other consumers' dead letters, one for each topic. They have no read model.
 
     Args:
-        known: read models that this application may come to host.
+        known: the read models that this application may host.
 
     Raises:
-        ConfigurationError: a topic is our own, or a name of ours does not fit.
+        ConfigurationError: a topic belongs to this application, or a name is taken or too long.
     """
     of_models = [stage for model in known for stage in stages_of(model, settings)]
     ours = {stage.dead_letters: stage.owner for stage in of_models}
@@ -92,23 +91,92 @@ def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[St
         )
         if topic == settings.retries_topic:
             raise ConfigurationError(
-                f"BALANCE_RETRY_TOPICS: '{topic}' is where retries are sent, so that each would be sent again and "
-                "again; name the topic in which their consumer keeps what it cannot process"
+                f"BALANCE_RETRY_TOPICS: '{topic}' is the topic that retries are sent to, so each would be sent again "
+                "and again; name the topic where the consumer keeps its dead letters"
             )
         if topic in ours:
             raise ConfigurationError(
-                f"BALANCE_RETRY_TOPICS: '{topic}' has dead letters of the read model '{ours[topic]}', which heal in "
-                "place; leave it out, and see `balance-service dead-letters`"
+                f"BALANCE_RETRY_TOPICS: '{topic}' has dead letters of the read model '{ours[topic]}', which are "
+                "retried in place; remove it, and see `balance-service dead-letters`"
             )
         if name in taken:
             raise ConfigurationError(
-                f"BALANCE_RETRY_TOPICS: the stage for '{topic}' would be '{name}', as one of the read model "
-                f"'{taken[name]}' is; rename the read model"
+                f"BALANCE_RETRY_TOPICS: the stage for '{topic}' is called '{name}', like a stage of the read model "
+                f"'{taken[name]}'; rename the read model"
             )
         if len(stage.changelog) > _MOST_NAME:
             raise ConfigurationError(
-                f"BALANCE_RETRY_TOPICS: '{topic}' is too long, for a topic's name may have {_MOST_NAME} characters and "
-                f"ours would be '{stage.changelog}'; shorten BALANCE_APPLICATION_ID"
+                f"BALANCE_RETRY_TOPICS: '{topic}' is too long: a topic name has at most {_MOST_NAME} characters, and "
+                f"'{stage.changelog}' has more; shorten BALANCE_APPLICATION_ID"
             )
         stages.append(stage)
     return stages
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecords:
+    """Records by simple name, and whether records without a value are valid."""
+
+    records: Mapping[str, Schema]
+    tombstones: bool
+
+
+def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
+    """Returns the records that read models declare to read from a topic.
+
+    Raises:
+        ConfigurationError: no read model reads the topic.
+    """
+    records: dict[str, dict[str, Schema]] = {}
+    with_tombstones = set()
+    for model in models:
+        for stage in stages_of(model, settings):
+            if not stage.reads_rekeyed:
+                records.setdefault(stage.source, {}).update(stage.schemas)
+                if model.source.tombstones:
+                    with_tombstones.add(stage.source)
+            for join in stage.joins:
+                table = settings.topic_of(join.table.topic)
+                records.setdefault(table, {})[join.table.record] = stage.rows[join.table.record]
+                with_tombstones.add(table)
+    if topic not in records:
+        raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
+    return TopicRecords(records[topic], topic in with_tombstones)
+
+
+def flowchart(model: ReadModel, stages: Sequence[Stage]) -> str:
+    """Returns the flowchart of a read model's stages, in order. Source: Mermaid, "Flowcharts - Basic Syntax"."""
+    nodes: dict[str, str] = {}
+    lines = ["flowchart LR"]
+
+    def node(form: str, name: str) -> str:
+        shape = form.format(name)
+        if shape not in nodes:
+            nodes[shape] = f"n{len(nodes)}"
+            lines.append(f"    {nodes[shape]}{shape}")
+        return nodes[shape]
+
+    for stage in stages:
+        source, work = node(_TOPIC, stage.source), node('["{}"]', stage.name)
+        lines.append(f"    {source} -->{_arrow_label(stage.conditions)} {work}")
+        tables = [(node(_TOPIC, join.table.topic), join) for join in stage.joins]
+        lines += [f'    {table} -. "{_join_label(join)}" .-> {work}' for table, join in tables]
+        if stage.by is not None:
+            lines.append(f'    {work} -->|"by {stage.by}"| {node(_TOPIC, stage.rekeyed)}')
+            continue
+        if model.has_states():
+            lines.append(f"    {work} --- {node(_STATES, model.state_schema['name'])}")
+        for output in model.outputs:
+            where = () if output.where is None else (output.where,)
+            lines.append(f"    {work} -->{_arrow_label(where, output.record or '')} {node(_TOPIC, output.topic)}")
+    return "\n".join(lines)
+
+
+def _join_label(join: Join) -> str:
+    return f"{'global, ' if isinstance(join.table, Global) else ''}by {join.on}"
+
+
+def _arrow_label(conditions: Iterable[Condition], record: str = "") -> str:
+    # A quote ends Mermaid's text.
+    said = "; ".join(filter(None, [record, *map(str, conditions)])).replace('"', "#quot;")
+    return f'|"{said}"|' if said else ""

@@ -1,4 +1,4 @@
-"""Where the schemas come from that a read model names: files beside it, ours, and, for what it reads, the registry."""
+"""Finds the schemas that a read model names: files next to it, files of this package, and, for events, the registry."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ _OURS = "balance_service"
 _RECORD = "record"
 
 InRegistry = Callable[[str, str], "Schema | str"]
-"""Topic and simple name → the schema, or the sentence that says what the registry was asked for."""
+"""(topic, simple name) → the schema, or a sentence that says what the registry was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """Finds schemas by the simple names of their records."""
-
     folders: tuple[Path, ...]
-    """Those that are looked into before ours."""
+    """Searched before this package's schemas."""
     in_registry: InRegistry | None = None
 
     @classmethod
     def beside(cls, model: type, in_registry: InRegistry | None = None) -> Schemas:
-        """For a class: the folders `schemas` beside its module and beside each package that the module lies in."""
+        """For a class: the folders `schemas` next to its module, and next to each package that contains the module."""
         module = sys.modules.get(model.__module__)
         package, _, _ = model.__module__.partition(".")
         if package == _OURS:
@@ -43,13 +41,13 @@ class Schemas:
         return cls(tuple(folder / "schemas" for folder in (here, *here.parents)[: packages + 1]), in_registry)
 
     def find(self, name: str, topic: str | None = None) -> Schema:
-        """The schema of a record.
+        """Returns the schema of a record, by its simple name.
 
         Args:
-            topic: that the record is read from; only then the registry is asked.
+            topic: the topic that the record is read from. Without one, the registry is not asked.
 
         Raises:
-            ConfigurationError: there is none, or its file is no schema; the message says what was looked for.
+            ConfigurationError: the schema is not found, or its file is invalid; the message says what was searched.
             RetriableError: the registry does not answer.
         """
         for folder in self.folders:
@@ -64,7 +62,7 @@ class Schemas:
             raise ConfigurationError(f"{looked_for}; write that file")
         if self.in_registry is None:
             raise ConfigurationError(
-                f"{looked_for}; write that file, or have `balance-service schemas pull {topic}` write it"
+                f"{looked_for}; write that file, or let `balance-service schemas pull {topic}` write it"
             )
         found = self.in_registry(topic, name)
         if isinstance(found, str):
@@ -73,7 +71,7 @@ class Schemas:
 
 
 def read_schema(file: Path, name: str) -> Schema:
-    """The schema in a file. Raises ConfigurationError: it holds none, or that of another record."""
+    """Returns the schema in a file. Raises ConfigurationError if it holds no schema, or that of another record."""
     try:
         schema: Schema = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -81,7 +79,7 @@ def read_schema(file: Path, name: str) -> Schema:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from None
     if not isinstance(schema, dict) or schema.get("type") != _RECORD:
-        raise ConfigurationError(f"{file} is no Avro record; a schema file holds one record")
+        raise ConfigurationError(f"{file} is not an Avro record; a schema file holds one record")
     if full_name(schema).rpartition(".")[2] != name:
         raise ConfigurationError(f"{file} holds the record {full_name(schema)}; name the file after its record")
     return schema

@@ -1,7 +1,7 @@
-"""A stage: the work on one topic for a read model, or for retries; how it is called, in Kafka and on disk.
+"""A stage of a read model: reads one topic, and either re-keys the records for the next stage, or folds or emits them.
 
-A stage reads a topic, and either passes the records on by another key, which ends it, or is the last of its read model,
-which folds or emits. It is a value: `engine` puts together what does the work, for the service and for the test driver.
+A stage is a value with the names of its topics. `hosting.works` makes the object that processes its records, for the
+service and for the test driver alike. Stages without a read model retry other consumers' dead letters.
 """
 
 from __future__ import annotations
@@ -10,111 +10,109 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from balance_service.avro.schemas import full_name
-from balance_service.model.flow import By, Select, Where
-from balance_service.model.joins import Global, Join
+from balance_service.model.stream import By, Global, Join, Select, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
-    from balance_service.model.flow import Stream
+    from balance_service.model.stream import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Its tasks are `<name>_<partition>`."""
+    """The tasks of a stage are called `<name>_<partition>`."""
 
     name: str
-    """Of the last stage, the read model's; else that of the topic it writes, but for the application id."""
+    """The read model's name for the last stage; otherwise that of the topic it writes, without the application id."""
     owner: str
-    """The read model that it works for; of retries, its own name."""
+    """The read model; for retries, the stage's own name."""
     source: str
-    """The topic that it reads."""
+    """The topic that the stage reads."""
     application_id: str = ""
     """Empty until the stage is placed in an application."""
     written_to: str = ""
-    """The topic for which the source's records were encoded: most are passed on as they are."""
+    """The topic whose subjects encode the source's records: re-keyed records keep their original encoding."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
-    """The records that it reads, by simple name. Retries have none, and take all records as they are."""
+    """The records that the stage reads, by simple name. Stages for retries have none, and pass on any bytes."""
     conditions: tuple[Condition, ...] = ()
     key: str | None = None
-    """The column that is the key of what it reads; None where that may be anything."""
+    """The column that is the source records' key; None if the key may be anything."""
     columns: frozenset[str] | None = None
-    """The columns of its records that are read; None: all."""
+    """The columns that are read; None for all."""
     joins: tuple[Join, ...] = ()
     rows: Mapping[str, Schema] = field(default_factory=dict, repr=False)
-    """The records of the tables that it joins with, by simple name."""
+    """The records of the joined tables, by simple name."""
     by: str | None = None
-    """The column whose value is the key of what it passes on; None: it is the last."""
+    """The column whose value becomes the new key; None for the last stage."""
     makes: Schema | None = field(default=None, repr=False)
-    """The record of what it passes on, where that is joined; None: records go on as they are."""
+    """The schema of joined records that are passed on; None if records are passed on unchanged."""
     next_table: str | None = None
-    """The table by whose keys it passes records on, to a topic of as many partitions; None: keys are as `keys` says."""
+    """The table whose keys and number of partitions the re-keyed topic has; None if keys are encoded as in `keys`."""
     outputs: tuple[str, ...] = ()
-    """The topics that its read model emits to."""
+    """The topics that the read model emits to."""
     reads_rekeyed: bool = False
-    """Whether its source is the topic that the stage before it writes, which may be purged."""
+    """Whether the source is the re-keyed topic of the previous stage, which may be purged."""
     retries: bool = False
-    """Whether it has no read model, and its source is where another producer keeps its dead letters."""
+    """Whether the stage has no read model, and its source holds another consumer's dead letters."""
 
     @property
     def passes_on(self) -> bool:
-        """Whether it writes the topic that the next stage of its read model reads."""
+        """Whether the stage writes the topic that the next stage reads."""
         return self.by is not None
 
     @property
     def records(self) -> tuple[str, ...]:
-        """The simple names of the records that it reads."""
         return tuple(self.schemas)
 
     @property
     def event_schemas(self) -> Mapping[str, Schema]:
-        """The records that it reads, by Avro full name."""
+        """The records that the stage reads, by Avro full name."""
         return {full_name(schema): schema for schema in self.schemas.values()}
 
     @property
     def wanted_schemas(self) -> Mapping[str, Schema]:
-        """The same records, with the columns alone that are read."""
+        """`event_schemas`, with only the columns that are read."""
         return {name: self._wanted(schema) for name, schema in self.event_schemas.items()}
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The topics of the tables that it joins with, which have as many partitions as its source."""
+        """The topics of the joined tables that have as many partitions as the source."""
         return tuple(dict.fromkeys(join.table.topic for join in self.joins if not isinstance(join.table, Global)))
 
     @property
     def global_tables(self) -> tuple[str, ...]:
-        """The topics of the tables that it joins with, and that may have any number of partitions."""
+        """The topics of the joined tables that may have any number of partitions."""
         return tuple(dict.fromkeys(join.table.topic for join in self.joins if isinstance(join.table, Global)))
 
     @property
     def full_name(self) -> str:
-        """What tells it from the stages of all applications."""
+        """The name that is unique among the stages of all applications."""
         return f"{self.application_id}-{self.name}"
 
     @property
     def rekeyed(self) -> str:
-        """The topic that it writes, if it passes records on."""
+        """The topic that the stage writes, if it passes records on."""
         return self.full_name
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every topic that it sends to, beside its own."""
+        """All topics that the stage writes, except its changelog and dead letters."""
         return (self.rekeyed,) if self.passes_on else self.outputs
 
     @property
     def changelog(self) -> str:
-        """The compacted topic that holds the stores, record for record."""
+        """The compacted topic with all records of the stores."""
         return f"{self.full_name}-changelog"
 
     @property
     def dead_letters(self) -> str:
-        """The topic that keeps the source's records which could not be applied; the topics between stages share one."""
+        """The topic for records of the source that could not be applied; all re-keyed topics share one."""
         return f"{self.application_id if self.reads_rekeyed else self.source}-dead-letters"
 
     def transactional_id(self, partition: int) -> str:
-        """Of the one producer that may write the changelog of a partition."""
+        """The id of the only producer that may write the changelog of a partition."""
         return f"{self.full_name}-{partition}"
 
     def _wanted(self, schema: Schema) -> Schema:
@@ -131,12 +129,12 @@ def declared_stages(
     needed: Iterable[str],
     schema_of: Callable[[str, str | None], Schema],
 ) -> tuple[Stage, ...]:
-    """The stages of a read model, in order, at least one; they are not placed in an application yet.
+    """Returns the stages of a read model, in order, at least one; not yet placed in an application.
 
     Args:
-        outputs: the topics that it emits to.
-        needed: columns that are read, be they selected or not.
-        schema_of: simple name, and the topic that it is read from if it is → schema.
+        outputs: the topics that the model emits to.
+        needed: columns that are read even if they are not selected.
+        schema_of: (simple name, topic that it is read from or None) → schema.
     """
     done: list[Stage] = []
     columns: frozenset[str] | None = None
@@ -165,5 +163,5 @@ def declared_stages(
                     name=name, owner=name, source=done[-1].name, schemas=schemas, key=column, reads_rekeyed=True
                 )
     last = replace(stage, outputs=tuple(outputs))
-    # The same in all of them: what cannot be decoded in the end becomes a dead letter where it comes in.
+    # All stages read the same columns, so a record that the last one cannot decode becomes a dead letter in the first.
     return tuple(replace(one, columns=None if columns is None else columns | used) for one in (*done, last))

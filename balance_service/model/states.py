@@ -1,4 +1,4 @@
-"""States as dataclasses: the Avro schema of one, and what makes records of its instances and instances of records.
+"""Dataclass states: derives the Avro schema of a dataclass, and converts between its instances and records.
 
 Source: Avro 1.12 specification, "Complex Types", "Logical Types", "Names".
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
 
-# The cause of every state that cannot be kept, whoever finds out.
+# The cause for a state that does not fit its schema, from all checks.
 _UNFIT = "state-does-not-fit"
 _TYPES = (
     "str, int, float, bool, bytes, date, datetime, Annotated[Decimal, scale(2)], an Enum, another dataclass, list[X], "
@@ -42,14 +42,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many digits a Decimal has after the point, and how many in all."""
+    """The number of digits of a Decimal: after the decimal point, and in total."""
 
     digits: int
     precision: int = _MOST_DIGITS
 
 
 def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
-    """What marks a Decimal in a state with its digits after the point.
+    """Annotates a Decimal in a state with its digits after the decimal point.
 
     `Annotated[Decimal, scale(2)]` has two.
     """
@@ -58,52 +58,46 @@ def scale(digits: int, *, precision: int = _MOST_DIGITS) -> Scale:
 
 @dataclass(frozen=True, slots=True)
 class StateConverter:
-    """What is known of a dataclass whose instances are a read model's states. Any thread may use it."""
+    """Converts between a read model's states and Avro records. Thread-safe."""
 
     schema: Schema
-    """See `schema_of`."""
     to_record: Callable[[Any], dict[str, Any]]
-    """The record of an instance, as an AvroCodec of the schema encodes it.
+    """Returns the record of an instance, for an AvroCodec of the schema.
 
-    Raises PoisonRecordError, `state-does-not-fit`, of a value that its field's type does not hold exactly; what no
-    codec would encode, such as a number beyond 64 bits or text where there is bytes, is left to the codec to refuse.
+    Raises PoisonRecordError (`state-does-not-fit`) if a field's type cannot hold a value exactly. Values that no codec
+    encodes, such as a number beyond 64 bits, or text in a field for bytes, are left to the codec.
     """
     from_record: Callable[[Mapping[str, Any]], Any]
-    """The instance of a record that such a codec has decoded; it shares nothing with it that can change.
+    """Returns the instance of a decoded record, without sharing mutable objects with it.
 
-    What the record does not have is as the dataclass has it by default.
+    Fields that the record lacks get the dataclass's default.
     """
 
 
 def converter_of(state: type, name: str) -> StateConverter:
-    """What converts the states of the read model of a name. Raises as `schema_of`."""
+    """Returns the converter for a dataclass whose instances are the states of a read model.
+
+    The schema is called `<read model>.State`, a type in it `<read model>.<class>`, so classes may move between modules.
+    A dataclass default becomes an Avro default, for states that were written without the field. There is no Avro
+    default for NaN and infinities, nor for factories other than `list`, `dict` and a dataclass whose fields all have
+    defaults.
+
+    Raises:
+        ConfigurationError: the class cannot be a state; the message says where it is, why, and what to do.
+    """
     kind = _Compiler(name.replace("-", "_")).record(state, "State")
     return StateConverter(kind.schema, kind.write, kind.read)
 
 
-def as_they_are(schema: Schema) -> StateConverter:
-    """What leaves the records of a schema as they are, for a read model that names one."""
+def unconverted(schema: Schema) -> StateConverter:
+    """Returns a converter that leaves records unchanged, for a read model that names a schema."""
     return StateConverter(schema, _same, _same)
 
 
-def schema_of(state: type, name: str) -> Schema:
-    """The Avro schema of a dataclass whose instances are the states of the read model of a name.
+def inlined(schema: Schema) -> Schema:
+    """Returns a state's schema with each named type inlined at every use; Avro defines it at the first use.
 
-    Its name is `<read model>.State`, and that of a type in it `<read model>.<class>`, so that classes may move to
-    another module. A default is one in Avro too, which is what states get that were written before their class had the
-    field, except where Avro has no such default: a number that is none, and whatever a function makes anew, other than
-    an empty list or dict or a dataclass all of whose fields have defaults.
-
-    Raises:
-        ConfigurationError: the class cannot be a state; says where it is, why not, and what to do.
-    """
-    return converter_of(state, name).schema
-
-
-def spelled_out(schema: Schema) -> Schema:
-    """A state's schema with every type in full wherever it is used: for who looks into types, not for Avro.
-
-    Avro defines a type where it is used first, and names it from there on.
+    The result is for inspection of types, and is not a valid Avro schema.
     """
     named: dict[str, Any] = {}
 
@@ -118,7 +112,7 @@ def spelled_out(schema: Schema) -> Schema:
 
 
 class _NoDefaultError(Exception):
-    """Avro has no such default."""
+    """Avro cannot represent the default."""
 
 
 def _same(value: Any) -> Any:
@@ -127,28 +121,28 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """A type of values."""
+    """An Avro type with the conversions of its values."""
 
     schema: Any
     write: Callable[[Any], Any]
-    """What is encoded of a value. Raises PoisonRecordError."""
+    """Converts a value to the form that is encoded. Raises PoisonRecordError."""
     read: Callable[[Any], Any] = _same
-    """The value of what is decoded, or of the default as the schema has it: fastavro hands that over as it is."""
+    """Converts a decoded value, or a default in the form of the schema: fastavro returns those unconverted."""
     default: Callable[[Any], Any]
-    """A value as a default in a schema. Raises _NoDefaultError."""
+    """Converts a value to a default in a schema. Raises _NoDefaultError."""
     needs_write: bool = True
-    """Whether a codec would encode, as something else, what `write` refuses, or would not take what it makes."""
+    """Whether `write` is required: without it, a codec would accept a wrong value, or refuse a right one."""
     written_as_is: type | None = None
-    """The type of values of which `write` makes the same."""
+    """The type of values that `write` returns unchanged."""
     beside_null: _Kind | None = None
-    """The other type, of one that may be None."""
+    """The non-null type, if the value may be None."""
     has_defaults: bool = False
-    """Whether it is a record and all its fields have defaults in its schema."""
+    """Whether the type is a record whose fields all have defaults in its schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A field of a dataclass, or the dataclass."""
+    """A field of a dataclass, or the dataclass, for error messages."""
 
     owner: Any
     field: str = ""
@@ -156,26 +150,26 @@ class _Place:
     def refuse(self, why: str) -> NoReturn:
         """Raises ConfigurationError: the dataclass cannot be a state."""
         subject = f"its field '{self.field}'" if self.field else "it"
-        raise ConfigurationError(f"the dataclass {_named(self.owner)} cannot be a state: {subject} {why}")
+        raise ConfigurationError(f"the dataclass {located(self.owner)} cannot be a state: {subject} {why}")
 
     def unfit(self, why: str) -> NoReturn:
-        """Raises PoisonRecordError: a value is not of its type."""
+        """Raises PoisonRecordError: a value does not fit its type."""
         subject = f"{self.owner.__qualname__}.{self.field}".removesuffix(".")
         raise PoisonRecordError(_UNFIT, f"the state cannot be kept: {subject} {why}")
 
     def mistyped(self, wanted: str, value: Any) -> NoReturn:
-        """Raises PoisonRecordError: a value is of another type."""
-        self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is wanted")
+        """Raises PoisonRecordError: a value has another type."""
+        self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is expected")
 
 
-def _named(owner: Any) -> str:
-    """A class and where it is, if that can be found out."""
+def located(owner: Any) -> str:
+    """Returns a class's name with its file and line; without these, with its module."""
     name = getattr(owner, "__qualname__", repr(owner))
     try:
-        return f"{name} ({inspect.getsourcefile(owner)}, line {inspect.getsourcelines(owner)[1]})"
-    except Exception:  # classes that are built in, made at run time, or typed at a prompt; each fails in its own way
+        return f"{name} ({inspect.getsourcefile(owner)}:{inspect.getsourcelines(owner)[1]})"
+    except Exception:  # Classes that are built in, made at run time or typed at a prompt fail in different ways.
         module = getattr(owner, "__module__", "")
-        return f"{name} (of the module {module})" if module else name
+        return f"{name} (module {module})" if module else name
 
 
 def _told(hint: Any) -> str:
@@ -184,15 +178,15 @@ def _told(hint: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """Makes the types of one state."""
+    """Builds the types of one state."""
 
     namespace: str
     _classes: dict[str, type] = dataclasses.field(default_factory=dict)
-    """By the names that they have in Avro."""
+    """By their Avro names."""
     _records: dict[type, _Kind] = dataclasses.field(default_factory=dict)
 
     def record(self, owner: type, name: str) -> _Kind:
-        """The type of a dataclass that was not met before."""
+        """Builds the type of a dataclass that has not been seen before."""
         self._classes[name] = owner
         names, hints = [field.name for field in _checked_fields(owner)], _hints(owner)
         kinds: dict[str, _Kind] = {}
@@ -223,12 +217,12 @@ class _Compiler:
         if origin in (Union, UnionType):
             return self._nullable(hint, arguments, place)
         if hint in (list, dict) or (origin in (list, dict) and not arguments):
-            place.refuse(f"is a {_told(hint)} of anything: write `list[X]` or `dict[str, X]`")
+            place.refuse(f"is a {_told(hint)} without item type: write `list[X]` or `dict[str, X]`")
         if origin is list:
             return _array(self._of(arguments[0], place), place)
         if origin is dict:
             if arguments[0] is not str:
-                place.refuse(f"is a {_told(hint)}, and Avro's maps have keys of text: use dict[str, X]")
+                place.refuse(f"is a {_told(hint)}, but keys of Avro maps are text: use dict[str, X]")
             return _map(self._of(arguments[1], place), place)
         if hint is Decimal:
             place.refuse("is a Decimal without its digits after the point: write `Annotated[Decimal, scale(2)]`")
@@ -255,7 +249,7 @@ class _Compiler:
     def _nullable(self, hint: Any, arguments: tuple[Any, ...], place: _Place) -> _Kind:
         others = [argument for argument in arguments if argument is not NoneType]
         if len(others) != 1:
-            place.refuse(f"is {_told(hint)}, of which a value may be one of several types: use X or X | None")
+            place.refuse(f"is {_told(hint)}, which allows several types: use X or X | None")
         return _nullable(self._of(others[0], place))
 
     def _nested(self, owner: type, place: _Place) -> _Kind:
@@ -263,20 +257,20 @@ class _Compiler:
         if (known := self._records.get(owner)) is not None:
             return dataclasses.replace(known, schema=f"{self.namespace}.{name}")
         if owner in self._classes.values():
-            place.refuse(f"holds {owner.__qualname__} in itself, without end: keep the key of the other one instead")
+            place.refuse(f"contains {owner.__qualname__} recursively: keep the key of the other one instead")
         return self.record(owner, name)
 
     def _enum(self, owner: type[Enum], place: _Place) -> _Kind:
         name, members = self._name(owner, place), owner.__members__
         if issubclass(owner, Flag):
-            place.refuse(f"is the Flag {name}, whose values are several members at once: use a list of an Enum")
+            place.refuse(f"is the Flag {name}, whose values combine several members: use a list of an Enum")
         if not members:
             place.refuse(f"is the Enum {name}, which has no members: give it one")
         for symbol, member in members.items():
             if symbol != member._name_:
-                place.refuse(f"is the Enum {name}, in which {symbol} is another name of {member._name_}: take one out")
+                place.refuse(f"is the Enum {name}, where {symbol} is an alias of {member._name_}: remove one of them")
             if not _NAME.fullmatch(symbol):
-                place.refuse(f"is the Enum {name}, and Avro has no symbol {symbol}: use ASCII letters, digits and _")
+                place.refuse(f"is the Enum {name}, but Avro allows no symbol {symbol}: use ASCII letters, digits and _")
 
         def write(value: Any) -> str:
             if value.__class__ is not owner:
@@ -294,22 +288,24 @@ class _Compiler:
         name = owner.__name__
         if not _NAME.fullmatch(name) or name in _PRIMITIVES:
             place.refuse(f"is of type {name}, a name that Avro does not allow: rename the class")
-        # The state itself is met again only in itself.
+        # A second use of the state's class is recursion, which `_nested` refuses.
         if self._classes.get(name, owner) is not owner and owner is not self._classes.get("State"):
-            place.refuse(f"is of type {name}, as another class of this state or the state is called: rename the class")
+            place.refuse(
+                f"is of type {name}, the name of another class in this state or of the state: rename the class"
+            )
         return name
 
 
 def _checked_fields(owner: Any) -> Sequence[Field[Any]]:
     place = _Place(owner)
     if not isinstance(owner, type) or "__dataclass_fields__" not in vars(owner):
-        raise ConfigurationError(f"the class {_named(owner)} cannot be a state: write `@dataclass` above it")
+        raise ConfigurationError(f"the class {located(owner)} cannot be a state: write `@dataclass` above it")
     if not vars(owner)["__dataclass_params__"].init:
-        place.refuse("has no `__init__` of a dataclass: leave `init=False` out")
+        place.refuse("has no `__init__` of a dataclass: remove `init=False`")
     fields = dataclasses.fields(owner)
     for field in fields:
         if not field.init:
-            _Place(owner, field.name).refuse("is no argument of the class: leave `init=False` out, or use a property")
+            _Place(owner, field.name).refuse("is not an argument of the class: remove `init=False`, or use a property")
         if not _NAME.fullmatch(field.name):
             _Place(owner, field.name).refuse("has a name that Avro does not allow: use ASCII letters, digits and _")
     if not fields:
@@ -320,7 +316,7 @@ def _checked_fields(owner: Any) -> Sequence[Field[Any]]:
 def _hints(owner: type) -> Mapping[str, Any]:
     try:
         hints = get_type_hints(owner, include_extras=True)
-    except Exception as error:  # an annotation may be anything
+    except Exception as error:  # An annotation may be any expression.
         missing = getattr(error, "name", None) or ""
         named = re.compile(rf"\b{re.escape(missing)}\b")
         fields = [field for field in dataclasses.fields(owner) if missing and named.search(str(field.type))]
@@ -329,16 +325,16 @@ def _hints(owner: type) -> Mapping[str, Any]:
         place.refuse(f"has a type that cannot be resolved ({error}): {remedy}")
     for name, hint in hints.items():
         if hint is InitVar or isinstance(hint, InitVar):
-            _Place(owner, name).refuse("is an InitVar, which no instance keeps: make it a field")
+            _Place(owner, name).refuse("is an InitVar, which instances do not keep: make it a field")
     return hints
 
 
 def _with_default(kind: _Kind, field: Field[Any], place: _Place) -> tuple[_Kind, dict[str, Any]]:
-    """The type of a field, whose default is of the first of two types as Avro demands; and what its schema adds."""
+    """Returns the type of a field, and the schema's entry for its default. Avro requires the default's type first."""
     value: Any = field.default
     factory: Any = field.default_factory
     held = kind.beside_null or kind
-    # What other functions make may differ with each start of the service, and so would the schema.
+    # Other factories may return another value at each start of the service, which would change the schema.
     if factory in (list, dict) or (isinstance(factory, type) and held.has_defaults):
         value = factory()
     if value is MISSING:
@@ -351,7 +347,7 @@ def _with_default(kind: _Kind, field: Field[Any], place: _Place) -> tuple[_Kind,
     except _NoDefaultError:
         return kind, {}
     except PoisonRecordError as error:
-        place.refuse(f"has a default that does not fit, for {error}: give it one of its type")
+        place.refuse(f"has a default that does not fit: {error}; use one of its type")
 
 
 def _writing(owner: type, names: Sequence[str], writes: Sequence[tuple[str, Callable[[Any], Any]]]) -> Any:
@@ -415,7 +411,7 @@ def _array(items: _Kind, place: _Place) -> _Kind:
         return [item_write(item) for item in value]
 
     def read(value: Any) -> list[Any]:
-        # Of a default, fastavro hands out the schema's own list.
+        # For a default, fastavro returns the schema's own list.
         return [*value] if item_read is _same else [item_read(item) for item in value]
 
     return _Kind(schema={"type": "array", "items": items.schema}, write=write, read=read, default=_empty)
@@ -446,8 +442,8 @@ def _empty(value: Any) -> Any:
 def _decimal(of: Scale, place: _Place) -> _Kind:
     digits, precision = of.digits, of.precision
     if digits not in range(precision + 1) or precision not in range(1, _MOST_DIGITS + 1):
-        place.refuse(f"has {of}: a Decimal has 1 to {_MOST_DIGITS} digits, and no more after the point than in all")
-    # Rounded is trapped: it is signalled where a digit is dropped, be it 0, so an event is refused whatever its digits.
+        place.refuse(f"has {of}: a Decimal has 1 to {_MOST_DIGITS} digits, and a scale from 0 to that number")
+    # Rounded is trapped: it signals every dropped digit, even a 0, so an event is refused independently of its digits.
     exact, unit = Context(prec=precision, traps=[Rounded, InvalidOperation]), Decimal((0, (1,), -digits))
 
     def write(value: Any) -> Decimal:
@@ -458,7 +454,7 @@ def _decimal(of: Scale, place: _Place) -> _Kind:
                 return value.quantize(unit, context=exact)
         except (Rounded, InvalidOperation):
             pass
-        return place.unfit(f"has a Decimal not of {precision} digits at most, {digits} of them after the point")
+        return place.unfit(f"has a Decimal with more than {precision} digits, or more than {digits} after the point")
 
     def default(value: Decimal) -> str:
         number = int(write(value).scaleb(digits, exact))
@@ -475,7 +471,7 @@ def _decimal(of: Scale, place: _Place) -> _Kind:
 
 
 def _plain(schema: Any, kind: type, **more: Any) -> Callable[[_Place], _Kind]:
-    """A type whose values are all those of a Python type."""
+    """Builds an Avro type whose values are all those of a Python type."""
 
     def of(place: _Place) -> _Kind:
         def write(value: Any) -> Any:
@@ -508,12 +504,12 @@ def _double(place: _Place) -> _Kind:
             return value
         if not isinstance(value, int) or isinstance(value, bool):
             place.mistyped("float", value)
-        # A fold that adds up integers may start with one.
+        # A fold that sums integers may start with one.
         try:
             nearest = float(value)
         except OverflowError:
             nearest = math.inf
-        return nearest if nearest == value else place.unfit("has an int that no float holds exactly")
+        return nearest if nearest == value else place.unfit("has an int that no float represents exactly")
 
     def default(value: float) -> float:
         if not math.isfinite(value):
@@ -534,7 +530,7 @@ def _moment(place: _Place) -> _Kind:
         try:
             return value.astimezone(UTC)
         except OverflowError:
-            place.unfit("has a datetime that is outside of the years 1 to 9999 in UTC")
+            place.unfit("has a datetime outside of the years 1 to 9999 in UTC")
 
     def read(value: Any) -> Any:
         return _EPOCH + value * _MICROSECOND if value.__class__ is int else value
@@ -549,7 +545,7 @@ def _moment(place: _Place) -> _Kind:
 
 def _day(place: _Place) -> _Kind:
     def write(value: Any) -> date:
-        # Of a datetime, the time would be lost.
+        # A datetime would lose its time.
         if not isinstance(value, date) or isinstance(value, datetime):
             place.mistyped("date", value)
         return value

@@ -1,10 +1,10 @@
-"""What a customer has done: how often funds were added, when first and last, and the most at once."""
+"""The additions of each customer: their number, the first and the last, and the greatest amount."""
 
 from __future__ import annotations
 
-from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Greatest, Least
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 
 
 class Activity(ReadModel):
@@ -16,7 +16,7 @@ class Activity(ReadModel):
     state = "Activity"
 
     additions = Count("FundsAdded")
-    # By when it happened, whatever the order in which the topic has it.
+    # By the event's own time, independent of the order in the topic.
     first = Least("FundsAdded.occurredOn")
     latest = Greatest("FundsAdded.occurredOn")
     greatest = Greatest("FundsAdded.amount")

@@ -1,15 +1,23 @@
-"""The command that adds funds to a customer: `POST /api/balance.addFunds`, and its checks."""
+"""The command `POST /api/balance.addFunds`: its validation, and the producer that appends `FundsAdded`."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
+import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from confluent_kafka import KafkaError, KafkaException
+from opentelemetry.trace import SpanKind
 
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem
@@ -22,21 +30,42 @@ from balance_service.http.bodies import JsonNumber, json_object
 from balance_service.http.commands import Command
 from balance_service.http.given import Given
 from balance_service.http.parameters import IDEMPOTENCY_KEY
-from balance_service.kafka.clients import producer_config
+from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
+from balance_service.kafka.producers import RecoveringProducer
 from balance_service.model.keys import checked_key
-from balance_service.read_models.funds_publisher import FundsAddedPublisher
+from balance_service.observability.tracing import UNTRACED, W3C, open_span
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+    from opentelemetry.trace import Tracer
+
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.http.commands import Writing
+    from balance_service.kafka.clients import ClientConfig
 
 PATH = "/api/balance.addFunds"
 _EXAMPLE = '{"customerId": "c1", "amount": 12.34}'
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
-# Digits are checked before a number is made of them: Decimal takes "Infinity", "1_000" and exponents of any size.
+# Digits are checked before conversion: Decimal accepts "Infinity", "1_000" and exponents of any size.
 _AMOUNT = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
 _CENTS = Decimal("0.01")
 _EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
 AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
+
+
+_POLL_SECONDS = 0.1
+# The producer may retry, and reports the last error. These errors would have occurred at the first attempt too.
+_CERTAINLY_NOT_WRITTEN = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+
+Delivered = tuple[int, int]
+"""Partition and offset of a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +77,14 @@ class AddFunds:
 
 
 def amount_of(digits: str) -> Decimal:
-    """An exact amount of money, above 0.
-
-    Raises:
-        InvalidInputError: the text is not one.
-    """
+    """Returns an exact amount of money above 0. Raises InvalidInputError if the text is not one."""
     if not _AMOUNT.fullmatch(digits) or Decimal(digits) <= 0:
         raise InvalidInputError(AMOUNT_RULE)
     return Decimal(digits).quantize(_CENTS, context=_EXACT)
 
 
 def add_funds(body: bytes) -> AddFunds:
-    """The command in a request's body. Raises InvalidInputError."""
+    """Returns the command in a request's body. Raises InvalidInputError."""
     parsed = json_object(body, _EXAMPLE)
     customer_id = parsed.get("customerId")
     if isinstance(customer_id, JsonNumber) or not isinstance(customer_id, str):
@@ -76,11 +101,128 @@ def _amount(value: Any) -> Decimal:
     return amount_of(value)
 
 
+class FundsAddedSerializer:
+    """Serializes `FundsAdded`; registers its schema under the subject of topic and record (TopicRecordName)."""
+
+    def __init__(self, registry: SchemaRegistry, topic: str) -> None:
+        """Raises RetriableError if the registry does not answer."""
+        schema = load_schema("FundsAdded")
+        self._codec = AvroCodec(registry, subject_of(topic, schema), schema)
+
+    def __call__(self, customer_id: str, amount: Decimal) -> bytes:
+        """Returns the frame of a new event. The amount has at most 16 digits before the point and 2 after."""
+        event = {"id": str(uuid.uuid4()), "occurredOn": datetime.now(UTC), "customerId": customer_id, "amount": amount}
+        return self._codec.encode(event)
+
+
+class FundsAddedPublisher:
+    """Appends `FundsAdded` to the source topic. One thread serves delivery reports; any thread may publish."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        registry: SchemaRegistry,
+        topic: str,
+        timeout_seconds: float,
+        tracer: Tracer = UNTRACED,
+    ) -> None:
+        """Raises RetriableError if the registry does not answer, ConfigurationError for an invalid Kafka property."""
+        self._topic = topic
+        self._tracer = tracer
+        self._serialize = FundsAddedSerializer(registry, topic)
+        self._connection = ConnectionErrors()
+        config = self._connection.watched(config)
+        # 0 means no timeout.
+        timeout_ms = max(1, int(timeout_seconds * 1000))
+        self._producer = RecoveringProducer({**config, "message.timeout.ms": timeout_ms, "linger.ms": 0})
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="publisher", daemon=True)
+        self._thread.start()
+
+    async def publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None = None) -> Delivered:
+        """Appends one event, and waits until all in-sync replicas have it.
+
+        Args:
+            idempotency_key: of a customer's events with the same key, only the first is applied.
+
+        Raises:
+            RetriableError: the event was not acknowledged; the message says whether it may have been written.
+        """
+        attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "send",
+            "messaging.destination.name": self._topic,
+        }
+        with open_span(self._tracer, f"send {self._topic}", SpanKind.PRODUCER, attributes) as span:
+            partition, offset = await self._publish(customer_id, amount, idempotency_key)
+            span.set_attribute("messaging.destination.partition.id", str(partition))
+            span.set_attribute("messaging.kafka.offset", offset)
+            return partition, offset
+
+    async def _publish(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None) -> Delivered:
+        loop = asyncio.get_running_loop()
+        delivered: asyncio.Future[Delivered | KafkaError] = loop.create_future()
+
+        def settle(outcome: Delivered | KafkaError) -> None:
+            if not delivered.done():
+                delivered.set_result(outcome)
+
+        headers: dict[str, str | bytes | None] = {}
+        W3C.inject(headers)
+        if idempotency_key is not None:
+            headers[IDEMPOTENCY_HEADER] = idempotency_key
+        self._produce(customer_id, amount, headers, lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+        outcome = await delivered
+        if isinstance(outcome, KafkaError):
+            raise self._failure(outcome)
+        self._connection.accepted()
+        return outcome
+
+    def publish_and_wait(self, customer_id: str, amount: Decimal, idempotency_key: bytes | None = None) -> Delivered:
+        """As `publish`, for a caller without an event loop."""
+        return asyncio.run(self.publish(customer_id, amount, idempotency_key))
+
+    def close(self) -> None:
+        """Waits up to two seconds for events that are being sent."""
+        self._producer.flush(2.0)
+        self._stopping.set()
+        self._thread.join(1.0)
+
+    def _produce(
+        self,
+        customer_id: str,
+        amount: Decimal,
+        headers: dict[str, str | bytes | None],
+        report: Callable[[Delivered | KafkaError], object],
+    ) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            report(error if error is not None else (int(message.partition() or 0), int(message.offset() or 0)))
+
+        try:
+            frame = self._serialize(customer_id, amount)
+            self._producer.produce(self._topic, frame, customer_id.encode(), on_delivery=on_delivery, headers=headers)
+        except BufferError as error:
+            raise RetriableError("the producer's queue is full; the event was certainly not written") from error
+        except KafkaException as error:
+            raise RetriableError(f"the event was certainly not written: {error.args[0].str()}") from error
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(_POLL_SECONDS)
+
+    def _failure(self, error: KafkaError) -> RetriableError:
+        certainty = "was certainly not written" if error.code() in _CERTAINLY_NOT_WRITTEN else "may have been written"
+        forbidden = not_authorized(error, f"writing to topic '{self._topic}'", f"Write on topic '{self._topic}'")
+        reasons = filter(None, (str(forbidden or error.str()), self._connection.refusal))
+        return RetriableError(f"the event {certainty}: {'; '.join(reasons)}")
+
+
 class AddingFunds:
-    """Takes the command over HTTP."""
+    """Executes the command over HTTP."""
 
     def __init__(self, writing: Writing) -> None:
-        """Raises RetriableError while the registry cannot be reached, ConfigurationError for a wrong property."""
+        """Raises RetriableError if the registry does not answer, ConfigurationError for an invalid Kafka property."""
         settings = writing.settings
         self._metrics = writing.metrics
         self._publisher = FundsAddedPublisher(
@@ -92,7 +234,7 @@ class AddingFunds:
         )
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Append `FundsAdded`, and answer with the position at which it will be visible."""
+        """Appends `FundsAdded`, and answers with the position from which it is visible."""
         began, status = time.perf_counter(), 500
         try:
             key = Given(request).optional(IDEMPOTENCY_KEY)
@@ -113,7 +255,7 @@ class AddingFunds:
         return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})
 
     def close(self) -> None:
-        """Wait, within a bound, for what is under way."""
+        """Waits up to two seconds for events that are being sent."""
         self._publisher.close()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum
-from balance_service.model.read_model import ReadModel
-from balance_service.model.routes import Routes
+from balance_service.model.read_model import ReadModel, Routes
+from balance_service.model.stream import Stream
 
 
 class Balance(ReadModel):

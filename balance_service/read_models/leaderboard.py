@@ -6,22 +6,20 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from balance_service.errors import PoisonRecordError
-from balance_service.model.flow import Stream
-from balance_service.model.joins import Global, Table, days
-from balance_service.model.outputs import LAST, Emit
-from balance_service.model.read_model import ReadModel
-from balance_service.model.routes import Collection
+from balance_service.model.events import LAST, Emit
+from balance_service.model.read_model import Collection, ReadModel
+from balance_service.model.stream import Global, Stream, Table, days
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
 _PLACES = 3
 
 
 class Leaderboard(ReadModel):
-    """ScoreEvent, with its player and its game → HighScores."""
+    """ScoreEvent, joined with its player and its game → HighScores."""
 
     name = "leaderboard"
     source = (
@@ -37,9 +35,9 @@ class Leaderboard(ReadModel):
     fields: ClassVar[Mapping[str, str]] = {}
 
     def fold(self, state: State | None, scored: Event) -> State:
-        """The highest scores with another one; whatever the order in which they come."""
+        """Adds a score to the list. The result does not depend on the order of the events."""
         if math.isnan(scored["score"]):
-            raise PoisonRecordError("score-not-a-number", "the score has no place among others")
+            raise PoisonRecordError("score-not-a-number", "the score is NaN, which has no rank")
         entry = {
             "playerId": scored["player_id"],
             "productId": scored["product_id"],
@@ -52,10 +50,10 @@ class Leaderboard(ReadModel):
         return {"entries": sorted(entries, key=_place)[:_PLACES]}
 
     def view(self, state: State) -> list[dict[str, Any]]:
-        """The list, highest first."""
+        """Returns the list, highest score first."""
         return [{name: value for name, value in entry.items() if name != "scoredAt"} for entry in state["entries"]]
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[float, int, int]:
-    """Of equal scores, the earlier is the higher; of those at one time, that of the player with the lower number."""
+    """Ranks equal scores by time, the earlier first, then by player id."""
     return -entry["score"], entry["scoredAt"], entry["playerId"]

@@ -1,29 +1,29 @@
-"""What becomes of each purchase: shipments of what is to be delivered, and lines for analysis that tell of nobody."""
+"""Shipments of the purchases that must be delivered, and anonymous invoice lines for analysis."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from balance_service.model.conditions import col
-from balance_service.model.flow import Stream
-from balance_service.model.outputs import Emit
+from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 
 if TYPE_CHECKING:
-    from balance_service.model.event import Event
+    from balance_service.model.events import Event
 
 _SHOWN_DIGITS = 4
 
 
 def masked_lines(invoice: Event) -> list[dict[str, Any]]:
-    """A HadoopRecord for each line of an invoice, without name and address and with the end of the card's number."""
+    """Returns a HadoopRecord for each line: without name and address, and with the card number's last digits only."""
     common = {name: invoice[name] for name in ("invoiceNumber", "storeId", "customerType", "deliveryType")}
     common["customerCardDigits"] = invoice["customerCardNo"][-_SHOWN_DIGITS:]
     return [{**common, **line} for line in invoice["lines"]]
 
 
 class Purchases(ReadModel):
-    """PosInvoice → PosInvoice for those who deliver, HadoopRecord for those who analyse."""
+    """PosInvoice → PosInvoice for delivery, HadoopRecord for analysis."""
 
     name = "purchases"
     source = Stream("pos", "PosInvoice")

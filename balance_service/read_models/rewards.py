@@ -1,4 +1,4 @@
-"""The loyalty points of each customer: a share of every purchase of those who are in the programme."""
+"""The loyalty points of each customer in the programme: a share of every purchase."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import PoisonRecordError
 from balance_service.model.conditions import col
-from balance_service.model.flow import Stream
+from balance_service.model.events import EVENT, Emit
 from balance_service.model.folds import add, product
-from balance_service.model.outputs import EVENT, Emit
-from balance_service.model.read_model import ReadModel
-from balance_service.model.routes import Routes
+from balance_service.model.read_model import ReadModel, Routes
+from balance_service.model.stream import Stream
 
 if TYPE_CHECKING:
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
-# Points per unit of money. Of amounts with two digits after the point, points have four.
+# Points per unit of money. Amounts with two digits after the point give points with four.
 _SHARE = Decimal("0.02")
 _NO_POINTS = Decimal("0.0000")
 _LIMIT = Decimal(10) ** 34
 
 
 class Rewards(ReadModel):
-    """PosInvoice → Rewards, and a Notification for each."""
+    """PosInvoice → Rewards, and a Notification for each invoice."""
 
     name = "rewards"
     source = (
@@ -37,14 +36,14 @@ class Rewards(ReadModel):
     queries = Routes("/api/customers.getRewards", key="customerCardNo", noun="customer")
 
     def fold(self, state: State | None, invoice: Event) -> State:
-        """The points with those of an invoice."""
+        """Adds the points of an invoice."""
         points = add(state["points"] if state else _NO_POINTS, _earned(invoice))
         if points.copy_abs() >= _LIMIT:
-            raise PoisonRecordError("rewards-overflow", "the points would not fit into their type")
+            raise PoisonRecordError("rewards-overflow", "the points do not fit into their type")
         return {"customerCardNo": invoice["customerCardNo"], "points": points}
 
     def emit(self, state: State, invoice: Event) -> dict[str, Any]:
-        """What the customer is told of an invoice."""
+        """Notifies the customer of the points of an invoice."""
         return {
             "invoiceNumber": invoice["invoiceNumber"],
             "customerCardNo": invoice["customerCardNo"],

@@ -1,1 +1,1 @@
-"""What comes in: the source topic, decoded on Spark, and pulled by the tasks."""
+"""Reads and decodes the source topics on Spark, and runs the tasks that fold them."""

@@ -1,10 +1,11 @@
-"""Updates of one batch of a partition, combined by key in Arrow."""
+"""Combines the updates in one batch of a partition by key, in Arrow. Does not import Spark: the test driver uses it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,40 +13,44 @@ from balance_service.avro.arrow_rows import rows_of
 from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate
 from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.best import best_of
-from balance_service.spark.notes import IGNORED, NOTE, UNRESOLVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from balance_service.model.folds import Combination
 
+NOTE = "note"
+
+IGNORED = "ignored"
+"""The cause of a record of another type, or one that does not meet a condition."""
+
+UNRESOLVED = "unresolved"
+"""The cause of a record whose schema is not known yet."""
+
 SCHEMA_ID_UNKNOWN = "schema-id-unknown"
-# No name that a column can have.
+# No column can have this name.
 _ROW = "#row"
-# As Python objects keys and states take a multiple of their bytes, so they are made of some at a time.
+# As Python objects, keys and states take a multiple of their bytes, so they are created in slices.
 _SLICE_KEYS = 20_000
-# To set columns up costs as much as so many events one by one.
+# Combining in Arrow costs as much as this number of single events.
 _FEW_ROWS = 32
-# A batch may hold a million events, and each link is sent with the span.
+# A batch may hold a million events, and every link is sent with the span.
 _MOST_LINKS = 32
-# As a Python object.
+# A dead letter as a Python object.
 _LETTER_BYTES = 500
 _DECIMAL_DIGITS = 38
 _INTEGER_LIMIT = 2**63
-
-
 _ENVELOPE = frozenset({"offset", "key", "timestamp"})
-# What these come to does not depend on the order of the events, ties aside.
+# The result of these does not depend on the order of events, except among equal ones.
 _IN_ANY_ORDER = (Combine.SUM, Combine.MAX, Combine.MIN)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
-    """What some events of a partition come to; `updates` and `events` as in `TaskBatch`.
+    """The combined events of a part of a partition; `updates` and `events` as in `TaskBatch`.
 
-    `combined` has a row for each key that `events` has none of: `key` and the update columns, sorted by key. Of a stage
-    without states it has all events, as they came.
+    `combined` has one row for each key that has no entry in `events`: `key` and the update columns, sorted by key. For
+    a stage without states it has all events, in their order.
     """
 
     combined: pa.Table | None = None
@@ -56,32 +61,32 @@ class PartitionUpdates:
 
     @property
     def keys(self) -> int:
-        """How many keys have a combined update."""
+        """The number of keys with a combined update."""
         return 0 if self.combined is None else int(self.combined.num_rows)
 
     @property
     def combined_bytes(self) -> int:
-        """What the combined updates take."""
+        """The size of the combined updates."""
         return 0 if self.combined is None else int(self.combined.nbytes)
 
     @property
     def letter_bytes(self) -> int:
-        """What the dead letters take."""
+        """The size of the dead letters."""
         return sum(_LETTER_BYTES + len(letter.key or b"") + len(letter.value or b"") for letter in self.dead_letters)
 
     @property
     def updates(self) -> list[CombinedUpdates]:
-        """The combined updates, some keys at a time."""
+        """The combined updates in slices."""
         if self.combined is None:
             return []
         slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
         return [CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in slices]
 
     def and_then(self, later: PartitionUpdates, combine: Mapping[str, Combination] | None) -> PartitionUpdates | None:
-        """What both mean together; None where that is not what one after the other means.
+        """Returns both parts as one; None if the result could differ from applying them one after the other.
 
-        They can be one where each key's updates are sums of one sign, or extremes: then nothing that came of the way
-        from one to the other, an overflow, is hidden.
+        They can be merged if each key's updates are extremes, or sums of one sign: then merging hides no overflow
+        between the parts.
         """
         if combine is None or self.events or later.events:
             return None
@@ -104,14 +109,14 @@ class PartitionUpdates:
 
 
 class PartitionRows:
-    """Decoded rows of one partition, in offset order; there is at least one.
+    """The decoded rows of one partition, at least one, in offset order.
 
-    `updates` are those to fold: `offset`, `key` and the update columns. `notes` are those with a note, its fields as
-    columns beside `offset`, be they to fold or not.
+    `updates` are the rows to fold: `offset`, `key` and the update columns. `notes` are the rows with a note, to fold or
+    not: `offset` and the note's fields as columns.
     """
 
     def __init__(self, rows: pa.Table) -> None:
-        """Rows as `Decoder.updates` has them."""
+        """Takes rows as `Decoder.updates` returns them."""
         notes = rows[NOTE]
         self.updates: pa.Table = _widest(rows.drop_columns([NOTE]))
         noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
@@ -123,24 +128,23 @@ class PartitionRows:
             self.updates = self.updates.filter(pc.invert(pc.is_in(rows["offset"], others.combine_chunks())))
 
     def updates_of(self, keys: Sequence[bytes]) -> pa.Table:
-        """Those of `updates` that are of some keys."""
+        """Returns the rows of `updates` with some keys."""
         return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
 
     def unresolved(self) -> set[int]:
-        """The schema ids that were not known when the plan was made."""
+        """Returns the schema ids that were unknown when the plan was made."""
         return set(pc.unique(self.notes["schema_id"].drop_null()).to_pylist())
 
     def traceparents(self) -> list[str]:
-        """Of some of the records whose trace is kept, what names their spans."""
+        """Returns the `traceparent` headers of some of the sampled records."""
         found: list[str] = self.notes[TRACEPARENT_HEADER].drop_null().slice(0, _MOST_LINKS).to_pylist()
         return found
 
     def singly(self, updates: pa.Table, records: Mapping[int, DeadLetter] | None = None) -> list[KeyedUpdate]:
-        """Some of `updates`, in offset order.
+        """Returns rows of `updates` as single updates, in offset order.
 
         Args:
-            records: the records of all of them by offset; without them, an update has its record if it names an
-                idempotency key.
+            records: the records of all rows by offset; without them, only updates with an idempotency key have theirs.
         """
         once = self.notes.filter(pc.is_valid(self.notes["idempotency_key"])).to_pylist()
         kept = {row["offset"]: _record(row, "") for row in once} if records is None else records
@@ -156,18 +160,18 @@ class PartitionRows:
         ]
 
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
-        """The updates of each key as one.
+        """Combines the updates of each key.
 
-        Unresolved records count as dead letters: ask the registry about `unresolved` ids first.
+        Unresolved records become dead letters, so resolve the ids in `unresolved` first.
 
         Args:
-            few_rows: so many events are not worth combining.
+            few_rows: up to this number of events, they are not combined.
         """
         updates, events = self._combined(combine, few_rows)
         return self._with_notes(updates, events)
 
     def as_they_came(self) -> PartitionUpdates:
-        """All events, for a stage without states."""
+        """Returns all events unchanged, for a stage without states."""
         return self._with_notes(self.updates.combine_chunks() if self.updates.num_rows else None, ())
 
     def _with_notes(self, updates: pa.Table | None, events: Sequence[KeyedUpdate]) -> PartitionUpdates:
@@ -187,7 +191,7 @@ class PartitionRows:
     def _combined(
         self, combine: Mapping[str, Combination] | None, few_rows: int
     ) -> tuple[pa.Table | None, Sequence[KeyedUpdate]]:
-        """An update of each key that can have one, and the events of the others."""
+        """Returns a combined update for each key where that is exact, and single events for the others."""
         rows = self.updates
         if combine is None or rows.num_rows <= few_rows or _may_overflow(rows, combine):
             return None, self.singly(rows)
@@ -198,7 +202,7 @@ class PartitionRows:
         return _aggregated(rows.filter(pc.invert(apart)), combine), self.singly(rows.filter(apart))
 
     def _keys_of_once(self) -> list[pa.Array]:
-        """Keys of which an event counts only if it is the first of its idempotency key."""
+        """Returns keys with an event that counts only if it is the first with its idempotency key."""
         once = self.notes["offset"].filter(pc.is_valid(self.notes["idempotency_key"])).combine_chunks()
         if not len(once):
             return []
@@ -207,7 +211,7 @@ class PartitionRows:
 
 
 def _widest(rows: pa.Table) -> pa.Table:
-    """The same with decimals of all digits there are: how many come from Spark depends on what writers there are."""
+    """Widens decimals to 38 digits: Spark's precision depends on the writers' schemas."""
     fields = [
         field.with_type(pa.decimal128(_DECIMAL_DIGITS, field.type.scale)) if pa.types.is_decimal(field.type) else field
         for field in rows.schema
@@ -216,7 +220,7 @@ def _widest(rows: pa.Table) -> pa.Table:
 
 
 def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
-    """Keys with updates of both signs: their sum would hide that the state overflowed on the way to it."""
+    """Returns keys with summands of both signs: their sum would hide an overflow of the state in between."""
     keys = [pa.array([], rows.schema.field("key").type)]
     for name, how in combine.items():
         if how is Combine.SUM and _is_of_both_signs(rows[name]):
@@ -227,17 +231,17 @@ def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[p
 
 
 def _is_of_both_signs(summands: pa.ChunkedArray) -> bool:
-    """Whether some are above zero and others below."""
+    """Whether some values are positive and others negative."""
     bounds = pc.min_max(summands).as_py()
     return bounds["min"] is not None and bounds["min"] < 0 < bounds["max"]
 
 
 def _aggregated(rows: pa.Table, combine: Mapping[str, Combination]) -> pa.Table:
-    """One row for each key, in their order."""
+    """Returns one row for each key, sorted by key."""
     of_arrow = {name: how for name, how in combine.items() if how in _IN_ANY_ORDER}
     aggregates = [(name, how.value) for name, how in of_arrow.items()]
     if len(of_arrow) < len(combine):
-        # Arrow knows no first or last decimal, but the row numbers of a key tell its first and last row.
+        # Arrow has no `first` and `last` for decimals, but the row numbers of a key identify its first and last row.
         rows = rows.sort_by("offset").append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
         for name, how in combine.items():
             if isinstance(how, Combine) and how not in _IN_ANY_ORDER:
@@ -246,27 +250,51 @@ def _aggregated(rows: pa.Table, combine: Mapping[str, Combination]) -> pa.Table:
                 aggregates.append((_ROW + name, "max" if how is Combine.LAST else "min"))
     result = rows.group_by("key", use_threads=False).aggregate(aggregates)
     columns = {
-        name: best_of(rows, name, how, result["key"])
+        name: _best_of(rows, name, how, result["key"])
         if isinstance(how, Best)
         else result[f"{name}_{how.value}"]
         if name in of_arrow
         else rows[name].take(result[f"{_ROW}{name}_{'max' if how is Combine.LAST else 'min'}"])
         for name, how in combine.items()
     }
-    # Neighbours in the store one after the other: reading and writing them costs it half of what any order would.
+    # Reading and writing neighbouring keys one after the other costs the store half of any other order.
     return pa.table({"key": result["key"], **columns}).sort_by("key").combine_chunks()
 
 
+def _best_of(rows: pa.Table, name: str, best: Best, keys: pa.ChunkedArray) -> pa.ListArray:
+    """Returns, for each of `keys`, a list of the best entries: greatest first; of equal ones, the earlier first.
+
+    Args:
+        rows: in the order of the events, with `key` and, as `name`, lists of entries.
+        keys: each key in `rows`, once.
+    """
+    lists = rows[name].combine_chunks()
+    entries = pc.list_flatten(lists)
+    owners = pc.index_in(rows["key"].combine_chunks().take(pc.list_parent_indices(lists)), keys.combine_chunks())
+    by = entries.field(best.by)
+    ranked = pc.is_valid(by)
+    if pa.types.is_floating(by.type):
+        ranked = pc.and_(ranked, pc.invert(pc.is_nan(by).fill_null(True)))
+    table = pa.table({"owner": owners, "by": by, "at": pa.array(range(len(by)), pa.int64())}).filter(ranked)
+    table = table.sort_by([("owner", "ascending"), ("by", "descending"), ("at", "ascending")])
+    owner = table["owner"].to_numpy()
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner, side="left")
+    kept = rank < best.most
+    counts = np.bincount(owner[kept], minlength=len(keys))
+    offsets = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, entries.take(table["at"].combine_chunks().filter(pa.array(kept))))
+
+
 def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
-    """Whether a sum could leave Arrow's type for it, which would wrap without a word."""
+    """Whether a sum could exceed Arrow's type, which would wrap around silently."""
     for name, how in combine.items():
         kind = rows.schema.field(name).type
         if how is not Combine.SUM or not (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
             continue
         limit = 10 ** (_DECIMAL_DIGITS - kind.scale) if pa.types.is_decimal(kind) else _INTEGER_LIMIT
         bounds = pc.min_max(rows[name]).as_py()
-        # Python rounds decimals to 28 digits here, so the product may fall short of the limit by a hair. That does no
-        # harm: Arrow's wrap around 1.7 times as far away. Integers are not rounded.
+        # Python rounds decimals to 28 digits here, so the product may be slightly below the limit. That is safe:
+        # Arrow's decimals wrap around at 1.7 times the limit. Integers are not rounded.
         if max((abs(v) for v in bounds.values() if v is not None), default=0) * rows.num_rows >= limit:
             return True
     return False

@@ -1,7 +1,7 @@
-"""Kafka frames → typed columns, and what could not be decoded; all of it on Spark, in one plan.
+"""Decodes Kafka records into typed columns on Spark, in one plan.
 
-Every record becomes one row. The `cause` in its note says what it is: null, as without a note, an update to fold ·
-`IGNORED`, of another type · `UNRESOLVED`, its schema is not known here yet · anything else, why it is a dead letter.
+Every record becomes one row. The `cause` in a row's note classifies it: null, or no note, is an update to fold;
+`IGNORED` a record of another type; `UNRESOLVED` a record whose schema is not known yet; any other cause a dead letter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.notes import IGNORED, NOTE, UNRESOLVED
+from balance_service.spark.columns import judged_cause, key_column, update_columns
+from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
 from balance_service.spark.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
-from balance_service.spark.updates import judged_cause, key_column, update_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,16 +33,15 @@ if TYPE_CHECKING:
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key")
-# Of what the record has besides, what only some stages hand over.
+# Other fields of the record, which only some stages hand over.
 _CARRIED = ("headers",)
 
 
 class Decoder:
-    """Decodes by the writer's schema, found by id. Any thread may call.
+    """Decodes records by the writer's schema, found by id. Thread-safe.
 
-    A plan knows the schema ids that were resolved when it was made. An id is resolved the first time it is seen and
-    never again, for what it means does not change; one that the registry does not know is asked for anew each time,
-    for it may be registered meanwhile.
+    A plan knows the schema ids that were resolved when it was made. An id is resolved once, because its schema never
+    changes. An id that the registry does not know is looked up again each time, because it may be registered later.
     """
 
     def __init__(
@@ -55,9 +54,9 @@ class Decoder:
         with_traces: bool = False,
     ) -> None:
         """Args:
-        read_model: None: nothing is decoded, and every record is handed over as it is.
-        stage: of the read model, whose records it decodes.
-        with_traces: whether the plan also yields `traceparent`, the header, of records whose trace is kept.
+        read_model: None decodes nothing, and hands over every record unchanged.
+        stage: the stage of the read model whose records are decoded.
+        with_traces: whether the plan also returns the `traceparent` header of sampled records.
         """
         self._spark = spark
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
@@ -75,10 +74,10 @@ class Decoder:
         self._resolving = threading.Lock()
 
     def resolve(self, schema_ids: Iterable[int]) -> set[int]:
-        """Ask the registry for those of these ids that are not known yet; returns those that a new plan will know.
+        """Looks unknown schema ids up in the registry; returns the ids that a new plan will know.
 
         Raises:
-            RetriableError: the registry does not answer; what was learned until then is kept.
+            RetriableError: the registry does not answer; the ids that were resolved before are kept.
         """
         if self._read_model is None:
             return set(schema_ids)
@@ -117,13 +116,13 @@ class Decoder:
         return True
 
     def updates(self, records: DataFrame) -> DataFrame:
-        """The plan: Kafka records → one row each.
+        """Returns the plan: Kafka records → one row each.
 
         Returns:
-            Columns `offset`; `key` and the update columns where there is an update; `note`, null for a
-            plain update, else a list of one struct: `cause`; `idempotency_key` where the event of an update names one;
-            unless the record is ignored or its update needs it not, `timestamp` (ms), `record_key` and `value`;
-            `schema_id` where unresolved; `traceparent` where asked for and not ignored.
+            Columns `offset`; `key` and the update columns, null if there is no update; and `note`, null for a plain
+            update, else a list with one struct: `cause`; `idempotency_key` of an update that has one; `timestamp` (ms),
+            `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` if
+            unresolved; `traceparent` if requested and not ignored.
         """
         columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
@@ -133,7 +132,7 @@ class Decoder:
         key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
         updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._stage)})
-        # A projection of its own: inlined into every column below it would be computed as often.
+        # A separate projection: otherwise Spark inlines and repeats the computation in every column below.
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
         cause = F.col("cause")
@@ -153,12 +152,12 @@ class Decoder:
         return judged.select(
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
-            # An absent list takes a fifth of the bytes that its absent fields would, and most rows have none.
+            # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
         )
 
     def _as_they_are(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-        """Records of whatever bytes, none of which is ignored or a dead letter."""
+        """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""
         traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
         nothing = [F.lit(None).cast(kind).alias(name) for name, kind in (("cause", "string"), ("schema_id", "bigint"))]
         note = F.struct(*nothing, *(trace.alias(name) for name, trace in traces.items()))
@@ -171,7 +170,7 @@ class Decoder:
         )
 
     def _typed(self, records: DataFrame, carried: Sequence[str]) -> DataFrame:
-        """Records with their events as structs, and `frame_cause` where there is none."""
+        """Returns the records with their events as structs, and `frame_cause` for records without an event."""
         value, header, readers = F.col("value"), F.col("header"), self._readers
         cause = (
             F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
@@ -183,7 +182,7 @@ class Decoder:
             .when(_is_one_of(header, self._incompatible), "schema-incompatible")
             .otherwise(UNRESOLVED)
         )
-        # Each step is a projection of its own, so that what it computes is computed once, however often it is used.
+        # Each step is a projection of its own, so that Spark computes every column once, however often it is used.
         split = records.select(
             "offset",
             "timestamp",
@@ -254,31 +253,31 @@ class Decoder:
         )
 
     def _is_readable(self, writer: WriterSchema) -> bool:
-        """Whether Spark can decode it and it has all the fields that our schema needs."""
+        """Whether Spark can decode a writer's records into all fields of the reader's schema."""
         reader = self._readers[writer.record]
         empty = self._spark.createDataFrame([], "value binary")
         try:
             events = empty.select(self._decoded(F.col("value"), reader, writer.text).alias("event"))
             types = field_types(reader, [writer.text])
             _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
-        except Exception:  # Spark raises whatever its converter and analyser trip over
+        except Exception:  # Spark's converter and analyser raise many types of errors.
             return False
         return True
 
 
 def _idempotency_key(headers: Column) -> Column:
-    """The value of the first header of that name, unless it is empty."""
+    """Returns the value of the first header of that name, unless it is empty."""
     return _first_header(headers, IDEMPOTENCY_HEADER)
 
 
 def _kept_trace(headers: Column) -> Column:
-    """The traceparent, if it is one and says that its trace is kept: the last bit is the flag "sampled"."""
+    """Returns the header `traceparent` if it is valid and has the flag "sampled", its last bit."""
     traceparent = _first_header(headers, TRACEPARENT_HEADER).cast("string")
     return F.when(traceparent.rlike(_SAMPLED), traceparent)
 
 
 def _first_header(headers: Column, name: str) -> Column:
-    # A lambda over the headers would be simpler, but Spark generates no code for those, and so none for the rest.
+    # A lambda over the headers would be simpler, but Spark generates no code for a plan with lambdas.
     first = F.get(headers["value"], F.array_position(headers["key"], name).cast("int") - 1)
     return F.when(F.octet_length(first) > 0, first)
 

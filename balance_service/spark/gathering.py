@@ -1,18 +1,18 @@
-"""How much of what arrives is committed at once, and when.
+"""Decides how many of the arriving events are committed together, and when.
 
-Idle, an event is committed as soon as it arrives. Under load, commits begin 10 to 25 ms apart, by how long one takes: a
-transaction has a price, and what arrives meanwhile shares it. Where a commit holds hundreds of events, they begin up to
-60 ms apart: the broker, and queries here, need the processor more than those events need the difference. While a task
-is behind, what is known to be there is committed together, as far as the bounds allow: most of a commit's price is per
-key, and the keys of many events are far fewer than the events. The events are combined part by part as they come, so
-that memory holds keys, not events.
+On an idle partition, an event is committed as soon as it arrives. Under load, commits begin 10 to 25 ms apart,
+depending on how long one takes: a transaction has a fixed cost, which all events in it share. If a commit holds
+hundreds of events, commits begin up to 60 ms apart: broker and queries need the CPU more than those events need lower
+latency. While a task is behind, the events that are known to be available are committed together, up to the bounds
+below: most of the cost of a commit is per key, and many events have far fewer keys. The events are combined part by
+part as they arrive, so that memory holds keys, not events.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,47 +29,40 @@ if TYPE_CHECKING:
 _LEAST_PACE_SECONDS = 0.010
 _MOST_PACE_SECONDS = 0.025
 _PACE_BY_COMMIT = 1.5
-# A partition with more events than this within the pace, 8,000 a second, goes on to commit as far apart as it may.
+# Above this number of events within the pace (8,000 per second), a partition keeps the longest distance of commits.
 _MANY_ROWS = 200
 _PACE_OF_MANY_SECONDS = 0.060
 # While behind: small messages cost as much to receive as large ones.
 _BETWEEN_PULLS_SECONDS = 0.02
-# How long a pause means that nothing more comes: what is left below the end may be control records. So far from the
+# A pause of this length means that nothing more arrives: the rest below the end may be control records. Far from the
 # end, it is Spark that pauses.
 _PAUSE_SECONDS = 0.05
 _FAR_ROWS = 10_000
 _FAR_PAUSE_SECONDS = 0.5
-# What has been pulled is not visible for so much longer.
+# Bounds how long pulled events stay invisible.
 _GATHER_SECONDS = 10.0
-# Of events that are combined in one go: no fewer than this. Those that are not are Python's objects one by one, which
-# take many times as much memory, and are committed so many at a time.
+# The least number of events that are combined in one step. Events that are not combined are Python objects, which take
+# many times as much memory; so many are committed at a time.
 _PART_ROWS = 65_536
 _PART_ROWS_SINGLY = 8_192
 _PART_BYTES = 8 << 20
-# A transaction has to end within its time, and what is written is in memory more than once.
+# A transaction must end before its timeout, and the records that it writes are in memory more than once.
 _MOST_KEYS = 1_000_000
 _MOST_LETTER_BYTES = 8 << 20
 
 
-class Source(Protocol):
-    """Where rows are pulled from."""
-
-    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
-        """All rows that have arrived since the last pull; None if there is none in time."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What some events of a partition come to, those below `end`."""
+    """The combined events of a partition below `end`."""
 
     updates: PartitionUpdates
     end: int
     traces: Sequence[str] = ()
     rows: PartitionRows | None = None
-    """The events; None once they are combined with others: they would fill the memory."""
+    """The events; None once they are combined with others, because they would fill the memory."""
 
     def and_then(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
-        """Both as one; None if they have to be committed one after the other."""
+        """Returns both as one; None if they must be committed one after the other."""
         both = self.updates.and_then(later.updates, combine)
         if both is None or both.keys > _MOST_KEYS or both.letter_bytes > _MOST_LETTER_BYTES:
             return None
@@ -78,7 +71,7 @@ class Gathered:
 
 @dataclass(slots=True)
 class Gathering:
-    """The pace of one partition; outlives its tasks, so that a commit that failed is not tried again as it was."""
+    """The pace of one partition. It outlives the tasks, so that a failed commit is not retried unchanged."""
 
     most_rows: int
     combine: Mapping[str, Combination] | None
@@ -90,21 +83,22 @@ class Gathering:
 
     def gather(
         self,
-        source: Source,
+        pull: Callable[[float], pa.RecordBatch | None],
         timeout_seconds: float,
         known_end: int | None,
         part: Callable[[pa.Table], Gathered],
         interrupted: threading.Event,
     ) -> list[Gathered]:
-        """What is to be committed next, in order; nothing if no event came in time.
+        """Returns the parts to commit next, in order; empty if no event arrived in time.
 
         Args:
-            known_end: the partition's end as far as it is known.
-            part: events in offset order → what they come to. What it raises ends the gathering.
-            interrupted: no more is pulled once it is set.
+            pull: timeout in seconds → all rows that have arrived since the last pull; None if there are none.
+            known_end: the partition's end as last read.
+            part: events in offset order → their combination. An error that it raises ends the gathering.
+            interrupted: stops pulling once it is set.
         """
         self.sleep(max(0.0, self._next - self.clock()))
-        batch = source.pull(timeout_seconds)
+        batch = pull(timeout_seconds)
         if batch is None:
             return []
         gathered: list[Gathered] = []
@@ -117,7 +111,7 @@ class Gathering:
                 if self._part_by_part or self.combine is None or len(gathered) > 1:
                     return gathered
             self.sleep(_BETWEEN_PULLS_SECONDS)
-            batch = source.pull(_FAR_PAUSE_SECONDS if known_end - end > _FAR_ROWS else _PAUSE_SECONDS)
+            batch = pull(_FAR_PAUSE_SECONDS if known_end - end > _FAR_ROWS else _PAUSE_SECONDS)
             if batch is None:
                 break
             pending.append(batch)
@@ -128,14 +122,14 @@ class Gathering:
         return self._with(gathered, part(pa.Table.from_batches(pending))) if pending else gathered
 
     def committed(self, began: float) -> None:
-        """What was gathered is committed; `began` is when that began, by the clock."""
+        """Sets the pace after a commit that began at `began`, by the clock."""
         took = self.clock() - began
         by_commit = min(max(_PACE_BY_COMMIT * took, _LEAST_PACE_SECONDS), _MOST_PACE_SECONDS)
         by_rows = min(_MOST_PACE_SECONDS * self._rows / _MANY_ROWS, _PACE_OF_MANY_SECONDS)
         self._next = began + max(by_commit, by_rows)
 
     def failed(self) -> None:
-        """It could not be committed, perhaps for being too large: go part by part until the known end is reached."""
+        """Gathers part by part until the known end is reached: the failed commit may have been too large."""
         self._part_by_part = True
 
     def _with(self, gathered: list[Gathered], later: Gathered) -> list[Gathered]:
@@ -145,11 +139,11 @@ class Gathering:
     def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:
         rows, size = (sum(counts) for counts in zip(*((b.num_rows, b.nbytes) for b in batches), strict=True))
         least = _PART_ROWS_SINGLY if self.combine is None else _PART_ROWS
-        # A part is as large as what it is combined with. Smaller ones would have all keys sorted again for few events.
+        # A part is as large as the one it is merged with: smaller ones would sort all keys again for few events.
         before = gathered[-1].updates if gathered else PartitionUpdates()
         return bool(rows >= max(part_size(least), before.keys) or size >= max(_PART_BYTES, before.combined_bytes))
 
 
 def end_of(rows: pa.RecordBatch | pa.Table) -> int:
-    """The offset after the last row."""
+    """Returns the offset after the last row."""
     return int(rows["offset"][-1].as_py()) + 1

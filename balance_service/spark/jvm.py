@@ -1,8 +1,8 @@
-"""Spark's JVM: a child of this process that ends with it, and PySpark's way to it.
+"""Starts Spark's JVM as a child of this process, with its class path and options.
 
-PySpark would start it through a shell script and a JVM that only puts its command line together, once it is itself
-imported. Started straight, and first of all, it comes up while Python imports the rest. PySpark knows one JVM for each
-process, so this module does too.
+PySpark would start it through a shell script and a second JVM that assembles the command line, after its own import.
+Started directly, and first of all, it comes up while Python imports the rest. The JVM ends with this process. PySpark
+knows one JVM per process, and so does this module.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fnmatch
+import hashlib
+import importlib.util
 import os
+import shutil
 import struct
 import subprocess
 import time
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
-from balance_service.process.jars import java_executable, resolve_jars
+from balance_service.process.jars import cache_folder, java_executable, locked, partial_folder, resolve_jars
 from balance_service.process.package import resource
-from balance_service.spark import class_archive
-from balance_service.spark.handover_jar import handover_jar, spark_jars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 
 _MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 _LOOK_EVERY_SECONDS = 0.01
-# Spark would put its scratch there, before all that its configuration says.
+# Spark would prefer it to its configuration for temporary files.
 _LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 _PACKAGES = (
     "java.io",
@@ -50,7 +52,7 @@ _PACKAGES = (
     "sun.util.calendar",
 )
 MODULE_OPTIONS = (
-    # Java 17 does not know the two options about memory and native code, which later versions want.
+    # Java 17 does not know the two options for memory access and native code, which later versions need.
     "-XX:+IgnoreUnrecognizedVMOptions",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _PACKAGES),
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
@@ -60,37 +62,127 @@ MODULE_OPTIONS = (
     "--sun-misc-unsafe-memory-access=allow",
     "--enable-native-access=ALL-UNNAMED",
 )
-"""What Spark's launcher gives every JVM, but for the module of vectors, which its linear algebra alone uses."""
-# The server compiler works on what is hot for long, not on what a start runs once or a few thousand times: ten times
-# Java's own thresholds. Code that runs for every record is there within some 100,000 records.
+"""The options of Spark's launcher, without the vector module, which only its linear algebra uses."""
+# The server compiler compiles code that is hot for long, not code that a start runs once or a few thousand times: ten
+# times Java's own thresholds. Code that runs for every record reaches them within some 100,000 records.
 _JIT_OPTIONS = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-# Little of what Spark makes here lives for longer than a commit: the heap need not grow for that.
+# Few of Spark's objects live longer than a commit, so the heap need not grow for them.
 _HEAP_OPTIONS = ("-Xms96m", "-Xmn64m", "-XX:GCTimeRatio=19")
-# A third of the share of a process at 0, where both want all there is.
+# A third of the CPU share of a process with niceness 0, if both need all of it.
 _NICENESS = 5
 _MIB = 1 << 20
-# Avro allocates what a length in the data asks for before it looks whether there is as much.
+# Avro allocates the length that it reads before it checks whether the data is as long.
 _AVRO_LIMITS = {"string": 16 * _MIB, "bytes": 16 * _MIB, "collectionItems": _MIB}
 
 
+_SOURCE = Path(__file__).with_name("java") / "Handover.java"
+_COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
+_COMPILE_SECONDS = 60
+QUIET = (
+    "-Xshare:auto",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+    "-Xlog:cds=off",
+    "-Xlog:cds+dynamic=off",
+    "-Xlog:class+path=off",
+)
+# At another address, the JVM would have to write to every page of the archive, and could not share it.
+_IN_PLACE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
+
+
 def spark_java() -> Path:
-    """The Java that runs Spark. Raises ConfigurationError if there is none."""
+    """Returns the path of the Java that runs Spark. Raises ConfigurationError if there is none."""
     return java_executable().resolve()
 
 
-def class_path(settings: Settings) -> list[str]:
-    """The jars of Spark's connectors, ours, and those of Spark's own that are needed, in the same order everywhere.
+def spark_jars() -> Path:
+    """Returns the folder of PySpark's jars. Raises ConfigurationError if PySpark is not installed."""
+    # `find_spec` does not import pyspark, which would take most of a second.
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("pyspark is not installed: install the service with its dependencies")
+    return Path(spec.origin).parent / "jars"
 
-    A class archive is good for one order, so one that was made where an image was built would be of no use where the
-    image runs, if the order were the file system's.
+
+def handover_jar() -> Path:
+    """Returns the jar with the class that hands Spark's rows to this process; compiles it if the cache lacks it.
+
+    The compiler is Janino, which ships with Spark, so no JDK is needed. The jar's name contains the digest of its
+    source. Its own digest is stored in a file next to it and checked at each start, so a damaged jar is compiled again.
 
     Raises:
-        ConfigurationError: the connectors' cannot be had.
+        ConfigurationError: there is no Java, the cache is not writable, or the source does not fit this Spark version.
+    """
+    jars = spark_jars()
+    made_of = _SOURCE.read_bytes() + "".join(sorted(jar.name for jar in jars.glob("spark-*.jar"))).encode()
+    jar = cache_folder() / f"handover-{hashlib.sha256(made_of).hexdigest()[:16]}.jar"
+    if not _is_whole(jar):
+        with locked(jar):
+            if not _is_whole(jar):
+                _make(jar, jars)
+    return jar
+
+
+def _digest_of(jar: Path) -> Path:
+    return jar.with_name(jar.name + ".sha256")
+
+
+def _is_whole(jar: Path) -> bool:
+    try:
+        return _digest_of(jar).read_text(encoding="ascii") == hashlib.sha256(jar.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return False
+
+
+def _make(jar: Path, jars: Path) -> None:
+    folder = partial_folder(jar.with_name(jar.name + ".classes"))
+    try:
+        classes = _compiled(folder, jars)
+        partial = jar.with_name(jar.name + ".partial")
+        with zipfile.ZipFile(partial, "w") as archive:
+            for found in classes:
+                # Without a time, equal sources make equal jars.
+                archive.writestr(zipfile.ZipInfo(found.relative_to(folder).as_posix()), found.read_bytes())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    _digest_of(jar).write_text(hashlib.sha256(partial.read_bytes()).hexdigest(), encoding="ascii")
+    partial.rename(jar)
+
+
+def _compiled(folder: Path, jars: Path) -> list[Path]:
+    command = [
+        str(java_executable()),
+        "-cp",
+        os.pathsep.join(str(found) for name in ("janino", "commons-compiler") for found in jars.glob(f"{name}-*.jar")),
+        _COMPILER,
+        "-g:source,lines",
+        "-d",
+        str(folder),
+        "-classpath",
+        os.pathsep.join(map(str, sorted(jars.glob("*.jar")))),
+        str(_SOURCE),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+    classes = sorted(folder.rglob("*.class"))
+    if done.returncode or not classes:
+        said = (done.stderr or done.stdout).strip()
+        raise ConfigurationError(f"{_SOURCE.name} does not compile against the installed pyspark: {said}")
+    return classes
+
+
+def class_path(settings: Settings) -> list[str]:
+    """Returns the jars of the connectors, the hand-over jar, and the needed jars of Spark, in a fixed order.
+
+    A class archive is valid for one order only: in the order of the file system, an archive that was made with the
+    image would not fit where the image runs.
+
+    Raises:
+        ConfigurationError: the connector jars cannot be obtained.
     """
     connectors = settings.spark_jars.split(",") if settings.spark_jars else map(str, resolve_jars("spark"))
     lines = resource("deploy/spark-jars-left-out.txt").read_text(encoding="utf-8").splitlines()
@@ -103,25 +195,48 @@ def class_path(settings: Settings) -> list[str]:
     ]
 
 
+def archive_of(java: Path, jars: Sequence[str]) -> Path:
+    """Returns the path of the archive for a JVM and a class path."""
+    release = java.parent.parent / "release"
+    spec = importlib.util.find_spec("pyspark")
+    parts = [str(java), release.read_text() if release.is_file() else "", spec.origin if spec else "", *jars]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    return cache_folder() / f"classes-{digest}.jsa"
+
+
+def class_archive_options(java: Path, jars: Sequence[str]) -> list[str]:
+    """Returns the JVM options that use the archive; empty if there is none. The JVM ignores a stale archive."""
+    archive = archive_of(java, jars)
+    return [f"-XX:SharedArchiveFile={archive}", *_IN_PLACE, *QUIET] if archive.is_file() else []
+
+
+def is_stale(archive: Path, jars: Sequence[str]) -> bool:
+    """Whether there is no archive, or a jar is newer than it; the JVM ignores such an archive silently."""
+    if not archive.is_file():
+        return True
+    made = archive.stat().st_mtime
+    return any(Path(jar).stat().st_mtime > made for jar in jars)
+
+
 def _give_way(process: int) -> None:
-    """Where processors are short, let a query go before a batch: it takes far less time, and somebody waits for it."""
-    # Its threads inherit this. Who may not lower it has a system that decides otherwise.
+    """Lowers the priority of the JVM, so that a query, which is short and interactive, goes before a batch."""
+    # Its threads inherit the niceness. If the system does not permit the change, it decides otherwise.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, _NICENESS)
 
 
 class SparkJvm:
-    """A JVM that is coming up, or is up. It ends when its standard input does: at the latest, with this process."""
+    """A JVM that is starting or running. It ends when its standard input is closed, at the latest with this process."""
 
     def __init__(self, settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> None:
-        """Start it; returns at once.
+        """Starts the JVM, without waiting for it.
 
         Args:
-            scratch: where it keeps its temporary files.
-            archive_options: by default those that use the class archive, if there is one.
+            scratch: for its temporary files.
+            archive_options: by default, those that use the class archive, if there is one.
 
         Raises:
-            ConfigurationError: no suitable Java, or the connector jars cannot be had.
+            ConfigurationError: there is no suitable Java, or the connector jars cannot be obtained.
         """
         java, jars = spark_java(), class_path(settings)
         limits = [f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()]
@@ -132,19 +247,19 @@ class SparkJvm:
             *_HEAP_OPTIONS,
             "-XX:+UseParallelGC",
             f"-Djava.io.tmpdir={scratch.files}",
-            # Performance counters are a file in /tmp otherwise, even with another java.io.tmpdir.
+            # Otherwise performance counters are a file in /tmp, even with another java.io.tmpdir.
             "-XX:+PerfDisableSharedMem",
             *MODULE_OPTIONS,
             *_JIT_OPTIONS,
             *limits,
             f"-Dlog4j2.configurationFile={resource('deploy/log4j2.properties').as_uri()}",
-            *(class_archive.jvm_options(java, jars) if archive_options is None else archive_options),
+            *(class_archive_options(java, jars) if archive_options is None else archive_options),
             "-cp",
             os.pathsep.join(jars),
             _MAIN,
         ]
         environment = {name: value for name, value in os.environ.items() if name != _LOCAL_DIRS}
-        # In a group of its own: Ctrl-C is for this process, which then ends the JVM in its turn.
+        # In its own process group: Ctrl-C interrupts this process only, which then ends the JVM.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -155,13 +270,13 @@ class SparkJvm:
         atexit.register(self._discard)
 
     def gateway(self) -> tuple[int, str]:
-        """Port and secret by which to reach it; waits until it is up.
+        """Waits until the JVM is up; returns the port and the secret of its gateway.
 
         Raises:
-            ConfigurationError: it has ended.
+            ConfigurationError: the JVM has ended.
         """
         try:
-            # Written under another name, then renamed.
+            # The JVM writes the file under another name, then renames it.
             while not self._told.is_file():
                 code = self.process.poll()
                 if code is not None:
@@ -172,14 +287,14 @@ class SparkJvm:
                 time.sleep(_LOOK_EVERY_SECONDS)
             told = self._told.read_bytes()
         finally:
-            # It has the secret.
+            # The file holds the secret.
             self._told.unlink(missing_ok=True)
             atexit.unregister(self._discard)
         port, length = struct.unpack_from(">ii", told)
         return port, told[8 : 8 + length].decode()
 
     def _discard(self) -> None:
-        """End one that was not used."""
+        """Ends a JVM that was not used."""
         self.process.kill()
         self._told.unlink(missing_ok=True)
 
@@ -188,7 +303,7 @@ _launched: list[SparkJvm] = []
 
 
 def launch_jvm(settings: Settings, scratch: Scratch, archive_options: Sequence[str] | None = None) -> SparkJvm:
-    """This process' JVM, started now unless it was before. Arguments and errors as of `SparkJvm`."""
+    """Returns this process's JVM; starts it at the first call. Arguments and errors as for `SparkJvm`."""
     if not _launched:
         _launched.append(SparkJvm(settings, scratch, archive_options))
     return _launched[0]

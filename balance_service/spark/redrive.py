@@ -1,6 +1,7 @@
-"""Has dead letters tried again: their records, read from the source once more, decoded and committed by the same code.
+"""Reads records from the source again: to retry dead letters, and to fold the events of some keys one by one.
 
-A batch of them starts and ends at the task's position: they lie below it. Called by the task's own thread.
+A batch of dead letters starts and ends at the task's position, because their records lie below it. The task's own
+thread calls.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from balance_service.avro.codec import schema_id_of
 from balance_service.engine.dead_letter import GONE, SPARK_FAILED
 from balance_service.engine.records import DeadLetter, TaskBatch
 from balance_service.errors import PoisonRecordError
-from balance_service.kafka.log_reader import records_left_at
-from balance_service.kafka.messages import headers_of
+from balance_service.kafka.log_reader import records_at, records_left_at
+from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.spark.combine import SCHEMA_ID_UNKNOWN, PartitionRows, PartitionUpdates
 from balance_service.spark.row_query import QueryEndedError, in_short
 from balance_service.spark.session import require_jvm
-from balance_service.spark.singles import letter_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Spark's heap holds several copies of what it decodes together.
+# Spark's heap holds several copies of the records that it decodes together.
 _MOST_BYTES = 8 << 20
-# The events that come meanwhile wait.
+# New events wait in the meantime.
 _READ_SECONDS = 1.0
-# As Spark's source of Kafka has them.
+# The schema of Spark's Kafka source.
 _RECORDS = pa.schema(
     {
         "key": pa.binary(),
@@ -52,8 +52,31 @@ _RECORDS = pa.schema(
 )
 
 
+def read_singles(
+    settings: Settings, topic: str, partition: int, rows: PartitionRows, keys: Sequence[bytes]
+) -> Sequence[KeyedUpdate]:
+    """Returns the updates of some keys in a batch, in offset order, each with its record, read from the source again.
+
+    If a combined update cannot be applied, only its single events show which of them is the cause.
+
+    Raises:
+        RetriableError: the broker does not answer.
+    """
+    found = rows.updates_of(keys)
+    offsets = found["offset"].to_pylist()
+    if not offsets:
+        return []
+    _, records = records_at(settings, topic, partition, sorted(offsets))
+    return rows.singly(found, {at: letter_of(message) for at, message in records.items()})
+
+
+def letter_of(message: Message) -> DeadLetter:
+    """Returns a record that was read again as a dead letter without a cause."""
+    return DeadLetter(offset_of(message), message.timestamp()[1], message.key(), message.value(), "")
+
+
 class Redrive:
-    """Makes batches of the dead letters of one stage that are due."""
+    """Makes batches of one stage's dead letters that are due."""
 
     def __init__(
         self,
@@ -67,7 +90,7 @@ class Redrive:
     ) -> None:
         """Args:
         source: the topic.
-        has_states: whether what is decoded is folded, and so handed over event by event.
+        has_states: whether decoded events are folded, and so handed over one by one.
         """
         self._spark = spark
         self._settings = settings
@@ -77,10 +100,10 @@ class Redrive:
         self._has_states = has_states
 
     def batch(self, partition: int, position: int, due: DueLetters) -> TaskBatch:
-        """Letters that are due, as a task commits them.
+        """Returns the dead letters that are due as a batch for the task.
 
         Raises:
-            RetriableError: broker or registry do not answer.
+            RetriableError: the broker or the registry does not answer.
             FatalError: Spark's JVM has ended.
         """
         offsets = [letter.offset for letter in due.again]
@@ -105,7 +128,7 @@ class Redrive:
         if rows and not count:
             failed.append(replace(letters[rows[0]["offset"]], cause=SPARK_FAILED))
         if behind := rows[max(count, 1) :]:
-            # They are tried next: what Spark fails at is not due then.
+            # The rest is tried in the next batch, when the record that Spark fails at is no longer due.
             end = behind[0]["offset"]
             tried = [offset for offset in tried if offset < end]
             failed = [letter for letter in failed if letter.offset < end]
@@ -113,20 +136,20 @@ class Redrive:
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
     def _still_unknown(self, due: DueLetters, records: Mapping[int, Message]) -> set[int]:
-        """The letters for which the registry still lacks the schema. To know that takes no job of Spark's."""
+        """Returns the offsets whose schema the registry still lacks. Needs no Spark job."""
         schema_ids = {offset: schema_id_of(message.value()) for offset, message in records.items()}
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
         return {offset for offset in failed_so if offset in records and schema_ids[offset] not in known}
 
     def _first_decoded(self, records: Sequence[Mapping[str, Any]]) -> tuple[PartitionRows | None, int]:
-        """The first ones of some records, and how many: all, unless Spark fails at one; none if that is the first."""
+        """Decodes the first records; returns how many: all, unless Spark fails at one, and 0 if that is the first."""
         count = len(records)
         while count:
             try:
                 return self._decoded(records[:count]), count
             except QueryEndedError as error:
-                # No record is to blame for that.
+                # The end of the JVM is no record's fault.
                 require_jvm(self._spark, error)
                 if count == 1:
                     log.warning("Spark fails at a dead letter", offset=records[0]["offset"], error=str(error))
@@ -138,7 +161,7 @@ class Redrive:
         try:
             frame: Any = self._spark.createDataFrame(table)
             rows = self._decoder.updates(frame).toArrow()
-        except Exception as error:  # Spark and py4j raise many things
+        except Exception as error:  # Spark and py4j raise many types of errors.
             raise QueryEndedError(in_short(error)) from error
         return PartitionRows(rows.sort_by("offset"))
 
@@ -152,13 +175,13 @@ def redriven(
     *,
     has_states: bool,
 ) -> TaskBatch:
-    """A batch of dead letters that are tried again.
+    """Returns the batch for dead letters that are retried.
 
     Args:
-        rows: what their records are decoded to; None if there are none any more.
-        tried: the offsets of the letters; of those without a record, that is gone.
+        rows: the decoded records; None if no record is left.
+        tried: the offsets of the dead letters. If one has no entry in `letters`, its record is gone.
         letters: the records by offset, without causes.
-        has_states: whether what is decoded is folded, and so handed over event by event.
+        has_states: whether decoded events are folded, and so handed over one by one.
     """
     part = PartitionUpdates() if rows is None else rows.as_they_came()
     events: Sequence[KeyedUpdate] = ()

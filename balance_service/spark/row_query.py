@@ -1,8 +1,7 @@
-"""A Spark query in real-time mode over one partition, and the rows that it hands over.
+"""A Spark query in real-time mode over one partition, and its rows.
 
-Spark reads and decodes as events arrive; `java/Handover.java` keeps the rows until they are pulled. Spark's own idea
-of what is done is not used: the query starts at the position that it is given and is stopped, never resumed. One
-thread owns a query.
+Spark reads and decodes events as they arrive. `java/Handover.java` buffers the rows until they are pulled. Spark's
+checkpoints are not used: a query starts at a given position, and is never resumed. One thread owns a query.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# What waits to be pulled; the rest stays in Kafka.
+# The bounds of the buffer; further events stay in Kafka.
 _MOST_ROWS = 32_768
 _MOST_BYTES = 4 << 20
-# A batch holds a task slot and never ends by itself before that; where it does, the loop starts another query.
+# A batch holds a task slot. When it ends after this time, the task starts another query.
 _BATCH = "24 hours"
 _ASK = b"\1"
 _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
-# What `Handover` says to a second batch.
+# The message of `Handover` in a second batch.
 _SECOND_BATCH = "one batch is all that a query is for"
-# Deep in the causes, where one of Spark's tasks met it.
+# The text is in one of the inner causes.
 _FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
 
 
 class QueryEndedError(RetriableError):
-    """Spark hands over no more rows; another query goes on from the store's position."""
+    """Spark hands over no more rows. Another query continues from the store's position."""
 
 
 class BatchEndedError(QueryEndedError):
-    """The query's one batch has lasted as long as it was to."""
+    """The query's only batch has lasted its full time."""
 
 
 class QueryInterruptedError(QueryEndedError):
-    """Nobody wanted the rows any more before the first could come."""
+    """The query was cancelled during its start."""
 
 
 class RowQuery:
-    """Rows of one partition, in offset order, each once; between entering and leaving.
+    """The rows of one partition, in offset order, each once, while the context is open.
 
-    Every call raises QueryEndedError once Spark has ended the query.
+    Every method raises QueryEndedError once Spark has ended the query.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class RowQuery:
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
-        scratch: where its socket and its checkpoint lie.
-        rows: what `Decoder.updates` makes of a streaming source.
-        position: where that source begins.
-        is_interrupted: whether entering is to end, by a QueryInterruptedError.
+        scratch: for its socket and its checkpoint.
+        rows: makes the plan of `Decoder.updates` for a streaming source.
+        position: the first offset of that source.
+        is_interrupted: whether to cancel the start, by a QueryInterruptedError.
         """
         self._spark = spark
         self._scratch = scratch
@@ -93,7 +92,7 @@ class RowQuery:
         except BaseException as error:
             self._cleanup.close()
             if isinstance(error, Exception) and not isinstance(error, BalanceServiceError):
-                # Spark and py4j raise many things.
+                # Spark and py4j raise many types of errors.
                 raise QueryEndedError(in_short(error)) from error
             raise
         return self
@@ -102,7 +101,7 @@ class RowQuery:
         self._cleanup.close()
 
     def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
-        """All rows that have arrived since the last pull; None if there is none in time."""
+        """Returns all rows that have arrived since the last pull; None if none arrives in time."""
         if self._connection is None:
             raise QueryEndedError("the query has not started")
         try:
@@ -134,7 +133,7 @@ class RowQuery:
                 self._connection = self._cleanup.enter_context(listener.accept()[0])
             finally:
                 path.unlink(missing_ok=True)
-        # What begins with the schema is read without a bound.
+        # The stream begins with the schema, which pyarrow reads without a timeout.
         self._wait_for(self._connection)
         file = self._cleanup.enter_context(self._connection.makefile("rb"))
         self._batches = pa.ipc.open_stream(file)
@@ -166,7 +165,7 @@ class RowQuery:
                 raise QueryEndedError(f"Spark did not begin to read within {_CONNECT_SECONDS:.0f} s")
 
     def _ended(self) -> QueryEndedError:
-        """Why Spark hands over nothing any more."""
+        """Returns why Spark hands over no more rows."""
         try:
             if not self._query.awaitTermination(_END_SECONDS):
                 return QueryEndedError("Spark hands over no more rows, though it has not ended the query")
@@ -179,14 +178,14 @@ class RowQuery:
 
 
 def _is_readable(waiting: socket.socket, timeout_seconds: float) -> bool:
-    # Not `select`, which knows no file descriptor beyond 1,023.
+    # `select` supports no file descriptor above 1,023.
     poll = select.poll()
     poll.register(waiting, select.POLLIN)
     return bool(poll.poll(timeout_seconds * 1000))
 
 
 def in_short(error: Exception) -> str:
-    """What Spark or py4j says of an error, without the frames."""
+    """Returns the message of an error of Spark or py4j, without the stack trace."""
     forbidden = _FORBIDDEN.search(str(error))
     if forbidden is not None:
         return f"the brokers do not allow Spark to read: {forbidden[0]}; grant this user Read there (docs/security.md)"

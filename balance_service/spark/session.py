@@ -1,13 +1,15 @@
-"""The Spark session, and a partition of the source as a streaming DataFrame."""
+"""The Spark session, a partition of the source as a streaming DataFrame, and samples of the JVM's heap."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
     from balance_service.spark.jvm import SparkJvm
 
+log = structlog.get_logger(__name__)
 
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 
@@ -32,15 +35,15 @@ _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 def start_spark(
     settings: Settings, scratch: Scratch, slots: int, archive_options: Sequence[str] | None = None
 ) -> SparkSession:
-    """Start the session, and the JVM if it was not started before.
+    """Starts the session, and the JVM unless it was started before.
 
     Args:
-        scratch: where the session keeps its temporary files, and the JVM if it is started now.
-        slots: how many partitions can be read at once. A query that finds no slot waits for one, and says nothing.
-        archive_options: of the JVM; by default those that use the class archive, if there is one.
+        scratch: for temporary files of the session, and of the JVM if it is started now.
+        slots: the number of partitions that can be read at once. A query without a slot waits silently.
+        archive_options: for the JVM; by default, those that use the class archive, if there is one.
 
     Raises:
-        ConfigurationError: no suitable Java, or the connector jars cannot be had, or the JVM does not start.
+        ConfigurationError: there is no suitable Java, the connector jars cannot be obtained, or the JVM does not start.
     """
     _connect(launch_jvm(settings, scratch, archive_options))
     builder = (
@@ -49,27 +52,27 @@ def start_spark(
         .master(f"local[{slots}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        # Its ports answer processes that have the secret, which Spark makes for each session and keeps in memory.
+        # Its ports require a secret, which Spark makes for each session and keeps in memory.
         .config("spark.authenticate", "true")
         .config("spark.local.dir", str(scratch.files))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        # Of what Spark keeps for its user interface, each task would be written down as it goes.
+        # Without updates of tasks that are running for the user interface, which is disabled.
         .config("spark.ui.liveUpdate.period", "-1")
-        # It keeps those of a thousand queries.
+        # The default keeps a thousand queries.
         .config("spark.ui.retainedJobs", "10")
         .config("spark.ui.retainedStages", "10")
         .config("spark.sql.ui.retainedExecutions", "10")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
-        # There is nothing to adapt: no plan of ours shuffles.
+        # No plan of this service shuffles, so there is nothing to adapt.
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1")
-        # A consumer belongs to one query; kept after that, it holds what it has fetched.
+        # A consumer belongs to one query; afterwards, a cached one would hold the data that it has fetched.
         .config("spark.kafka.consumer.cache.timeout", "10s")
         .config("spark.kafka.consumer.cache.evictorThreadRunInterval", "10s")
-        # Spark's checkpoint is scratch here, but in its way: Hadoop's local file system sets permissions by a chmod
-        # process for each file, and only Spark's older manager of checkpoint files lets another one be named.
+        # Spark's checkpoint is not used, but is written: Hadoop's local file system sets permissions by a chmod process
+        # for each file, and only Spark's older checkpoint file manager allows another file system.
         .config("spark.hadoop.fs.permissions.umask-mode", "077")
         .config("spark.hadoop.fs.file.impl", "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem")
         .config(
@@ -83,11 +86,11 @@ def start_spark(
 
 
 def read_source(spark: SparkSession, settings: Settings, topic: str, partition: int, position: int) -> DataFrame:
-    """One partition of a topic from a position on, as a stream of what is committed."""
+    """Returns the committed records of one partition from a position on, as a streaming DataFrame."""
     options = {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
-        # The broker answers as soon as there is a record: this is how often it says that there is none.
+        # The broker answers as soon as there is a record; this bounds the wait if there is none.
         "kafka.fetch.max.wait.ms": "2000",
         "kafka.max.partition.fetch.bytes": str(1 << 20),
         "kafka.max.poll.records": "5000",
@@ -101,7 +104,7 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, partition: 
 
 
 def require_jvm(spark: SparkSession, error: Exception) -> None:
-    """Raises FatalError if the end of Spark is why something has failed: another attempt would not help."""
+    """Raises FatalError if an operation failed because Spark has ended: a retry would not help."""
     if jvm_has_ended(spark):
         raise FatalError("Spark's JVM has ended") from error
     session: Any = spark._jsparkSession
@@ -110,16 +113,16 @@ def require_jvm(spark: SparkSession, error: Exception) -> None:
 
 
 def jvm_has_ended(spark: SparkSession) -> bool:
-    """Whether the process is gone. It is not asked for that."""
+    """Whether the JVM's process has ended. Does not call the JVM."""
     context: Any = spark.sparkContext
     return context._gateway is None or context._gateway.proc.poll() is not None
 
 
 def _connect(jvm: SparkJvm) -> None:
-    """Make this JVM PySpark's own, once."""
+    """Makes PySpark use this JVM, once."""
     if SparkContext._gateway is not None:
         return
-    # PySpark looks for a JVM that it has not started itself in the environment, and nowhere else.
+    # PySpark finds a JVM that it has not started only by environment variables.
     port, secret = jvm.gateway()
     try:
         os.environ.update(zip(_GATEWAY, (str(port), secret), strict=True))
@@ -132,16 +135,16 @@ def _connect(jvm: SparkJvm) -> None:
 
 
 def _close_accumulators(spark: SparkSession) -> None:
-    """Close the port to which the JVM would send the accumulators of Python workers: none is started."""
+    """Closes the port for the accumulators of Python workers: none is started."""
     context: Any = spark.sparkContext
     server, context._accumulatorServer = context._accumulatorServer, None
     if server is not None:
-        # It takes half a second.
+        # Takes half a second.
         threading.Thread(target=server.shutdown, name="accumulators-end", daemon=True).start()
 
 
 def _defaults() -> dict[str, Any]:
-    """What `spark-defaults.conf` in SPARK_CONF_DIR says; all that is set here goes before it."""
+    """Returns the settings of `spark-defaults.conf` in SPARK_CONF_DIR. Settings in this module override them."""
     folder = os.environ.get("SPARK_CONF_DIR")
     file = Path(folder) / "spark-defaults.conf" if folder else None
     if file is None or not file.is_file():
@@ -150,3 +153,48 @@ def _defaults() -> dict[str, Any]:
     properties = java.java.util.Properties()
     properties.load(java.java.io.FileInputStream(str(file)))
     return dict(properties)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSample:
+    """Heap and garbage collection of the JVM at one moment; sizes in bytes."""
+
+    heap_used: int
+    heap_committed: int
+    heap_max: int
+    gc_seconds: float
+
+
+class SparkSampler:
+    """Samples the JVM of a session, every five seconds in its own thread: the JVM may not answer for seconds.
+
+    A scrape reads the latest sample, an immutable value that is replaced as a whole.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        self._management: Any = jvm.java.lang.management.ManagementFactory
+        self.jvm_pid = int(self._management.getRuntimeMXBean().getPid())
+        """The process id."""
+        self.sample: SparkSample | None = None
+        """The latest sample; None before the first, and while the JVM does not answer."""
+
+    def take(self) -> None:
+        """Takes a sample.
+
+        Raises:
+            FatalError: the JVM has ended; without tasks, nothing else detects that.
+        """
+        try:
+            self.sample = self._taken()
+        except Exception as error:  # py4j raises many types of errors.
+            if jvm_has_ended(self._spark):
+                raise FatalError("Spark's JVM has ended") from error
+            log.warning("Spark's heap cannot be read", error=str(error).partition("\n")[0])
+            self.sample = None
+
+    def _taken(self) -> SparkSample:
+        heap = self._management.getMemoryMXBean().getHeapMemoryUsage()
+        collections_ms = sum(bean.getCollectionTime() for bean in self._management.getGarbageCollectorMXBeans())
+        return SparkSample(heap.getUsed(), heap.getCommitted(), heap.getMax(), collections_ms / 1000)

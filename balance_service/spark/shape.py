@@ -1,7 +1,7 @@
-"""A writer's record in the fields and types of ours, on Spark; and what of it would not survive that.
+"""Converts a writer's record to the fields and types of the reader's schema, on Spark, and finds what would be lost.
 
-A field of one value is cast, and looked at for what the cast would lose. Arrays, maps, records and enums are resolved
-by Avro itself, as its specification has it, from the writer's schema to ours.
+A field of a single value is cast, and checked for loss. Arrays, maps, records and enums are resolved by Avro from the
+writer's schema to the reader's, as its specification defines.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.avro.functions import from_avro
 
-from balance_service.avro.schemas import fields_of, simple_name, without_null
-from balance_service.spark.nested import (
-    SPARK_TYPES,
-    check_resolvable,
-    nested_type,
-    resolved_by_avro,
-    standing_alone,
-    widened,
-    with_full_names,
-)
+from balance_service.avro.schemas import fields_of, full_name, rewritten, simple_name, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,15 +25,15 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
 
 PROBLEM = "_problem"
-# Spark makes null in all fields of a body that does not decode. They may be null in one that does, this one aside.
+# Spark sets all fields of an undecodable body to null. In a decodable body any field may be null, except this one.
 _DECODED = {"name": "_decoded", "type": "boolean", "default": True}
 _MAX_PRECISION = 38
-# Of so many digits, Spark keeps a decimal in a long, and of more, in a BigInteger, which takes several objects a row.
+# Up to 18 digits, Spark keeps a decimal in a long; above, in a BigInteger, which takes several objects per row.
 _LONG_DIGITS = 18
 _LONG_BYTES = 8
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _EXACT_TYPES = ("decimal", "int", "bigint")
-# Taken from any type that can be cast to it.
+# Any type that can be cast to these is accepted.
 _TAKES_ANY = ("string", "timestamp")
 _PROMOTIONS = {
     ("int", "bigint"),
@@ -53,14 +44,45 @@ _PROMOTIONS = {
     ("float", "double"),
     ("string", "binary"),
 }
-# A plain number is a time in the unit that we read it in, of which Spark holds so many.
+# A plain number is read as a time in the unit of the reader's type, up to Spark's greatest number of units.
 _FROM_LONG = {"timestamp-millis": (F.timestamp_millis, 10**15), "timestamp-micros": (F.timestamp_micros, 10**18)}
 
 
-def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
-    """The Spark types of our fields, for events of some writers.
+SPARK_TYPES: Mapping[str, str] = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "uuid": "string",
+    "enum": "string",
+    "bytes": "binary",
+    "fixed": "binary",
+    "date": "date",
+    "timestamp-millis": "timestamp",
+    "timestamp-micros": "timestamp",
+    "local-timestamp-millis": "timestamp_ntz",
+    "local-timestamp-micros": "timestamp_ntz",
+}
+_NESTED = ("array", "map", "record", "enum")
+_NAMED = ("record", "enum", "fixed")
+_AVRO_PROMOTIONS = {
+    ("int", "long"),
+    ("int", "float"),
+    ("int", "double"),
+    ("long", "float"),
+    ("long", "double"),
+    ("float", "double"),
+    ("string", "bytes"),
+    ("bytes", "string"),
+}
 
-    Decimals have the reader's scale, and 18 digits if no writer's need more, else 38.
+
+def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
+    """Returns the Spark types of the reader's fields, for events of some writers.
+
+    Decimals have the reader's scale, and 18 digits if no writer needs more, else 38.
 
     Args:
         texts: the writers' schemas.
@@ -72,18 +94,18 @@ def field_types(reader: Schema, texts: Iterable[str]) -> dict[str, str]:
 
 
 def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, column: str, text: str) -> Column:
-    """A writer's struct with our fields in our types, and `PROBLEM`: null, or why a row cannot have that shape.
+    """Returns a writer's struct with the reader's fields and types, and `PROBLEM`: null, or why a row cannot convert.
 
-    A row of which a decimal would lose a digit is refused.
+    A row where a decimal would lose a digit has a problem.
 
     Args:
-        types: of our fields, as `field_types` has them.
-        records: with the writer's struct as `column`, as `decoded` makes it.
+        types: the result of `field_types`.
+        records: with the writer's struct, the result of `decoded`, as `column`.
         text: the writer's schema.
 
     Raises:
-        KeyError: the writer lacks a field that has no default.
-        TypeError: the writer has money in a type that is not exact, or another value in one that means something else.
+        KeyError: the writer lacks a field without a default.
+        TypeError: the writer has a decimal in an inexact type, or another value in a type with another meaning.
     """
     written = {field.name: field.dataType.simpleString() for field in records.select(f"{column}.*").schema}
     narrow = {field["name"]: kind for field, kind in _narrow_decimals(json.loads(text))}
@@ -105,7 +127,7 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
         _check_taken(name, wanted, kind)
         if kind == "bigint" and simple_name(ours) in _FROM_LONG:
             of_number, most = _FROM_LONG[simple_name(ours)]
-            # What is beyond stays beyond what Python holds, for which the event is refused if the time is used.
+            # A value beyond the limit stays outside of Python's range, so an event whose time is used is refused.
             source, kind = of_number(F.least(F.greatest(source, F.lit(-most)), F.lit(most))), wanted
         if name in narrow:
             kind = f"decimal({narrow[name]['precision']},{narrow[name].get('scale', 0)})"
@@ -113,7 +135,7 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
             lossy.append(source.isNull() if not is_nullable else source.isNull() & whole.isNotNull())
         target = source if kind == wanted else source.try_cast(wanted)
         if not _holds(wanted, kind):
-            # There and back: Spark would compare decimals of two scales in a third, which may round.
+            # There and back: Spark would compare decimals of two scales in a third type, which may round.
             lossy.append(~target.try_cast(kind).eqNullSafe(source))
         shaped.append(target.alias(name))
     signs = [_DECODED["name"]] if _DECODED["name"] in written else written
@@ -127,7 +149,7 @@ def in_shape_of(reader: Schema, types: Mapping[str, str], records: DataFrame, co
 
 
 def _check_taken(name: str, wanted: str, written: str) -> None:
-    """Raises TypeError if values of a Spark type may not be taken for another."""
+    """Raises TypeError if values of one Spark type must not be read as another."""
     if wanted.startswith("decimal"):
         if not written.startswith(_EXACT_TYPES):
             raise TypeError(f"{name} is {written}, which is not exact")
@@ -136,14 +158,14 @@ def _check_taken(name: str, wanted: str, written: str) -> None:
 
 
 def decoded(body: Column, reader: Schema, text: str, *, skips_others: bool = False) -> Column:
-    """An Avro body as a struct of its writer's fields; all of it null where it does not decode.
+    """Returns an Avro body as a struct of its writer's fields; null if it does not decode.
 
     Args:
-        skips_others: whether fields that the reader lacks are passed over. Avro does not look at what it passes over,
-            so damage there goes unnoticed. Where the reader has arrays, maps, records or enums it always does so.
+        skips_others: whether to skip fields that the reader lacks. Avro does not check skipped bytes, so damage in them
+            goes unnoticed. If the reader has arrays, maps, records or enums, such fields are always skipped.
 
     Raises:
-        TypeError: Avro would take a value in a field for something that it is not.
+        TypeError: Avro would read a field's values with another meaning.
     """
     options = {"mode": "PERMISSIVE"}
     wanted = fields_of(reader)
@@ -167,11 +189,10 @@ def decoded(body: Column, reader: Schema, text: str, *, skips_others: bool = Fal
 
 
 def _decodable(reader: Schema, text: str) -> str:
-    """A writer's schema under which Spark sees all of an amount, and of a string its bytes.
+    """Returns a writer's schema with which Spark reads all bytes of a decimal, and the bytes of a string.
 
-    Of a decimal of at most 18 digits it takes the last 64 bits, however many bytes there are, and says nothing. Strings
-    and bytes are encoded alike, but of a string Avro looks up its Java class each time, and what is no UTF-8 would be
-    replaced.
+    Of a decimal of up to 18 digits, Spark silently reads the last 64 bits only. Strings and bytes have the same
+    encoding, but of a string Avro looks up the Java class each time, and replaces invalid UTF-8.
     """
     schema = json.loads(text)
     wanted = fields_of(reader)
@@ -187,7 +208,7 @@ def _decodable(reader: Schema, text: str) -> str:
 
 
 def _narrow_decimals(schema: Any) -> list[tuple[Any, Any]]:
-    """Fields, each with its decimal type, whose bytes may hold more than Spark would look at."""
+    """Returns fields with their decimal type whose bytes may exceed the 64 bits that Spark reads."""
     found = []
     for field in schema["fields"]:
         for kind in field["type"] if isinstance(field["type"], list) else [field["type"]]:
@@ -198,17 +219,17 @@ def _narrow_decimals(schema: Any) -> list[tuple[Any, Any]]:
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Whether any condition holds; none of them may be null."""
+    """Returns whether any condition holds; none may be null."""
     return functools.reduce(operator.or_, conditions, F.lit(False))
 
 
 def all_of(conditions: Iterable[Column]) -> Column:
-    """Whether every condition holds; none of them may be null."""
+    """Returns whether all conditions hold; none may be null."""
     return functools.reduce(operator.and_, conditions, F.lit(True))
 
 
 def _holds(wanted: str, written: str) -> bool:
-    """Whether every value of one Spark type fits into another unchanged."""
+    """Returns whether every value of one Spark type fits into another unchanged."""
     if written == wanted:
         return True
     to, of = _DECIMAL.fullmatch(wanted), _DECIMAL.fullmatch(written)
@@ -219,15 +240,15 @@ def _holds(wanted: str, written: str) -> bool:
 
 
 def struct_type(types: Mapping[str, str]) -> str:
-    """The Spark type of what `in_shape_of` makes."""
+    """Returns the Spark type of the result of `in_shape_of`."""
     return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in types.items())},{PROBLEM}:string>"
 
 
 def _spark_type(avro: Any, written: Iterable[Any]) -> str:
-    """The Spark type in which the engine hands over an Avro type. Raises KeyError for one that events may not have.
+    """Returns the Spark type of an Avro type. Raises KeyError for a type that events may not have.
 
     Args:
-        written: the field's types in the writers' schemas; None where a writer lacks it.
+        written: the field's types in the writers' schemas; None if a writer lacks it.
     """
     avro, _ = without_null(avro)
     if resolved_by_avro(avro):
@@ -240,7 +261,130 @@ def _spark_type(avro: Any, written: Iterable[Any]) -> str:
 
 
 def _integer_digits(kind: Any) -> int:
-    """How many digits a plain decimal may have before its point; for another type, more than any."""
+    """Returns the greatest number of digits before the point of a decimal; for another type, more than any."""
     if isinstance(kind, dict) and kind.get("logicalType") == "decimal":
         return int(kind["precision"]) - int(kind.get("scale", 0))
     return _MAX_PRECISION
+
+
+def resolved_by_avro(kind: Any) -> bool:
+    """Whether Avro resolves values of a non-null type: arrays, maps, records and enums."""
+    return simple_name(kind) in _NESTED
+
+
+def nested_type(kind: Any) -> str:
+    """Returns the Spark type of an Avro type. Raises KeyError for a type that events may not have."""
+    kind, _ = without_null(kind)
+    match simple_name(kind):
+        case "array":
+            return f"array<{nested_type(kind['items'])}>"
+        case "map":
+            return f"map<string,{nested_type(kind['values'])}>"
+        case "record":
+            return f"struct<{','.join(f'`{name}`:{nested_type(field)}' for name, field in fields_of(kind).items())}>"
+        case "decimal":
+            return f"decimal({kind['precision']},{kind.get('scale', 0)})"
+        case name:
+            return SPARK_TYPES[name]
+
+
+def widened(kind: Any) -> Any:
+    """Gives decimals their greatest precision: with a small one, Spark reads the last 64 bits only."""
+    return rewritten(kind, _widened)
+
+
+def _widened(kind: Any) -> Any:
+    if not isinstance(kind, dict) or kind.get("logicalType") != "decimal":
+        return kind
+    size = kind.get("size", _MAX_PRECISION)
+    # The most digits for which every number fits into `size` bytes.
+    most = min(_MAX_PRECISION, len(str(2 ** (8 * size - 1) - 1)) - 1)
+    return kind if size <= _LONG_BYTES else {**kind, "precision": most}
+
+
+def with_full_names(kind: Any, named: dict[str, Any], namespace: str = "") -> Any:
+    """Returns a type whose named types are defined and referenced by full name.
+
+    Source: Avro 1.12 specification, "Names".
+
+    Args:
+        named: receives each definition, by full name.
+        namespace: the enclosing namespace.
+    """
+    if isinstance(kind, list):
+        return [with_full_names(member, named, namespace) for member in kind]
+    if not isinstance(kind, dict):
+        name = full_name({"name": kind, "namespace": namespace})
+        return name if name in named else kind
+    full = dict(kind)
+    if kind["type"] in _NAMED:
+        name = full_name({"namespace": namespace, **kind})
+        namespace = name.rpartition(".")[0]
+        full |= {"name": name, "namespace": namespace}
+        named[name] = full
+    for part in full.keys() & {"type", "items", "values"}:
+        full[part] = with_full_names(kind[part], named, namespace)
+    if "fields" in kind:
+        full["fields"] = [
+            {**field, "type": with_full_names(field["type"], named, namespace)} for field in kind["fields"]
+        ]
+    return full
+
+
+def standing_alone(kinds: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the types of some fields, in order, with each named type defined at its first use.
+
+    Fields that are left out may have defined it.
+
+    Args:
+        named: the result of `with_full_names`, as are the types.
+    """
+    defined = set[str]()
+
+    def with_definition(kind: Any) -> Any:
+        name = full_name(kind)
+        if name in defined:
+            return name
+        if name in named:
+            defined.add(name)
+        return named.get(name, kind)
+
+    return {name: rewritten(kind, with_definition) for name, kind in kinds.items()}
+
+
+def check_resolvable(written: Any, wanted: Any, named: Mapping[str, Any]) -> None:
+    """Checks that Avro can read values of one type as another, and that their meaning is the same.
+
+    Avro's resolution does not check the latter: it would read a decimal as one of another scale.
+
+    Args:
+        named: the result of `with_full_names`, as is `written`.
+
+    Raises:
+        TypeError: the types cannot be resolved, or their meaning differs.
+    """
+    written, wanted = without_null(written)[0], without_null(wanted)[0]
+    if isinstance(written, str):
+        written = named.get(written, written)
+    theirs, ours = _form(written), _form(wanted)
+    if theirs != ours and (theirs, ours) not in _AVRO_PROMOTIONS:
+        raise TypeError(f"{theirs} would be read as {ours}")
+    match simple_name(wanted):
+        case "array" | "map" as nesting:
+            inner = "items" if nesting == "array" else "values"
+            check_resolvable(written[inner], wanted[inner], named)
+        case "record":
+            fields = fields_of(written)
+            for field in wanted["fields"]:
+                if field["name"] in fields:
+                    check_resolvable(fields[field["name"]], field["type"], named)
+                elif "default" not in field:
+                    raise TypeError(f"{wanted['name']} lacks '{field['name']}'")
+
+
+def _form(kind: Any) -> str:
+    """Returns a name that is equal for types with the same meaning, apart from nested types."""
+    name = simple_name(kind)
+    if name == "decimal":
+        return f"decimal of scale {kind.get('scale', 0)}, in {kind['type']}"
+    return "string" if name == "uuid" else name

@@ -1,7 +1,7 @@
-"""Tests of read models without broker and without JVM: a driver of one model, and a contract that each must keep."""
+"""Tests read models without a broker and a JVM: a driver for one model, and the contract that every model must keep."""
 
 from balance_service.testing.contract import check_contract
 from balance_service.testing.driver import Driver
-from balance_service.testing.rows import Given, event, tombstone
+from balance_service.testing.rows import InputEvent, event, tombstone
 
-__all__ = ["Driver", "Given", "check_contract", "event", "tombstone"]
+__all__ = ["Driver", "InputEvent", "check_contract", "event", "tombstone"]

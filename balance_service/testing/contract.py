@@ -1,7 +1,7 @@
-"""What every read model keeps, whatever its events: checks for a property test, each of one read model.
+"""The contract of read models: properties that hold for every model and all events, as checks for property tests.
 
-Each takes batches of events and raises AssertionError where the engine does not come to what the fold says of one event
-after the other. `balance_service.testing.strategies` makes such batches.
+A check feeds batches of events to the engine, and raises AssertionError if the result differs from folding one event
+after the other. `balance_service.testing.strategies` generates batches.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.errors import PoisonRecordError
-from balance_service.model.event import event_of
-from balance_service.model.outputs import Each
+from balance_service.model.events import Each, event_of
 from balance_service.model.read_model import ReadModel
-from balance_service.spark.combine import PartitionRows
-from balance_service.spark.notes import IGNORED
+from balance_service.spark.combine import IGNORED, PartitionRows
 from balance_service.testing.driver import Driver, Refused
-from balance_service.testing.rows import Given, driven_stages, letter_of, passed_on, rows_of, written
+from balance_service.testing.rows import InputEvent, driven_stages, encoded, letter_of, passed_on, rows_of
 
 if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
 
-Batches = Sequence[Sequence[Given]]
+Batches = Sequence[Sequence[InputEvent]]
 Check = Callable[[ReadModel, Batches], None]
 
 
 class Outcome(NamedTuple):
-    """What a history comes to: states, framed; which events became dead letters, and why; how many states went.
+    """The result of a history: framed states, rejected events with causes, and the number of deleted states.
 
-    `counted` is how many states there are, as the commits count them.
+    `counted` is the number of states according to the commits.
     """
 
     states: dict[bytes, bytes]
@@ -39,14 +37,14 @@ class Outcome(NamedTuple):
 
 
 def combined_equals_single(read_model: ReadModel, batches: Batches) -> None:
-    """All events combined in one batch come to what they do one after the other."""
+    """Combining all events in one batch has the same result as folding them one by one."""
     whole = [[event for batch in batches for event in batch]]
     with Driver(read_model, combines_few=True, is_accelerated=False) as driver:
         _check("combined", _driven(driver, whole), _folded(read_model, whole, driver.state_codec), driver.state_codec)
 
 
 def cuts_do_not_matter(read_model: ReadModel, batches: Batches) -> None:
-    """Cut into batches anywhere, events come to the same."""
+    """The result does not depend on how the events are cut into batches."""
     with Driver(read_model, combines_few=True) as driver:
         _check(
             "cut into batches",
@@ -64,7 +62,7 @@ def redelivery_changes_nothing(read_model: ReadModel, batches: Batches) -> None:
 
 
 def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
-    """What is accelerated is what the fold makes, byte for byte."""
+    """An accelerated fold makes the same states as the fold, byte for byte."""
     with (
         Driver(read_model, combines_few=True) as accelerated,
         Driver(read_model, combines_few=True, is_accelerated=False) as folded,
@@ -73,7 +71,7 @@ def acceleration_equals_fold(read_model: ReadModel, batches: Batches) -> None:
 
 
 def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
-    """A state that the fold removes is gone, here and in the changelog; its key's next event begins a new one."""
+    """A state that the fold deletes is gone from store and changelog; the key's next event starts a new one."""
     history = [*batches, *batches]
     with Driver(read_model) as driver:
         expected = _folded(read_model, history, driver.state_codec)
@@ -83,7 +81,7 @@ def deleted_keys_come_back(read_model: ReadModel, batches: Batches) -> None:
 
 
 def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
-    """What is emitted for each event does not depend on cuts; of a key's last state, what is emitted last does not."""
+    """Records that are emitted for each event do not depend on batches; nor does the last record of each key."""
     whole = [[event for batch in batches for event in batch]]
     with Driver(read_model) as cut, Driver(read_model) as uncut:
         _driven(cut, batches, after_each=cut.redeliver)
@@ -92,7 +90,7 @@ def outputs_are_of_events(read_model: ReadModel, batches: Batches) -> None:
             emitted = Driver.last_emitted if output.each is Each.LAST else Driver.emitted
             found, expected = emitted(cut, output.topic), emitted(uncut, output.topic)
             if found != expected:
-                raise AssertionError(f"cut into batches, '{output.topic}' gets {found}, and else {expected}")
+                raise AssertionError(f"cut into batches, '{output.topic}' gets {found}, and in one batch {expected}")
 
 
 CONTRACT: tuple[Check, ...] = (
@@ -106,37 +104,37 @@ CONTRACT: tuple[Check, ...] = (
 
 
 def check_contract(model: ReadModel | type[ReadModel], *, examples: int = 25) -> None:
-    """Run every check of the contract on batches of events that Hypothesis makes up; for a test under pytest.
+    """Runs every check of the contract on generated batches of events; for a test under pytest.
 
-    Needs the extra `testing`.
+    Needs the extra `testing`, which brings Hypothesis.
 
     Args:
-        examples: how many batches each check is given.
+        examples: the number of histories for each check.
 
     Raises:
-        AssertionError: a check fails; the message shows the smallest batches for which it does.
-        ConfigurationError: the model cannot be as it is declared.
+        AssertionError: a check fails; the message shows the smallest batches that make it fail.
+        ConfigurationError: the declaration of the model is invalid.
     """
     from hypothesis import HealthCheck, given, settings
 
     from balance_service.testing.strategies import batches
 
     read_model = model() if isinstance(model, type) else model
-    # Shrinking opens stores again and again, which takes long wherever it is.
+    # Shrinking opens stores again and again, which is slow on some machines.
     limits = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     for check in CONTRACT if read_model.has_states() else (outputs_are_of_events,):
         limits(given(batches(read_model))(_keeps(check, read_model)))()
 
 
-def _keeps(check: Check, read_model: ReadModel) -> Callable[[list[list[Given]]], None]:
-    def keeps(drawn: list[list[Given]]) -> None:
+def _keeps(check: Check, read_model: ReadModel) -> Callable[[list[list[InputEvent]]], None]:
+    def keeps(drawn: list[list[InputEvent]]) -> None:
         check(read_model, drawn)
 
     return keeps
 
 
 def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] = lambda: None) -> Outcome:
-    """What the engine comes to."""
+    """Returns the result of the engine."""
     deleted = 0
     for batch in batches:
         deleted += driver.commit(batch).deleted
@@ -146,7 +144,7 @@ def _driven(driver: Driver, batches: Batches, after_each: Callable[[], object] =
 
 
 def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcome:
-    """What the fold comes to, event by event: the definition."""
+    """Returns the result of the fold, event by event: the definition."""
     states: dict[bytes, bytes] = {}
     refused: list[Refused] = []
     deleted = 0
@@ -177,10 +175,10 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
     return Outcome(states, refused, deleted, len(states))
 
 
-def _arrived(read_model: ReadModel, batch: Sequence[Given]) -> tuple[list[Given], list[Refused]]:
-    """What of a batch the last stage reads, and what cannot be passed on to it."""
+def _arrived(read_model: ReadModel, batch: Sequence[InputEvent]) -> tuple[list[InputEvent], list[Refused]]:
+    """Returns the events of a batch that reach the last stage, and those that an earlier stage rejects."""
     first, *_ = driven_stages(read_model)
-    came, refused = [written(given, first) for given in batch], []
+    came, refused = [encoded(given, first) for given in batch], []
     for stage in driven_stages(read_model)[:-1]:
         ways = [(given, *passed_on(stage, given)) for given in came]
         refused += [Refused(given, cause) for given, _, cause in ways if cause not in (None, IGNORED)]
@@ -191,13 +189,13 @@ def _arrived(read_model: ReadModel, batch: Sequence[Given]) -> tuple[list[Given]
 def _check(how: str, found: Outcome, expected: Outcome, codec: AvroCodec | None) -> None:
     if found != expected:
         raise AssertionError(
-            f"{how}, the events come to {_told(found, expected, codec)}, and by the fold to "
-            f"{_told(expected, found, codec)}; a fold must depend on nothing but its arguments"
+            f"{how}, the events result in {_told(found, expected, codec)}, and by the fold in "
+            f"{_told(expected, found, codec)}; a fold must depend on its arguments only"
         )
 
 
 def _told(outcome: Outcome, other: Outcome, codec: AvroCodec | None) -> str:
-    """What an outcome has that another has not."""
+    """Describes the part of an outcome that differs from another."""
     states = {
         key.decode(errors="replace"): frame if codec is None else codec.decode(frame)
         for key, frame in outcome.states.items()

@@ -1,43 +1,210 @@
-"""One read model on one partition of each stage, on the service's own code; stages feed each other until quiet."""
+"""Runs one read model on one partition per stage, with the service's own code and a store on disk."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from balance_service.avro.codec import AvroCodec
+from balance_service.engine.assembly import Surroundings, processor_of
+from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.dead_letter import Status
-from balance_service.errors import TaskMigratedError
+from balance_service.engine.fold import FoldProcessor
+from balance_service.engine.records import POSITION_KEY, RESERVED_PREFIX, Position, TaskBatch
+from balance_service.engine.store import StateStore
+from balance_service.errors import FatalError, TaskMigratedError
+from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES
 from balance_service.model.json_view import exact_json
-from balance_service.testing.fakes import FakeRegistry
-from balance_service.testing.rows import Given, driven_stages, key_of
-from balance_service.testing.stage import DrivenTask
+from balance_service.spark.combine import PartitionRows
+from balance_service.testing.fakes import FakeRegistry, FakeWriter
+from balance_service.testing.rows import InputEvent, driven_stages, encoded, key_of, letter_of, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from balance_service.engine.commit import Committed
     from balance_service.engine.dead_letter import Letter
-    from balance_service.engine.records import Output
+    from balance_service.engine.records import KeyedUpdate, Output
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stage import Stage
 
 _A_DAY_MS = 24 * 60 * 60 * 1000
+
+
+_EVERY_KEY = 1_000_000
+_EVERY_MS = 300_000
+_LARGEST_BYTES = 1 << 20
+_CONFIG = {MAX_MESSAGE_BYTES: str(_LARGEST_BYTES), "cleanup.policy": "delete"}
 
 
 class Refused(NamedTuple):
     """An event that became a dead letter, and its cause."""
 
-    event: Given
+    event: InputEvent
     cause: str
+
+
+class DrivenTask:
+    """The task of a stage on its only partition. `events` holds every event by offset."""
+
+    def __init__(
+        self,
+        read_model: ReadModel,
+        stage: Stage,
+        registry: FakeRegistry,
+        folder: str,
+        *,
+        few_rows: dict[str, int],
+        is_accelerated: bool,
+        idempotency_window_ms: int,
+    ) -> None:
+        self._read_model = read_model
+        self._stage = stage
+        self.name = stage.name
+        self._folder = folder
+        self._few_rows = few_rows
+        self._has_states = not stage.passes_on and read_model.has_states()
+        self.now_ms = 0
+        around = Surroundings(
+            registry=registry,
+            partitions=lambda _name: 1,
+            topic_id=lambda _name: "source",
+            config=lambda _name: _CONFIG,
+            joined=_joins_nothing,
+            largest_bytes=_LARGEST_BYTES,
+            retry_every_ms=_EVERY_MS,
+            idempotency_window_ms=idempotency_window_ms,
+            now_ms=lambda: self.now_ms,
+        )
+        processor = processor_of(stage, read_model, around)
+        if isinstance(processor, FoldProcessor) and not is_accelerated:
+            processor = replace(processor, acceleration=None)
+        self._processor = processor
+        self.writer = FakeWriter()
+        self.store = self._new_store()
+        stands_at = Position(0, 1, "source", source=f"{stage.source}:0")
+        write_position(stands_at, self._processor.position_codec, self.store, self.writer)
+        self.events: list[InputEvent] = []
+        self.last: TaskBatch | None = None
+
+    def commit(self, events: Sequence[InputEvent]) -> Committed:
+        """Commits events in one batch."""
+        start, end = len(self.events), len(self.events) + len(events)
+        events = [encoded(given, self._stage) for given in events]
+        self.events += events
+        batch = self._batch(start, end, dict(enumerate(events, start)))
+        self.last = batch if events else self.last
+        return self.deliver(batch)
+
+    def _batch(self, start: int, end: int, events: Mapping[int, InputEvent]) -> TaskBatch:
+        if not events:
+            return TaskBatch(start, end)
+        rows = PartitionRows(rows_of(self._read_model, self._stage, events))
+        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.as_they_came()
+        return TaskBatch(
+            start=start,
+            end=end,
+            updates=part.updates,
+            events=part.events,
+            applied=part.applied,
+            ignored=part.ignored,
+            dead_letters=part.dead_letters,
+            singles=partial(self._singles, rows),
+        )
+
+    def due(self) -> TaskBatch | None:
+        """Returns the dead letters that must be retried or forgotten now; None if there are none."""
+        # Imports Spark, which most tests of a model do not need.
+        from balance_service.spark.redrive import redriven
+
+        due = self._processor.letters.due(self.store)
+        if not due.again and not due.forgotten:
+            return None
+        events = {letter.offset: self.events[letter.offset] for letter in due.again}
+        rows = PartitionRows(rows_of(self._read_model, self._stage, events)) if events else None
+        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in events.items()}
+        return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
+
+    def decide(self, offsets: Sequence[int], status: Status) -> None:
+        """Discards or redrives dead letters, as an operator does."""
+        letters = self._processor.letters.at(self.store, offsets).values()
+        decide(letters, status, (), self._processor, self.store, self.writer)
+
+    def letters(self) -> list[Letter]:
+        """Returns every dead letter, by offset."""
+        return [*self._processor.letters.between(self.store, 0)]
+
+    def rebuild(self) -> None:
+        """Folds all events again from the start, as a rebuild does: sent records and dead letters are kept."""
+        before = self.store.position
+        if before is None:
+            raise AssertionError("the store has no position")
+        carried = self._processor.letters.carry_over(self.letters())
+        self.store.close()
+        self.store = self._new_store()
+        self.writer.commits, self.writer.end = [], 0
+        sent_before = max(before.offset, before.emitted_up_to)
+        stands_at = replace(before, offset=0, keys=0, emitted_up_to=sent_before, stream_time_ms=-1)
+        write_position(stands_at, self._processor.position_codec, self.store, self.writer, carried)
+        left_out = set(self._processor.letters.left_out_from(self.store, 0))
+        events = {at: given for at, given in enumerate(self.events) if at not in left_out}
+        self.deliver(self._batch(0, len(self.events), events))
+
+    def mend(self, cause: str) -> None:
+        """Makes all events readable that were unreadable for a cause."""
+        self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]
+
+    def deliver(self, batch: TaskBatch) -> Committed:
+        return commit(batch, 0, self._processor, self.store, self.writer)
+
+    def sent(self, topic: str) -> list[Output]:
+        return [output for output in self.writer.sent if output.topic == topic]
+
+    def dead_letters(self) -> Iterator[tuple[InputEvent, str]]:
+        """Returns every event that could not be applied, with its cause."""
+        letters = (letter for _, batch, _ in self.writer.commits for letter in batch)
+        yield from ((self.events[letter.offset], letter.cause) for letter in letters)
+
+    def states(self) -> dict[bytes, bytes]:
+        """Returns every state by key, framed."""
+        keys = self.store.keys(b"", RESERVED_PREFIX, _EVERY_KEY)
+        return {key: frame for key, frame in zip(keys, self.store.get_many(keys), strict=True) if frame is not None}
+
+    def restart(self) -> None:
+        """Restores a new store from the changelog. Raises AssertionError if it differs from the old one."""
+        before, position = self.states(), self.store.position
+        self.store.close()
+        self.store = self._new_store()
+        offset = 0
+        for records, _, position_frame in self.writer.commits:
+            offset += len(records) + 1
+            self.store.write([*records, (POSITION_KEY, position_frame)], offset)
+            offset += 1
+        if (self.states(), self.store.position) != (before, position):
+            raise AssertionError("the changelog differs from the store")
+
+    def _singles(self, rows: PartitionRows, keys: Sequence[bytes]) -> list[KeyedUpdate]:
+        letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in enumerate(self.events)}
+        return rows.singly(rows.updates_of(keys), letters)
+
+    def _new_store(self) -> StateStore:
+        return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._processor.position_codec)
+
+
+def _joins_nothing(stage: Stage) -> NoReturn:
+    """Stages with joins are not run: the driver receives the joined records."""
+    raise FatalError(f"stage {stage.name} joins, which the driver does not support")
 
 
 class Driver:
     """Runs a read model over events: `Driver(Balance()).given(events).when(event).then(view)`.
 
-    Of a model that joins, only what comes after its joins is run: its events are the records that those make.
-    Close it, or use it as a context manager: it has a store on disk, in a temporary folder.
+    Of a model with joins, only the stages after the joins run: its events are the joined records. Close the driver, or
+    use it as a context manager: it has a store in a temporary folder.
     """
 
     def __init__(
@@ -49,9 +216,9 @@ class Driver:
         idempotency_window_ms: int = _A_DAY_MS,
     ) -> None:
         """Args:
-        read_model: whose schemas are files; see `Schemas`.
-        combines_few: whether few events are combined too, which the service folds one by one.
-        is_accelerated: whether a fold's acceleration is used, as the service does.
+        read_model: its schemas must be files; see `Schemas`.
+        combines_few: whether to combine even a few events, which the service folds one by one.
+        is_accelerated: whether to use the fold's acceleration, as the service does.
         """
         self._registry = FakeRegistry()
         self._read_model = read_model = read_model() if isinstance(read_model, type) else read_model
@@ -72,24 +239,24 @@ class Driver:
         if read_model.has_states():
             self.state_codec = AvroCodec(self._registry, "states", read_model.state_schema)
 
-    def given(self, *events: Given | Mapping[str, Any]) -> Self:
-        """Fold some events, in one batch. A mapping is the fields of the source's only record type."""
+    def given(self, *events: InputEvent | Mapping[str, Any]) -> Self:
+        """Folds events in one batch. A mapping has the fields of the source's only record type."""
         self.commit([self._given(event) for event in events])
         return self
 
-    def when(self, *events: Given | Mapping[str, Any]) -> Self:
-        """The same; `then` is about the key of the last one."""
+    def when(self, *events: InputEvent | Mapping[str, Any]) -> Self:
+        """As `given`; `then` checks the key of the last event."""
         return self.given(*events)
 
     def then(self, view: Any) -> Self:
-        """Check what a query for the key of the last event answers; None: that there is no such key.
+        """Checks the answer to a query for the key of the last event; None if the key has no state.
 
         Raises:
-            AssertionError: it answers something else.
+            AssertionError: the answer differs.
             ValueError: there was no event yet.
         """
         if not self._last.events:
-            raise ValueError("no event was given yet, so there is no key to ask for; call `given` or `when` first")
+            raise ValueError("there was no event yet, so there is no key to query; call `given` or `when` first")
         given = self._last.events[-1]
         key = key_of(self._read_model, self._read_model.stages[-1], given) or b""
         found = self._view(key)
@@ -99,68 +266,68 @@ class Driver:
         return self
 
     def view(self, key: str) -> Any:
-        """What a query for a key answers; None if the key has no state."""
+        """Returns the answer to a query for a key; None if the key has no state."""
         return self._view(self._read_model.key_type.parse(key))
 
     def emitted(self, topic: str) -> list[Mapping[str, Any] | None]:
-        """Every record that was sent to a topic that the model emits to, in order; None: one that deletes its key."""
+        """Returns every record that the model sent to a topic, in order; None for a tombstone."""
         return [self._record(topic, output) for output in self._last.sent(topic)]
 
     def last_emitted(self, topic: str) -> dict[bytes | None, Mapping[str, Any] | None]:
-        """By key, the last record that was sent to a topic."""
+        """Returns the last record that the model sent to a topic, by key."""
         return {output.key: self._record(topic, output) for output in self._last.sent(topic)}
 
     def dead_letters(self) -> list[Refused]:
-        """Every event that could not be applied, in the order in which each stage found them."""
+        """Returns every event that could not be applied, in the order of rejection by each stage."""
         return [Refused(given, cause) for stage in self._stages for given, cause in stage.dead_letters()]
 
     def redeliver(self) -> Self:
-        """Hand the last batch over once more, as a query that fails after a commit does; it changes nothing.
+        """Delivers the last batch again, as a query that fails after its commit does; this must change nothing.
 
         Raises:
-            AssertionError: it was taken.
+            AssertionError: the batch was accepted.
         """
         delivered = [(stage, stage.last) for stage in self._stages if stage.last is not None]
         if not delivered:
-            raise ValueError("nothing was delivered yet")
+            raise ValueError("no batch was delivered yet")
         before = self._everything()
         for stage, batch in delivered:
             try:
                 stage.deliver(batch)
             except TaskMigratedError:
                 continue
-            raise AssertionError("a batch that was committed before was taken again")
+            raise AssertionError("a batch that was committed before was accepted again")
         if self._everything() != before:
-            raise AssertionError("a batch that was refused has changed something")
+            raise AssertionError("a batch that was refused has changed the state")
         return self
 
     def restart(self) -> Self:
-        """Go on from new stores, restored from the changelogs, as another instance does.
+        """Restores new stores from the changelogs and continues with them, as another instance does.
 
         Raises:
-            AssertionError: a changelog does not have what the store had.
+            AssertionError: a changelog differs from its store.
         """
         for stage in self._stages:
             stage.restart()
         return self
 
     def rebuild(self) -> Self:
-        """Fold again what the last stage reads, from its start, as a rebuild of the read model does."""
+        """Folds all events of the last stage again, as a rebuild of the read model does."""
         self._last.rebuild()
         return self
 
-    def commit(self, events: Sequence[Given]) -> Committed:
-        """Take some events in one batch, and what each stage passes on in another; returns what the last one did."""
+    def commit(self, events: Sequence[InputEvent]) -> Committed:
+        """Commits events in one batch, and the records that a stage passes on in another; returns the last result."""
         return self._passed_on(self._stages[0].commit(events))
 
     def mend(self, cause: str) -> Self:
-        """What could not be read for a cause can be from now on, such as once its schema is registered."""
+        """Makes events readable that are `unreadable` for a cause, such as once their schema is registered."""
         for stage in self._stages:
             stage.mend(cause)
         return self
 
     def advance(self, *, minutes: float) -> Self:
-        """Let time pass: dead letters that are due are tried again, until none is."""
+        """Lets time pass: retries the dead letters that are due, until none is."""
         for stage in self._stages:
             stage.now_ms += int(minutes * 60_000)
             while (batch := stage.due()) is not None:
@@ -168,43 +335,43 @@ class Driver:
         return self
 
     def letters(self) -> list[Letter]:
-        """Every dead letter that the last stage keeps, in the order of the records."""
+        """Returns every dead letter of the last stage, by offset."""
         return self._last.letters()
 
     def letter_counts(self) -> Mapping[str, int]:
-        """How many dead letters the last stage keeps, by cause and status, as its commits have counted them."""
+        """Returns the number of dead letters of the last stage by cause and status, according to its commits."""
         position = self._last.store.position
         return {} if position is None else position.letters
 
     def redrive(self, *offsets: int) -> Self:
-        """Have dead letters of the last stage tried again at once, as an operator does."""
+        """Retries dead letters of the last stage at once, as an operator does."""
         self._last.decide(offsets, Status.SCHEDULED)
         return self.advance(minutes=0)
 
     def discard(self, *offsets: int) -> Self:
-        """Have dead letters of the last stage never applied."""
+        """Discards dead letters of the last stage permanently."""
         self._last.decide(offsets, Status.DISCARDED)
         return self.advance(minutes=0)
 
     def _passed_on(self, done: Committed) -> Committed:
         for before, after in pairwise(self._stages):
-            # What is passed on is the record as it is, under another key.
+            # A re-keyed record is the original one under another key.
             passed = before.writer.sent[len(after.events) :]
             done = after.commit([replace(before.events[o.offset], record_key=o.key) for o in passed])
         return done
 
     def states(self) -> dict[bytes, bytes]:
-        """Every state by key, framed."""
+        """Returns every state by key, framed."""
         return self._last.states()
 
     @property
     def counted(self) -> int:
-        """How many keys have a state, as each commit has counted them."""
+        """The number of keys with a state, according to the commits."""
         position = self._last.store.position
         return 0 if position is None else position.keys
 
     def close(self) -> None:
-        """Remove the stores. Idempotent."""
+        """Removes the stores. Idempotent."""
         for stage in self._stages:
             stage.store.close()
         self._folder.cleanup()
@@ -217,7 +384,7 @@ class Driver:
 
     def _view(self, key: bytes) -> Any:
         (frame,) = self._last.store.get_many([key])
-        return None if frame is None else self._read_model.told(self.state_codec.decode(frame))
+        return None if frame is None else self._read_model.view_of(self.state_codec.decode(frame))
 
     def _everything(self) -> list[tuple[dict[bytes, bytes], list[Output]]]:
         return [(stage.states(), [*stage.writer.sent]) for stage in self._stages]
@@ -231,8 +398,8 @@ class Driver:
         schema = self._read_model.state_schema if emit.record is None else self._read_model.made_schemas[emit.record]
         return AvroCodec(self._registry, topic, schema).decode(output.value)
 
-    def _given(self, event: Given | Mapping[str, Any]) -> Given:
-        if isinstance(event, Given):
+    def _given(self, event: InputEvent | Mapping[str, Any]) -> InputEvent:
+        if isinstance(event, InputEvent):
             return event
         (record,) = driven_stages(self._read_model)[0].records
-        return Given(record, event)
+        return InputEvent(record, event)

@@ -1,4 +1,4 @@
-"""Hand-written stand-ins for the registry and a changelog partition."""
+"""In-memory replacements for the schema registry and a changelog partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import DeadLetter, Output, Record
     from balance_service.errors import BalanceServiceError
 else:
-    # Its client takes longer to import than a thousand events to fold.
+    # Importing its client takes longer than folding a thousand events.
     SchemaRegistry = object
 
 
@@ -29,15 +29,14 @@ class FakeRegistry(SchemaRegistry):
         self.schemas: list[Schema] = []
         self.is_up = True
 
-    def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002  (an id is of a schema)
-        """Ids count from 1; the same schema has the same id."""
+    def register(self, subject: str, schema: Schema) -> int:  # noqa: ARG002  (ids belong to schemas, not to subjects)
+        """Returns ids from 1; equal schemas have the same id."""
         self._ask()
         if schema not in self.schemas:
             self.schemas.append(schema)
         return self.schemas.index(schema) + 1
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
-        """None for an id that was never given."""
         from balance_service.avro.registry import WriterSchema
 
         self._ask()
@@ -52,7 +51,7 @@ class FakeRegistry(SchemaRegistry):
 
 
 class FakeWriter(ChangelogWriter):
-    """A changelog partition in memory: a commit takes the offsets of its records and one for its marker."""
+    """A changelog partition in memory. A commit takes one offset for each record, and one for its marker."""
 
     def __init__(self, fails_with: BalanceServiceError | None = None) -> None:
         self.fails_with = fails_with
@@ -70,7 +69,6 @@ class FakeWriter(ChangelogWriter):
         holds_up_to: int,
         outputs: Iterable[Output] = (),
     ) -> int:
-        """All or, if told to fail, nothing."""
         if self.is_closed:
             raise TaskMigratedError("the task is closed")
         if self.fails_with is not None:
@@ -84,5 +82,4 @@ class FakeWriter(ChangelogWriter):
         return after_position
 
     def close(self) -> None:
-        """Nothing is written any more."""
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""Events as a test writes them, and as the rows that Spark would make of them."""
+"""Events as tests write them, and as the rows that Spark would make from them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from balance_service.engine.records import RESERVED_PREFIX, DeadLetter
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.model.folds import Top
 from balance_service.model.keys import MAX_KEY_BYTES, KeyType, words_of
-from balance_service.model.placing import placed
-from balance_service.spark.notes import IGNORED, NOTE
+from balance_service.model.placing import place_stages
+from balance_service.spark.combine import IGNORED, NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,10 +57,10 @@ _ZERO: Mapping[str, Any] = {"boolean": False, "bytes": b"", "string": "", "uuid"
 
 
 @dataclass(frozen=True)
-class Given:
-    """An event as its producer sends it; `record_key` None stands for the event's own key column.
+class InputEvent:
+    """An event as its producer sends it. `record_key` None stands for the event's key column.
 
-    Of a tombstone, `record` is empty.
+    A tombstone has an empty `record`.
     """
 
     record: str
@@ -69,31 +69,31 @@ class Given:
     idempotency_key: bytes | None = None
     timestamp_ms: int = 0
     unreadable: str | None = None
-    """The cause for which the service cannot read it yet."""
+    """The cause for which the service cannot read the event yet."""
     values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The fields as a reader has them, once the event is written: with the schema's digits, and a time's."""
+    """The fields as a reader decodes them, once the event is encoded."""
     body: bytes | None = field(default=None, repr=False, compare=False)
-    """The event as it is written; None for a tombstone."""
+    """The encoded event; None for a tombstone."""
 
 
-def written(given: Given, stage: Stage) -> Given:
-    """An event as it is on the topic that a stage reads.
+def encoded(given: InputEvent, stage: Stage) -> InputEvent:
+    """Encodes an event for the topic that a stage reads.
 
     Raises:
-        ValueError: it is no record of that topic, or its schema does not allow it.
+        ValueError: the event is not a record of that topic, or does not fit its schema.
     """
     if not given.record:
         return given
     if given.record not in stage.schemas:
-        raise ValueError(f"{given.record} is no record of {stage.owner}'s source")
+        raise ValueError(f"{given.record} is not a record of {stage.owner}'s source")
     schema = parsed(stage.schemas[given.record])
     fields = {**_zero(schema), **given.fields}
     body = io.BytesIO()
     try:
         fastavro.schemaless_writer(body, schema, fields, strict_allow_default=True)
-    except Exception as error:  # fastavro raises whatever its writer trips over
+    except Exception as error:  # fastavro raises many types of errors.
         why = _wrong_type(schema, fields) or error
-        raise ValueError(f"{fields} is no {given.record}: {why}") from error
+        raise ValueError(f"{fields} is not a valid {given.record}: {why}") from error
     body.seek(0)
     values: Any = fastavro.schemaless_reader(body, schema, None)
     return replace(given, values=values, body=body.getvalue())
@@ -107,52 +107,52 @@ def event(
     idempotency_key: str | None = None,
     timestamp_ms: int = 0,
     unreadable: str | None = None,
-) -> Given:
-    """An event of a record type, known by its simple name.
+) -> InputEvent:
+    """Returns an event of a record type, which is named by its simple name.
 
     Args:
-        fields: those that matter; the others have their default, or the zero of their type.
-        record_key: where it is not to be the event's key column.
-        timestamp_ms: of the record in the topic.
-        unreadable: the cause for which the service cannot read it, such as `schema-id-unknown`, until that is mended.
+        fields: the relevant fields; others get their default, or the zero of their type.
+        record_key: the record's key, if it is not the event's key column.
+        timestamp_ms: the timestamp of the record in the topic.
+        unreadable: the cause for which the service cannot read the event yet, such as `schema-id-unknown`.
     """
     key, name = (None if text is None else text.encode() for text in (record_key, idempotency_key))
-    return Given(record, fields, key, name, timestamp_ms, unreadable)
+    return InputEvent(record, fields, key, name, timestamp_ms, unreadable)
 
 
-def tombstone(record_key: str, *, timestamp_ms: int = 0) -> Given:
-    """A record that has a key and no value."""
-    return Given("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
+def tombstone(record_key: str, *, timestamp_ms: int = 0) -> InputEvent:
+    """Returns a record with a key and without a value."""
+    return InputEvent("", {}, record_key.encode(), timestamp_ms=timestamp_ms)
 
 
 def driven_stages(read_model: ReadModel) -> list[Stage]:
-    """The stages that are driven: all, or those after the last join, whose events are then what that makes."""
+    """Returns the stages that the driver runs: all, or those after the last join, whose events are joined records."""
     joining = [number for number, stage in enumerate(read_model.stages, 1) if stage.joins]
-    return placed(read_model.stages, "driver", str)[max(joining, default=0) :]
+    return place_stages(read_model.stages, "driver", str)[max(joining, default=0) :]
 
 
-def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, Given]) -> pa.Table:
-    """What the decoder's plan yields of some events that a stage reads, by their offsets."""
+def rows_of(read_model: ReadModel, stage: Stage, events: Mapping[int, InputEvent]) -> pa.Table:
+    """Returns the rows of the decoder's plan for the events that a stage reads, by offset."""
     types = _column_types(read_model, stage)
     rows = [_row(read_model, stage, given, offset) for offset, given in events.items()]
     note = pa.list_(pa.struct(list(_NOTE.items())))
     return pa.Table.from_pylist(rows, pa.schema({"offset": pa.int64(), "key": pa.binary(), **types, NOTE: note}))
 
 
-def key_of(read_model: ReadModel, stage: Stage, given: Given) -> bytes | None:
-    """The key of an event's record; None if it has none, as only some stages allow."""
+def key_of(read_model: ReadModel, stage: Stage, given: InputEvent) -> bytes | None:
+    """Returns the key of an event's record; None if it has none, which only some stages allow."""
     if given.record_key is not None or stage.by is not None or not read_model.has_states():
         return given.record_key
     return read_model.key_type.encode(given.values[read_model.key])
 
 
-def letter_of(read_model: ReadModel, stage: Stage, given: Given, offset: int) -> DeadLetter:
-    """An event's record as a dead letter keeps it, without a cause yet."""
+def letter_of(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> DeadLetter:
+    """Returns an event's record as a dead letter without a cause."""
     return DeadLetter(offset, given.timestamp_ms, key_of(read_model, stage, given), given.body, "")
 
 
-def passed_on(stage: Stage, given: Given) -> tuple[bytes | None, str | None]:
-    """The key under which a stage that is not the last passes an event on; or why it does not."""
+def passed_on(stage: Stage, given: InputEvent) -> tuple[bytes | None, str | None]:
+    """Returns the key with which a stage re-keys an event, or the cause why it does not."""
     value = given.values[stage.by] if stage.by is not None else None
     if not all(condition.holds(given.values) for condition in stage.conditions):
         return None, IGNORED
@@ -164,7 +164,7 @@ def passed_on(stage: Stage, given: Given) -> tuple[bytes | None, str | None]:
     return (None, "key-reserved") if key >= RESERVED_PREFIX else (key, None)
 
 
-def _row(read_model: ReadModel, stage: Stage, given: Given, offset: int) -> dict[str, Any]:
+def _row(read_model: ReadModel, stage: Stage, given: InputEvent, offset: int) -> dict[str, Any]:
     record_key = key = key_of(read_model, stage, given)
     cause: str | None
     if given.unreadable is not None:
@@ -183,7 +183,7 @@ def _row(read_model: ReadModel, stage: Stage, given: Given, offset: int) -> dict
     return {"offset": offset, "key": None if cause else key, **row, NOTE: [note] if note else None}
 
 
-def _misfit(read_model: ReadModel, given: Given, key: bytes | None) -> str | None:
+def _misfit(read_model: ReadModel, given: InputEvent, key: bytes | None) -> str | None:
     if not given.record:
         if not read_model.source.tombstones:
             return "value-null"
@@ -192,14 +192,14 @@ def _misfit(read_model: ReadModel, given: Given, key: bytes | None) -> str | Non
     return "key-reserved" if key is not None and key >= RESERVED_PREFIX else None
 
 
-def _columns(read_model: ReadModel, stage: Stage, given: Given) -> dict[str, Any]:
+def _columns(read_model: ReadModel, stage: Stage, given: InputEvent) -> dict[str, Any]:
     headers = given.idempotency_key and [{"key": IDEMPOTENCY_HEADER, "value": given.idempotency_key}]
     update = {} if stage.by is not None or not given.record else _update(read_model, given)
     own = {} if stage.by is None else {"record_key": key_of(read_model, stage, given)}
     return {**update, **own, "timestamp": given.timestamp_ms, "value": given.body, "headers": headers or None}
 
 
-def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
+def _update(read_model: ReadModel, given: InputEvent) -> dict[str, Any]:
     update = {
         name: _value(read_model, name, fold, given)
         for name, fold in read_model.standard_folds.items()
@@ -208,7 +208,7 @@ def _update(read_model: ReadModel, given: Given) -> dict[str, Any]:
     return update | ({given.record: given.values} if read_model.needs_events else {})
 
 
-def _value(read_model: ReadModel, name: str, fold: StandardFold, given: Given) -> Any:
+def _value(read_model: ReadModel, name: str, fold: StandardFold, given: InputEvent) -> Any:
     if not fold.field:
         return 1
     if isinstance(fold, Top):
@@ -241,7 +241,7 @@ def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]
 
 
 def arrow_type(kind: Any) -> pa.DataType:
-    """The type in which Spark hands over an Avro type."""
+    """Returns the Arrow type of an Avro type in the rows that Spark hands over."""
     kind, _ = without_null(kind)
     match simple_name(kind):
         case "decimal":
@@ -257,15 +257,15 @@ def arrow_type(kind: Any) -> pa.DataType:
 
 
 def _wrong_type(schema: Any, fields: Mapping[str, Any]) -> str:
-    """Which value is of the wrong type, and what is wanted; empty if the types are not what is wrong."""
+    """Describes the value of a wrong type, and the expected type; empty if all types are right."""
     try:
         fastavro.validation.validate(fields, schema)
     except fastavro.validation.ValidationError as error:
-        # Of a type that may be null, the last is about the other one.
+        # For a nullable type, the last error concerns the non-null type.
         wrong = error.errors[-1]
         field, wanted = wrong.field.removeprefix(f"{full_name(schema)}."), type_name(wrong.schema)
         hint = "; give a Decimal" if wanted.startswith("decimal") else ""
-        return f"{field} is {wrong.datum!r} of type {type(wrong.datum).__name__}, and {wanted} is wanted{hint}"
+        return f"{field} is {wrong.datum!r} of type {type(wrong.datum).__name__}, but {wanted} is expected{hint}"
     except ValueError:
         return ""
     return ""

@@ -1,4 +1,4 @@
-"""Events of a read model for property tests; needs the extra `testing`."""
+"""Generates events of a read model for property tests; needs the extra `testing`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import fastavro
 from hypothesis import strategies as st
 
 from balance_service.avro.schemas import fields_of, simple_name, without_null
-from balance_service.testing.rows import Given, driven_stages, tombstone
+from balance_service.testing.rows import InputEvent, driven_stages, tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,50 +21,50 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
 
-# Few, so that events meet; short and long, and of more bytes than characters.
+# Few keys, so that events share them: short and long ones, and one with more bytes than characters.
 _KEYS = ("a", "b", "key with a space", "é", "c" * 64)
 _MALFORMED = ("", "line\nbreak")
 _INT, _LONG = 2**31, 2**63
 
 
-def batches(read_model: ReadModel) -> SearchStrategy[list[list[Given]]]:
-    """Some batches of events, some of them refused, few keys among them."""
-    # The others have the zero of their type.
+def batches(read_model: ReadModel) -> SearchStrategy[list[list[InputEvent]]]:
+    """Generates batches of events with few keys; some events are rejected."""
+    # Columns that are not read have the zero of their type.
     schemas = read_model.stages[-1].wanted_schemas.values()
     tombstones = [st.builds(tombstone, st.sampled_from(_KEYS))] if read_model.source.tombstones else []
     events = st.one_of([*(_events(read_model, schema) for schema in schemas), *tombstones])
     return st.lists(st.lists(events, max_size=8), max_size=4)
 
 
-def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[Given]:
-    # One in many is refused, so that most of what is tried is folded.
+def _events(read_model: ReadModel, schema: Schema) -> SearchStrategy[InputEvent]:
+    # Few events are rejected, so that most are folded.
     keys = st.sampled_from([*_KEYS * 4, *_MALFORMED])
     literals = _literals(read_model)
     fields = {name: _sent(kind, name, literals) for name, kind in fields_of(schema).items()}
     if read_model.has_states() and not read_model.key_type.is_number:
         fields[read_model.key] = _or_of(keys, "string", literals.get(read_model.key, ()))
     record_keys = st.sampled_from([*[None] * 19, b"another key"])
-    return st.builds(Given, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
+    return st.builds(InputEvent, st.just(schema["name"]), st.fixed_dictionaries(fields), record_keys)
 
 
 def _literals(read_model: ReadModel) -> Mapping[str, Sequence[Any]]:
-    """What the conditions of driven stages and of outputs compare each column with, or a field in one."""
+    """Returns the values that conditions compare with, by column or nested field."""
     conditions = [condition for stage in driven_stages(read_model) for condition in stage.conditions]
     found: dict[str, list[Any]] = {}
     for condition in (*conditions, *(output.where for output in read_model.outputs if output.where is not None)):
-        for asked in condition.asked:
-            also = [value.upper() for value in asked.values] if asked.field.is_lowered else []
-            found.setdefault(asked.field.path, []).extend((*asked.values, *also))
+        for predicate in condition.predicates:
+            also = [value.upper() for value in predicate.values] if predicate.field.is_lowered else []
+            found.setdefault(predicate.field.path, []).extend((*predicate.values, *also))
     return found
 
 
 def _sent(kind: Any, path: str, literals: Mapping[str, Sequence[Any]]) -> SearchStrategy[Any]:
-    """Values of an Avro type as producers send them, those among them for which conditions hold.
+    """Generates values of an Avro type as producers send them, including values for which conditions hold.
 
-    Nobody checks that a UUID is one.
+    A UUID may be malformed, because producers need not check it.
     """
     inner, is_nullable = without_null(kind)
-    if simple_name(inner) == "record" and any(asked.startswith(f"{path}.") for asked in literals):
+    if simple_name(inner) == "record" and any(compared.startswith(f"{path}.") for compared in literals):
         fields = {name: _sent(field, f"{path}.{name}", literals) for name, field in fields_of(inner).items()}
         return st.fixed_dictionaries(fields) | (st.none() if is_nullable else st.nothing())
     values = values_of(kind) | (st.sampled_from(["", "nonsense"]) if simple_name(inner) == "uuid" else st.nothing())
@@ -72,7 +72,7 @@ def _sent(kind: Any, path: str, literals: Mapping[str, Sequence[Any]]) -> Search
 
 
 def _or_of(values: SearchStrategy[Any], kind: Any, literals: Sequence[Any]) -> SearchStrategy[Any]:
-    """Some values, and those among what a column is compared with that it may have."""
+    """Adds the literals that a type allows to some values."""
     if simple_name(kind) == "decimal":
         literals = [Decimal(value) for value in literals]
     allowed = [value for value in literals if _is_allowed(kind, value)]
@@ -80,16 +80,16 @@ def _or_of(values: SearchStrategy[Any], kind: Any, literals: Sequence[Any]) -> S
 
 
 def _is_allowed(kind: Any, value: Any) -> bool:
-    """Whether a value can be sent; a decimal is compared with more digits than its column may have, say."""
+    """Whether a value can be sent: a literal may have more digits than its column, for example."""
     try:
         fastavro.schemaless_writer(io.BytesIO(), kind, value)
-    except Exception:  # fastavro raises whatever its writer trips over
+    except Exception:  # fastavro raises many types of errors.
         return False
     return True
 
 
 def values_of(kind: Any) -> SearchStrategy[Any]:
-    """Values of an Avro type."""
+    """Generates values of an Avro type."""
     if isinstance(kind, list):
         return st.one_of([values_of(member) for member in kind])
     name = simple_name(kind)

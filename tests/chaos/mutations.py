@@ -54,7 +54,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is applied twice",
-        "balance_service/spark/feed.py",
+        "balance_service/spark/task_runner.py",
         "                    self._commit(part, start, task, gathering)\n",
         "                    self._commit(part, start, task, gathering)\n"
         "                    self._commit(part, part.end, task, gathering)\n",
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         # The first offset after a batch usually belongs to a control record.
         "rows are dropped when a query restarts",
-        "balance_service/spark/feed.py",
+        "balance_service/spark/task_runner.py",
         "partial(self._rows, partition, start)\n",
         "partial(self._rows, partition, start + 4 * (start > 0))\n",
         "kill=3",
@@ -73,7 +73,7 @@ MUTATIONS = (
     Mutation(
         # Without a new query, the later rows would still be counted.
         "a position skips records, because the task does not check for them",
-        "balance_service/spark/feed.py",
+        "balance_service/spark/task_runner.py",
         "                elif began - looked > _LOOK_EVERY_SECONDS:\n"
         "                    start = self._pass_over(start, task, interrupted)\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
@@ -242,7 +242,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a command's Idempotency-Key is dropped",
-        "balance_service/read_models/funds_publisher.py",
+        "balance_service/read_models/add_funds.py",
         "        if idempotency_key is not None:\n",
         "        if False:\n",
         QUIET,

@@ -10,7 +10,7 @@ from tests.chaos.mutations import QUIET, WRONG, Mutation
 PARTS_MUTATIONS = (
     Mutation(
         "only the last of several consecutive parts is committed",
-        "balance_service/spark/feed.py",
+        "balance_service/spark/task_runner.py",
         "                for part in gathered:\n",
         "                for part in gathered[-1:]:\n",
         QUIET,

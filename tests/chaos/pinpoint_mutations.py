@@ -15,7 +15,7 @@ def _pinpoint(name: str, file: str, old: str, new: str, test: str, found_by: str
 PINPOINT_MUTATIONS = (
     _pinpoint(
         "a batch is joined before its tables are read to the end",
-        "spark/feed.py",
+        "spark/task_runner.py",
         "        if self._joined is not None:\n            try:\n",
         "        if self._joined is None:\n            try:\n",
         "integration/test_leaderboard",
@@ -28,7 +28,7 @@ PINPOINT_MUTATIONS = (
         "if pending else gathered\n",
         "if pending and not gathered else gathered\n",
         "unit/spark/test_gathering",
-        "test_what_many_events_come_to_is_combined_part_by_part",
+        "test_many_events_are_combined_part_by_part",
     ),
     _pinpoint(
         "the lease is checked before the read",
@@ -93,8 +93,8 @@ PINPOINT_MUTATIONS = (
         "spark/combine.py",
         "            if _may_overflow(both, combine) or any(",
         "            if any(",
-        "unit/model/test_and_then",
-        "test_what_depends_on_the_order_of_events_is_committed_batch_by_batch",
+        "unit/spark/test_combine",
+        "test_batches_whose_result_depends_on_their_order_are_not_merged",
     ),
     _pinpoint(
         "a sum hides an overflow of an intermediate balance",
@@ -102,7 +102,7 @@ PINPOINT_MUTATIONS = (
         "        alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]\n",
         "        alone = self._keys_of_once()\n",
         "unit/spark/test_combine",
-        "test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_it",
+        "test_amounts_of_both_signs_stay_single_because_their_sum_could_hide_an_overflow",
     ),
     _pinpoint(
         "a standby counts as complete forever once it has read a compacted changelog",
@@ -181,16 +181,16 @@ PINPOINT_MUTATIONS = (
         "engine/processor.py",
         "        if offset not in batch.retried:\n",
         "        if True:\n",
-        "unit/model/test_own_code_at_letters",
-        "test_it_waits_with_its_cause_and_others_go_on",
+        "unit/engine/test_own_code",
+        "test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others",
     ),
     _pinpoint(
         "a dead letter that fails in a model's own code does not hold later events, although order matters",
         "engine/dead_letter.py",
         "        OWN_CODE_FAILED,\n    }\n",
         "    }\n",
-        "unit/model/test_own_code_at_letters",
-        "test_once_it_is_discarded_what_waited_goes_on",
+        "unit/engine/test_own_code",
+        "test_discarding_it_releases_the_records_behind_it",
     ),
     _pinpoint(
         "an expired idempotency key counts until it is removed",
@@ -274,10 +274,10 @@ PINPOINT_MUTATIONS = (
     ),
     _pinpoint(
         "the engine retries a Spark that runs no query forever",
-        "spark/feed.py",
-        "                    if failures.another():\n",
-        "                    if failures.another() and False:\n",
-        "unit/spark/test_rehearsal",
-        "test_a_task_asks_for_a_rehearsal_only_after_its_queries_have_failed_for_a_while",
+        "spark/task_runner.py",
+        "                    if failures.add():\n",
+        "                    if failures.add() and False:\n",
+        "unit/spark/test_self_test",
+        "test_a_task_runs_the_self_test_only_after_its_queries_have_failed_for_some_time",
     ),
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Producer
 
 from balance_service.avro.registry import SchemaRegistry
-from balance_service.read_models.funds_publisher import FundsAddedSerializer
+from balance_service.read_models.add_funds import FundsAddedSerializer
 from tests.compose.stack import HOST
 from tests.support.api import Connection, query
 

@@ -12,8 +12,8 @@ import fastavro
 
 from balance_service.avro.schemas import full_name, load_schema
 from balance_service.model.conditions import col
-from balance_service.model.flow import Stream
-from balance_service.model.outputs import EVENT, Emit
+from balance_service.model.events import EVENT, Emit
+from balance_service.model.stream import Stream
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
 from tests.support.kafka import Writer, read_topic

@@ -17,7 +17,7 @@ from balance_service.avro import arrow_rows
 from balance_service.avro.schemas import fields_of, without_null
 from balance_service.model.conditions import col
 from balance_service.settings import load_settings
-from balance_service.spark.conditions import column_of
+from balance_service.spark.columns import column_of
 from balance_service.spark.session import start_spark
 from balance_service.testing.rows import arrow_type
 from balance_service.testing.strategies import values_of
@@ -253,7 +253,7 @@ def check_every(spark: SparkSession, events: list[Any], asked: list[Condition]) 
 
 def test_spark_and_the_function_agree_on_every_event(spark: SparkSession) -> None:
     for condition in (condition for path, kind in paths(EVERY) for condition in compared(path, kind)):
-        for part in condition.asked:
+        for part in condition.predicates:
             assert part.misfit(part.field.type_in(EVERY)) == ""
 
     check_every(spark)

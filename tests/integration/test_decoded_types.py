@@ -18,9 +18,9 @@ from balance_service.avro.codec import frame_header
 from balance_service.avro.registry import WriterSchema
 from balance_service.avro.schemas import fields_of, full_name, load_schema, without_null
 from balance_service.model.conditions import col
-from balance_service.model.flow import Stream
-from balance_service.model.outputs import Emit
+from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import Purchases
@@ -31,8 +31,7 @@ from balance_service.spark.combine import PartitionRows
 from balance_service.spark.decode import Decoder
 from balance_service.spark.session import start_spark
 from balance_service.testing import event, tombstone
-from balance_service.testing.rows import key_of, rows_of
-from balance_service.testing.rows import written as written_on
+from balance_service.testing.rows import encoded, key_of, rows_of
 from tests.support.models import MODELS, MONEY, WHEN, Session, ship
 from tests.support.shipped import declared, jvm_scratch
 
@@ -135,7 +134,7 @@ def causes(rows: PartitionRows) -> list[str]:
 def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_model: ReadModel) -> None:
     records = read_model.source.records
     stage = read_model.stages[-1]
-    events = [written_on(given, stage) for given in [*EVENTS, *ENDED] if given.record in records]
+    events = [encoded(given, stage) for given in [*EVENTS, *ENDED] if given.record in records]
     framed = [(key_of(read_model, stage, given), records.index(given.record) + 1, given.body) for given in events]
 
     rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
@@ -149,7 +148,7 @@ def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_mod
 def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) -> None:
     (stage,) = Symbols().stages
     sent = [event("Symbol", {"symbol": "TCS", "name": "Tata"}), tombstone("TCS"), tombstone("INFY")]
-    events = [written_on(given, stage) for given in sent]
+    events = [encoded(given, stage) for given in sent]
     framed = [(key_of(Symbols(), stage, given), 1, given.body) for given in events]
 
     rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
@@ -200,7 +199,7 @@ def test_spark_passes_on_the_same_records_as_the_row_interpreter(spark: SparkSes
     @settings(max_examples=4, deadline=None)
     @given(st.lists(INVOICES, min_size=1, max_size=60))
     def check(sold: list[dict[str, Any]]) -> None:
-        events = [written_on(event("PosInvoice", fields, record_key=None), stage) for fields in sold]
+        events = [encoded(event("PosInvoice", fields, record_key=None), stage) for fields in sold]
         rows = decoded(spark, read_model, [schema], [(b"s", 1, given.body) for given in events], stage)
 
         expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
@@ -220,7 +219,7 @@ def test_spark_does_not_decode_columns_that_are_not_selected(spark: SparkSession
     fields = [{**field, "type": changed.get(field["name"], field["type"])} for field in invoice["fields"]]
     later = {**invoice, "fields": [{"name": "fee", "type": money}, *fields]}
     invoiced = {"customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")}
-    sold = written_on(event("PosInvoice", invoiced), Purchases().stages[0])
+    sold = encoded(event("PosInvoice", invoiced), Purchases().stages[0])
     other = {**sold.values, "fee": Decimal("0.01"), "lines": [{"a": 1}]}
     records = [(b"1", 1, written(invoice, dict(sold.values))), (b"1", 2, written(later, other))]
 
@@ -266,7 +265,7 @@ class Named(ReadModel):
 def test_an_event_with_null_in_a_selected_column_is_decoded(spark: SparkSession) -> None:
     invoice = load_schema("PosInvoice")
     sold = [event("PosInvoice", {"customerName": name}) for name in (None, "Ann")]
-    events = [written_on(given, Named().stages[0]) for given in sold]
+    events = [encoded(given, Named().stages[0]) for given in sold]
     records = [(b"1", 1, given.body) for given in events]
 
     rows = decoded(spark, Named(), [invoice], [*records, (b"1", 1, b"\x04"), (b"1", 1, b"")])
@@ -285,7 +284,7 @@ def test_spark_encodes_numeric_keys_and_passes_on_records_without_a_key(spark: S
         Rewards(),
     )
     numbers = [0, 1, -1, 300, 2**40, -(2**63), 2**56, 0x7F << 56, 2**63 - 1]
-    events = [written_on(event("ScoreEvent", {"player_id": number}), stage) for number in numbers]
+    events = [encoded(event("ScoreEvent", {"player_id": number}), stage) for number in numbers]
 
     rows = decoded(spark, read_model, [schema], [(None, 1, given.body) for given in events], stage)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from balance_service.engine.task import TaskState
 from balance_service.hosting.engine import Engine
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.flow import Stream
 from balance_service.model.placing import stages_of
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.observability.metrics import Metrics
 from tests.integration.engines import balance, patience, settings_for, state_directory, tasks_of
 from tests.support.kafka import Writer, read_topic
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from balance_service.devtools.local.stack import LocalStack
     from balance_service.engine.task import Task
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
 IN_0, IN_1 = (next(k for n in range(99) if partition_of((k := f"c{n}").encode(), 2) == p) for p in (0, 1))
 

@@ -26,7 +26,7 @@ from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.funds_publisher import FundsAddedPublisher
+from balance_service.read_models.add_funds import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
 from tests.integration.engines import balance_stage, prepare
 from tests.integration.grants import Grant, listed

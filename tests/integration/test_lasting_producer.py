@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Producer
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.kafka.clients import producer_config
 from balance_service.kafka.topics import Topics
-from balance_service.read_models.funds_publisher import FundsAddedPublisher
+from balance_service.read_models.add_funds import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
 from tests.integration.test_directory import following, known_servers
 from tests.support.kafka import fail_fatally

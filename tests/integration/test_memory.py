@@ -10,7 +10,7 @@ import psutil
 
 from balance_service.engine import tasks
 from balance_service.errors import RetriableError
-from balance_service.spark import feed
+from balance_service.spark import task_runner
 from balance_service.spark.decode import Decoder
 from tests.integration.engines import catch_up, is_running, running_engine, settings_for, tasks_of
 from tests.support.kafka import Writer
@@ -56,7 +56,7 @@ def test_many_commits_and_queries_release_their_resources(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state", partitions=PARTITIONS)
-    monkeypatch.setattr(feed, "_BACK_OFF_SECONDS", 0.05)
+    monkeypatch.setattr(task_runner, "_BACK_OFF_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_BACK_OFF_SECONDS", (0.05,))
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         watched = _Watched(engine, monkeypatch)

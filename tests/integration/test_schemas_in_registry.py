@@ -12,8 +12,8 @@ import pytest
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
 from balance_service.model.binding import bound
-from balance_service.model.flow import Stream
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.settings import load_settings
 from tests.support.commands import run
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import FatalError
 from balance_service.process.runtime import thread_failures
-from balance_service.spark import feed, rehearsal
-from balance_service.spark.rehearsal import Rehearsal
+from balance_service.spark import self_test, task_runner
+from balance_service.spark.self_test import SelfTest
 from tests.integration.engines import balance, counted, problems, running_engine, settings_for
 from tests.support.kafka import Writer
 from tests.support.waiting import eventually
@@ -70,15 +70,15 @@ def test_an_unreadable_source_is_not_blamed_on_spark(
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
     succeeded: list[bool] = []
-    rehearse = Rehearsal._run
+    self_test_query = SelfTest._query
 
-    def recorded(self: Rehearsal, is_interrupted: Callable[[], bool]) -> None:
-        rehearse(self, is_interrupted)
+    def recorded(self: SelfTest, is_interrupted: Callable[[], bool]) -> None:
+        self_test_query(self, is_interrupted)
         succeeded.append(True)
 
-    monkeypatch.setattr(Rehearsal, "_run", recorded)
-    monkeypatch.setattr(rehearsal, "_DOUBTFUL_SECONDS", 0.0)
-    monkeypatch.setattr(rehearsal, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(SelfTest, "_query", recorded)
+    monkeypatch.setattr(self_test, "_DOUBTFUL_SECONDS", 0.0)
+    monkeypatch.setattr(self_test, "_EVERY_SECONDS", 0.0)
     with (
         thread_failures(lambda: None) as failures,
         running_engine(settings) as engine,
@@ -87,7 +87,7 @@ def test_an_unreadable_source_is_not_blamed_on_spark(
         writer.add("c", "1.00")
         eventually(lambda: balance(engine, "c") is not None, "the engine folds", _FOLDS_WITHIN_SECONDS)
         with monkeypatch.context() as away:
-            away.setattr(feed, "read_source", _gone)
+            away.setattr(task_runner, "read_source", _gone)
             for query in engine.spark.streams.active:
                 query.stop()
             eventually(lambda: len(succeeded) > 4, "the engine has tested Spark repeatedly", _FOLDS_WITHIN_SECONDS)

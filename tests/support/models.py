@@ -11,15 +11,15 @@ import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import PoisonRecordError
-from balance_service.model.flow import Stream
+from balance_service.model.events import EVENT, Emit
 from balance_service.model.folds import Count, Earliest, Greatest, Latest, Least, RunningSum, Top
-from balance_service.model.outputs import EVENT, Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
 MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
 WIDE_MONEY = {**MONEY, "precision": 38}

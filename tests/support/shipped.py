@@ -16,8 +16,8 @@ from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.model.stage import declared_stages
 from balance_service.process.scratch import temporary_scratch
+from balance_service.read_models import SHIPPED
 from balance_service.read_models.add_funds import ADD_FUNDS
-from balance_service.read_models.shipped import SHIPPED
 from tests.support.api import GET_BALANCE
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.kafka.topics import Topic
-    from balance_service.model.flow import Stream
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Stream
     from balance_service.process.scratch import Scratch
     from balance_service.settings import Settings
 

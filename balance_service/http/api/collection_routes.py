@@ -12,7 +12,7 @@ from balance_service.http.api.route import Route
 from balance_service.http.api.schemas import NUMBER_KEY, count, exactly
 from balance_service.http.collection_queries import CollectionQueries
 from balance_service.http.parameters import LIMIT, MAX_LAG, MIN_POSITION, PARTIAL
-from balance_service.model.routes import Collection
+from balance_service.model.read_model import Collection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

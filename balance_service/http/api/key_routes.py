@@ -15,7 +15,7 @@ from balance_service.http.api.schemas import KEY, NUMBER_KEY, exactly
 from balance_service.http.model_queries import NUMBERS
 from balance_service.http.parameters import MAX_LAG, MIN_POSITION
 from balance_service.model.keys import checked_key
-from balance_service.model.routes import Routes
+from balance_service.model.read_model import Routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable

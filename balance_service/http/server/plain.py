@@ -25,7 +25,7 @@ from balance_service.http.parameters import KEY, KeyQuery
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
 from balance_service.http.server.limits import headers_fit
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
-from balance_service.model.routes import Collection, Routes
+from balance_service.model.read_model import Collection, Routes
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 120
 OWN = """\
-from balance_service.model.flow import Stream
+from balance_service.model.stream import Stream
 from balance_service.model.read_model import ReadModel
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from balance_service.cli.main import cli
 from balance_service.devtools.local.samples import SAMPLES
-from balance_service.read_models.shipped import SHIPPED
+from balance_service.read_models import SHIPPED
 
 SYSTEMS = (Path(__file__).parents[3] / "docs" / "systems.md").read_text(encoding="utf-8")
 # These two are in the README.

@@ -20,15 +20,15 @@ from balance_service.engine.stateless import JoinProcessor
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.joins import Global, Join
 from balance_service.model.keys import KeyType
+from balance_service.model.stream import Global, Join
 from balance_service.testing.fakes import FakeRegistry
 from tests.support.fakes import letters
 from tests.support.models import ship
 
 if TYPE_CHECKING:
     from balance_service.engine.processor import BatchOutcome
-    from balance_service.model.joins import Missing
+    from balance_service.model.stream import Missing
 
 ship("NamedScore", {"score": "double", "product_id": "long", "player_id": "long", "playerName": ["null", "string"]})
 PARTITION = 1

@@ -14,14 +14,13 @@ from balance_service.engine.decisions import Decision, LetterId, Verdict
 from balance_service.engine.records import POSITION_KEY, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, InvalidInputError, PoisonRecordError
-from balance_service.model.flow import Stream
-from balance_service.model.order import PER_KEY
-from balance_service.model.outputs import EVENT, Emit
+from balance_service.model.events import EVENT, PER_KEY, Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver, event
+from balance_service.testing.driver import DrivenTask
 from balance_service.testing.rows import driven_stages
-from balance_service.testing.stage import DrivenTask
 from tests.support.fakes import FakeRegistry, letters, position_codec
 from tests.support.models import MONEY, ship
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
 UNKNOWN = "schema-id-unknown"
 INCOMPATIBLE = "schema-incompatible"
@@ -322,7 +321,7 @@ def test_order_across_a_re_key_is_refused() -> None:
         def fold(self, state: State | None, told: Event) -> State | None:
             return state
 
-    with pytest.raises(ConfigurationError, match="goes on by another key"):
+    with pytest.raises(ConfigurationError, match="continues by another key"):
         Rekeyed()
 
 

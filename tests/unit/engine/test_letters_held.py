@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from balance_service.testing import Given
+    from balance_service.testing import InputEvent
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_no_more_letters_are_looked_up_than_are_tried(named: Driver, monkeypatch
     ("failed", "status"), [(told("1", unreadable=UNKNOWN), "applied"), (told(""), "waiting")], ids=["closed", "refused"]
 )
 def test_letters_that_hold_no_key_cost_the_keys_of_later_batches_nothing(
-    named: Driver, monkeypatch: pytest.MonkeyPatch, failed: Given, status: str
+    named: Driver, monkeypatch: pytest.MonkeyPatch, failed: InputEvent, status: str
 ) -> None:
     named.given(failed).mend(UNKNOWN).advance(minutes=5)
     assert statuses(named) == [status]

@@ -10,9 +10,9 @@ import pytest
 from balance_service.engine.assembly import processor_of
 from balance_service.engine.fold import FoldProcessor
 from balance_service.kafka.topic_specs import prepare_topics
-from balance_service.model.flow import Stream
 from balance_service.model.folds import Count, Latest
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.settings import load_settings
 from balance_service.testing import Driver, event
 from balance_service.testing.fakes import FakeRegistry
@@ -23,8 +23,8 @@ from tests.support.shipped import KNOWN, stages_in, surroundings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from balance_service.model.event import Event, State
-    from balance_service.testing.rows import Given
+    from balance_service.model.events import Event, State
+    from balance_service.testing.rows import InputEvent
 
 TEXT = ["null", "string"]
 ship("Written", {"id": "string", "text": TEXT, "paid": ["null", MONEY]})
@@ -59,7 +59,7 @@ class Pages(ReadModel):
         return {"pages": [*(state["pages"] if state else ()), event["text"] or ""], "at": event.timestamp_ms}
 
 
-def written(text: str | None, key: str = "k", **more: Any) -> Given:
+def written(text: str | None, key: str = "k", **more: Any) -> InputEvent:
     return event("Written", {"id": key, "text": text}, **more)
 
 

@@ -18,7 +18,7 @@ from balance_service.kafka.topics import Topic, Watermarks
 from balance_service.model.stage import Stage
 from balance_service.observability.metrics import Metrics
 from balance_service.settings import load_settings
-from balance_service.spark.sampler import SparkSample
+from balance_service.spark.session import SparkSample
 from tests.support.fakes import Clock
 
 if TYPE_CHECKING:

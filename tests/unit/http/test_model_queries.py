@@ -20,7 +20,7 @@ from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.server.app import make_app
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.routes import Routes as KeyRoutes
+from balance_service.model.read_model import Routes as KeyRoutes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance

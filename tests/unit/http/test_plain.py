@@ -29,7 +29,7 @@ from balance_service.http.server.limits import Limits
 from balance_service.http.server.plain import key_targets
 from balance_service.http.wiring import Front
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.routes import Collection
+from balance_service.model.read_model import Collection
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard

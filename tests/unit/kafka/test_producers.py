@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from balance_service.errors import RetriableError
 from balance_service.kafka import producers
 from balance_service.kafka.producers import BulkProducer, RecoveringProducer
-from balance_service.read_models.funds_publisher import FundsAddedPublisher
+from balance_service.read_models.add_funds import FundsAddedPublisher
 from tests.support.fakes import FakeRegistry
 from tests.support.kafka import fail_fatally
 

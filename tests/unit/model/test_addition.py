@@ -1,4 +1,4 @@
-"""Sums added in columns: the same bytes as the read model's fold makes, or left to it."""
+"""Addition in columns: the same bytes as the read model's fold, or left to the fold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.fakes import FakeRegistry
 
 if TYPE_CHECKING:
     from balance_service.model.addition import Addition
-    from balance_service.model.event import State
+    from balance_service.model.events import State
 
 REGISTRY = FakeRegistry()
 CODEC = AvroCodec(REGISTRY, "states", load_schema("BalanceState"))
@@ -56,7 +56,7 @@ def folded(before: State | None, unscaled: int, key: bytes = b"") -> bytes:
 
 
 @given(st.lists(st.tuples(names, st.none() | cents, cents), max_size=30))
-def test_what_is_added_in_columns_is_what_the_fold_makes(rows: list[tuple[str, int | None, int]]) -> None:
+def test_states_added_in_columns_equal_those_of_the_fold(rows: list[tuple[str, int | None, int]]) -> None:
     frames = [None if before is None else frame(name, before) for name, before, _ in rows]
 
     added = adder().add(frames, pa.array([money(amount) for _, _, amount in rows], MONEY))
@@ -91,7 +91,7 @@ def begun(keys: list[bytes], amounts: list[int], partition: int = 0, partitions:
 
 
 @given(st.lists(st.tuples(st.one_of(names.map(str.encode), st.binary(max_size=70)), cents), max_size=30))
-def test_a_state_begun_in_columns_is_what_the_fold_makes(rows: list[tuple[bytes, int]]) -> None:
+def test_first_states_made_in_columns_equal_those_of_the_fold(rows: list[tuple[bytes, int]]) -> None:
     frames = begun([key for key, _ in rows], [amount for _, amount in rows])
 
     for (key, amount), begun_as in zip(rows, frames, strict=True):
@@ -101,12 +101,12 @@ def test_a_state_begun_in_columns_is_what_the_fold_makes(rows: list[tuple[bytes,
 
 @pytest.mark.parametrize("amount", [0, 1, -1, 127, 128, -128, -129, 2**62 - 1])
 @pytest.mark.parametrize("key", [b"c", b"c 1~", b"c" * 63])
-def test_a_key_of_plain_text_begins_in_columns(key: bytes, amount: int) -> None:
+def test_the_first_state_of_a_plain_text_key_is_made_in_columns(key: bytes, amount: int) -> None:
     assert begun([key], [amount]) == [frame(key.decode(), amount)]
 
 
 @pytest.mark.parametrize("key", [b"", b"c" * 64, "é".encode(), b"\xff", b"c\x7f", b"a\nb"])
-def test_any_other_key_is_left_to_the_fold(key: bytes) -> None:
+def test_the_first_state_of_any_other_key_is_left_to_the_fold(key: bytes) -> None:
     assert begun([key, b"c1"], [1, 1]) == [None, frame("c1", 1)]
 
 
@@ -118,7 +118,7 @@ def test_a_key_of_another_partition_is_left_to_the_fold() -> None:
     assert [frame is not None for frame in frames] == [partition_of(key, 3) == 2 for key in keys]
 
 
-def test_keys_of_a_slice_begin_as_themselves() -> None:
+def test_first_states_are_made_from_a_slice_of_keys() -> None:
     keys = pa.array([b"aa", b"b", b"ccc", b"d"], pa.binary()).slice(1, 2)
     amounts = pa.array([money(n) for n in range(4)], MONEY).slice(1, 2)
 
@@ -135,13 +135,13 @@ def test_amounts_of_another_scale_are_left_to_the_fold() -> None:
     assert adder().add([frame("c1", 5)], pa.array([Decimal("0.001")], pa.decimal128(38, 3))) == [None]
 
 
-def test_a_slice_of_a_column_is_added_as_itself() -> None:
+def test_a_slice_of_a_column_is_added() -> None:
     amounts = pa.array([money(n) for n in (7, 8, 9)], MONEY).slice(1, 2)
 
     assert adder().add([frame("a", 1), frame("b", 1)], amounts) == [frame("a", 9), frame("b", 10)]
 
 
-def test_nothing_is_added_to_nothing() -> None:
+def test_an_empty_batch_adds_nothing() -> None:
     assert adder().add([], pa.array([], MONEY)) == []
 
 
@@ -156,5 +156,5 @@ def test_old_and_new_keys_are_added_together() -> None:
     assert after == [frame("a", 6), frame("b", 2), None]
 
 
-def test_a_read_model_that_does_not_only_add_is_left_to_its_folds() -> None:
+def test_a_read_model_with_other_folds_has_no_acceleration() -> None:
     assert Activity().acceleration(CODEC) is None

@@ -1,4 +1,4 @@
-"""Conditions on events, as functions of them: what they hold for, what they say, and how they cannot be written."""
+"""Conditions on events: their evaluation, their text, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import Phase, find, settings
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
-from balance_service.model.flow import Stream
-from balance_service.model.outputs import Emit
+from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.testing import Driver, event
 from balance_service.testing.strategies import batches
 from tests.support.models import SCORED
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.model.conditions import Condition
-    from balance_service.testing import Given
+    from balance_service.testing import InputEvent
 
-# Comparisons of which no type is known yet; Python's own would be warned of.
+# Columns without a type yet. The linter would warn about plain comparisons.
 a: Any = col("a")
 b: Any = col("b")
 
@@ -35,7 +35,7 @@ b: Any = col("b")
     ("found", "holds"),
     [("PRIME", True), ("prime", True), ("PrImE", True), ("PRİME", False), ("PRIME ", False), (None, False)],
 )
-def test_lower_changes_ascii_letters_alone(found: str | None, holds: bool) -> None:
+def test_lower_changes_ascii_letters_only(found: str | None, holds: bool) -> None:
     assert (a.lower() == "prime").holds({"a": found}) is holds
     assert (a == "PRIME").holds({"a": found}) is (found == "PRIME")
 
@@ -43,7 +43,7 @@ def test_lower_changes_ascii_letters_alone(found: str | None, holds: bool) -> No
 @pytest.mark.parametrize(
     ("condition", "verdicts"),
     [
-        # Of a and b both true, then b false, b unknown; a false; a unknown.
+        # a and b both true; then b false, b unknown; a false; a unknown.
         ((a == 1) & (b == 1), [True, False, None, False, False, False, None, False, None]),
         ((a == 1) | (b == 1), [True, True, True, True, False, None, True, None, None]),
         (~(a == 1), [False, False, False, True, True, True, None, None, None]),
@@ -55,13 +55,13 @@ def test_lower_changes_ascii_letters_alone(found: str | None, holds: bool) -> No
     ],
     ids=str,
 )
-def test_what_is_null_is_neither_equal_nor_not(condition: Condition, verdicts: list[bool | None]) -> None:
+def test_a_comparison_with_null_is_unknown(condition: Condition, verdicts: list[bool | None]) -> None:
     events = [{"a": one, "b": other} for one in (1, 0, None) for other in (1, 0, None)]
     assert [condition.verdict(found) for found in events] == verdicts
     assert [condition.holds(found) for found in events] == [verdict is True for verdict in verdicts]
 
 
-def test_fields_of_a_record_are_null_where_that_is() -> None:
+def test_fields_of_a_null_record_are_null() -> None:
     in_bern = col("a.place.city") == "Bern"
 
     assert in_bern.holds({"a": {"place": {"city": "Bern"}}})
@@ -69,7 +69,7 @@ def test_fields_of_a_record_are_null_where_that_is() -> None:
     assert col("a.place.city").is_null().holds({"a": None})
 
 
-def test_numbers_that_are_none_equal_each_other_and_are_the_greatest() -> None:
+def test_nan_equals_nan_and_is_the_greatest_number() -> None:
     nan = float("nan")
     assert (a == nan).holds({"a": nan})
     assert not (a != nan).holds({"a": nan})
@@ -87,7 +87,7 @@ def test_decimals_compare_exactly() -> None:
     assert (a > Decimal("0.001")).holds({"a": Decimal("0.01")})
 
 
-def test_the_columns_of_a_condition_are_those_that_it_looks_into() -> None:
+def test_the_columns_of_a_condition_are_those_that_it_reads() -> None:
     asked = ((col("a.x") == 1) | ~col("b").is_null()) & col("c").lower().isin("x", "y")
     assert asked.columns == {"a", "b", "c"}
 
@@ -142,24 +142,24 @@ def test_a_condition_reads_as_text(condition: Condition, text: str) -> None:
         (lambda: a == 1 and b == 2, "write `&` for `and`"),
         (lambda: a == 1 or b == 2, "`|` for `or`"),
         (lambda: not (a < 1), "`~` for `not`"),
-        (lambda: a == "x" & b, "each in parentheses"),
-        (lambda: a == "x" | (b == "y"), "each in parentheses"),
-        (lambda: (a == 1) & b, "col('b') is no condition"),
-        (lambda: a & (b == 1), "col('a') is no condition"),
-        (lambda: ~a, "col('a') is no condition"),
-        (lambda: (a == 1) | True, "True is no condition"),
-        (lambda: Stream("t", "r").where(a), "col('a') is no condition"),
-        (lambda: Stream("t", "r").where(True), "True is no condition"),  # type: ignore[arg-type]
-        (lambda: Emit("t", where="a = 1"), "'a = 1' is no condition"),  # type: ignore[arg-type]
+        (lambda: a == "x" & b, "each condition in parentheses"),
+        (lambda: a == "x" | (b == "y"), "each condition in parentheses"),
+        (lambda: (a == 1) & b, "col('b') is not a condition"),
+        (lambda: a & (b == 1), "col('a') is not a condition"),
+        (lambda: ~a, "col('a') is not a condition"),
+        (lambda: (a == 1) | True, "True is not a condition"),
+        (lambda: Stream("t", "r").where(a), "col('a') is not a condition"),
+        (lambda: Stream("t", "r").where(True), "True is not a condition"),  # type: ignore[arg-type]
+        (lambda: Emit("t", where="a = 1"), "'a = 1' is not a condition"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(write: Callable[[], object], instead: str) -> None:
+def test_the_error_for_an_invalid_expression_shows_a_valid_one(write: Callable[[], object], instead: str) -> None:
     with pytest.raises(TypeError, match=re.escape(instead)):
         write()
 
 
 def model(condition: Condition, *records: str, name: str = "test-conditions") -> type[ReadModel]:
-    """a model of the events for which a condition holds."""
+    """Returns a model of the events for which a condition holds."""
     attributes = {"name": name, "source": Stream("games", *(records or (SCORED,))).where(condition)}
     return type("Conditioned", (ReadModel,), {"__module__": __name__, **attributes, "emits": Emit("sent")})
 
@@ -170,10 +170,10 @@ _NIGHT = datetime(2026, 10, 25, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("condition", "why"),
     [
-        (col("nothing") == 1, "asks for 'nothing', a column that Scored does not have"),
-        (col("place.street").is_null(), "asks for 'place.street', a column that Scored does not have"),
-        (col("id.length") == 1, "asks for 'id.length', a column that Scored does not have"),
-        (col("tags.x") == 1, "asks for 'tags.x', a column that Scored does not have"),
+        (col("nothing") == 1, "has a condition on 'nothing', but Scored has no such column"),
+        (col("place.street").is_null(), "has a condition on 'place.street', but Scored has no such column"),
+        (col("id.length") == 1, "has a condition on 'id.length', but Scored has no such column"),
+        (col("tags.x") == 1, "has a condition on 'tags.x', but Scored has no such column"),
         ((col("id") == "g") & ~(col("paid") == "abc"), "'paid' is of type decimal(18,2), and 'abc' is one of string"),
         (col("paid") == 1.5, "'paid' is of type decimal(18,2), and 1.5 is one of float, double"),
         (col("paid") == Decimal("NaN"), "and Decimal('NaN') is one of none"),
@@ -187,21 +187,21 @@ _NIGHT = datetime(2026, 10, 25, tzinfo=UTC)
         (col("at") == _NIGHT.date(), "is one of date"),
         (col("day") == _NIGHT, "is one of timestamp-millis, timestamp-micros"),
         (col("day") == "2026-10-25", "'day' is of type date, and '2026-10-25' is one of string, uuid, enum"),
-        (col("kind") < "SMALL", "'kind' is of type Kind(SMALL, LARGE), and `<` is of numbers, texts and times"),
-        (col("photo") >= b"", "'photo' is of type bytes, and `>=` is of numbers, texts and times"),
-        (col("level").lower() == "x", "'level' is of type int, and only text is lowered"),
+        (col("kind") < "SMALL", "'kind' is of type Kind(SMALL, LARGE), and `<` compares numbers, text and times only"),
+        (col("photo") >= b"", "'photo' is of type bytes, and `>=` compares numbers, text and times only"),
+        (col("level").lower() == "x", "'level' is of type int, and only text has a lower case"),
         (col("tags") == "a", "'tags' is of type array<string>, and 'a' is one of string"),
         (col("place").isin("a"), "'place' is of type Place{city string, since timestamp-millis?}, and 'a' is one of"),
     ],
     ids=str,
 )
-def test_a_condition_that_cannot_be_asked_is_refused(condition: Condition, why: str) -> None:
+def test_a_condition_that_does_not_fit_the_schema_is_refused(condition: Condition, why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         model(condition)()
 
 
-def test_a_condition_can_be_asked_of_every_record_of_a_stream() -> None:
-    with pytest.raises(ConfigurationError, match="asks for 'kind', a column that Ended does not have"):
+def test_a_condition_must_fit_every_record_of_a_stream() -> None:
+    with pytest.raises(ConfigurationError, match="has a condition on 'kind', but Ended has no such column"):
         model(col("kind") == "SMALL", SCORED, "Ended")()
 
     with Driver(model(col("id") == "g", SCORED, "Ended")()) as driver:
@@ -223,10 +223,10 @@ def test_a_condition_can_be_asked_of_every_record_of_a_stream() -> None:
     ],
     ids=str,
 )
-def test_events_that_are_made_up_satisfy_conditions(condition: Condition) -> None:
+def test_generated_events_satisfy_conditions(condition: Condition) -> None:
     of_model = batches(model(condition)())
 
-    def satisfies(drawn: list[list[Given]]) -> bool:
+    def satisfies(drawn: list[list[InputEvent]]) -> bool:
         return any(condition.holds(found.fields) for batch in drawn for found in batch)
 
     find(

@@ -1,4 +1,4 @@
-"""A read model that cannot be right is refused as it is defined, in a sentence that says why."""
+"""Checks of a declaration: an invalid read model is refused with the reason."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
-from balance_service.model.declared_source import READ_TYPES
-from balance_service.model.flow import Stream
+from balance_service.model.declaration import READ_TYPES
+from balance_service.model.events import Emit
 from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
-from balance_service.model.joins import Global
-from balance_service.model.outputs import Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Global, Stream
 from balance_service.read_models.balance import Balance
-from balance_service.spark.nested import SPARK_TYPES
+from balance_service.spark.shape import SPARK_TYPES
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ ship("Either", {"customerId": "string", "what": ["null", "string", "long"]})
 
 
 def define(**changed: Any) -> type[ReadModel]:
-    """A read model as `Balance`, but for some of its attributes; one that is None is left out."""
+    """Returns a read model like `Balance` with some attributes changed; None removes an attribute."""
     balance: Mapping[str, Any] = {
         "name": "test-declared",
         "source": Stream("balance", "FundsAdded"),
@@ -56,22 +55,25 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
     ("changed", "why"),
     [
         ({"name": None}, "has no `name`"),
-        ({"name": "Not a name"}, "a name is lower-case letters, digits and hyphens"),
+        ({"name": "Not a name"}, "a name consists of lower-case letters, digits and hyphens"),
         ({"source": "balance"}, "has a source that is not a Stream"),
         ({"source": Stream("balance")}, "has a source that is not a Stream of a topic and one or more records"),
         (
             {"source": Stream("balance", "FundsLost")},
             "names the schema FundsLost: there is no FundsLost.avsc in ",
         ),
-        ({"source": Stream("balance", "FundsAdded", tombstones=True)}, "only a `fold` of its own deletes by them"),
+        (
+            {"source": Stream("balance", "FundsAdded", tombstones=True)},
+            "that allows no steps, and needs a `fold` of its own",
+        ),
         ({"state": "Absent"}, "names the schema Absent"),
-        ({"source": Stream("b", "Timed")}, "of which 'at' has time-millis, a type that events may not have"),
-        ({"source": Stream("b", "Either")}, "of which 'what' has string | long, a type that events may not have"),
-        ({"key": "customer"}, "has the key 'customer', a string; FundsAdded has no such column"),
+        ({"source": Stream("b", "Timed")}, "whose 'at' has time-millis, a type that events may not have"),
+        ({"source": Stream("b", "Either")}, "whose 'what' has string | long, a type that events may not have"),
+        ({"key": "customer"}, "has the key 'customer', which must be a string; FundsAdded has no such column"),
         ({"key": "occurredOn"}, "FundsAdded has one of type timestamp-millis"),
         (
             {"source": Stream("balance", "FundsAdded").select("amount", "amonut")},
-            "selects 'amonut', a column that FundsAdded does not have",
+            "selects 'amonut', but FundsAdded has no such column",
         ),
         ({"source": Stream("balance", "FundsAdded").select("id").select("amount")}, "selects columns twice"),
         (
@@ -87,38 +89,38 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
                 .by("product_id", "ScoredGame"),
                 "key": None,
             },
-            "selects columns, and joins: the record that it makes says which of them are kept",
+            "selects columns and joins: the joined record determines which columns are kept",
         ),
-        ({"amount": None}, "has nothing to fold by"),
+        ({"amount": None}, "has no fold"),
         ({"fold": keep}, "has both standard folds and a `fold` of its own"),
         ({"state": "Bare"}, "Bare has no string 'customerId'"),
-        ({"more": Count("FundsAdded")}, "and BalanceState has other fields: ['more']"),
-        ({"amount": None, "more": SUM}, "folds ['more'], and BalanceState has other fields: ['amount', 'more']"),
+        ({"more": Count("FundsAdded")}, "but BalanceState has other fields: ['more']"),
+        ({"amount": None, "more": SUM}, "folds ['more'], but BalanceState has other fields: ['amount', 'more']"),
         ({"amount": RunningSum("FundsAdded.sum")}, "FundsAdded has no column 'sum'"),
-        ({"amount": RunningSum("Lost.sum")}, "Lost is no record of its source"),
-        ({"amount": RunningSum("FundsAdded")}, "a count is of a record, any other fold of a column"),
+        ({"amount": RunningSum("Lost.sum")}, "Lost is not a record of its source"),
+        ({"amount": RunningSum("FundsAdded")}, "a count needs a record, any other fold a column"),
         ({"amount": RunningSum("FundsAdded.id")}, "a sum of string is not exact"),
         ({"amount": Count("FundsAdded")}, "a count is a long"),
         ({"state": "Narrow"}, "it is of type decimal(18,2), and decimal(38,2) keeps every digit"),
         ({"state": "Rounded"}, "it is of type decimal(38,1), and decimal(38,2) keeps every digit"),
         ({"state": "Counted"}, "a sum of decimal(18,2) is a decimal"),
         ({"amount": Latest("FundsAdded.occurredOn")}, "it is of type decimal(38,2), the column of timestamp-millis"),
-        ({"amount": Top("FundsAdded.amount", 3)}, "the top is an array of records"),
-        ({"amount": Top("FundsAdded.amount", 0)}, "the top is of at least 1 event, not of 0"),
-        ({"amount": Top("FundsAdded.amount", -3)}, "the top is of at least 1 event, not of -3"),
-        ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', a name that the engine needs"),
-        ({"fields": SUM}, "has a fold as its `fields`, which says something else: name it in `folds` instead"),
+        ({"amount": Top("FundsAdded.amount", 3)}, "a top is an array of records"),
+        ({"amount": Top("FundsAdded.amount", 0)}, "a top keeps at least 1 event, not 0"),
+        ({"amount": Top("FundsAdded.amount", -3)}, "a top keeps at least 1 event, not -3"),
+        ({"amount": None, "state": "Stamped", "offset": SUM}, "called 'offset', which is a reserved name"),
+        ({"fields": SUM}, "has a fold as its `fields`, which has another meaning: name it in `folds` instead"),
         ({"key": SUM}, "has a fold as its `key`"),
-        ({"view": lambda _model, state: state}, "has a view of its own, and does not say by `fields`"),
+        ({"view": lambda _model, state: state}, "has a view of its own, but no `fields`"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_declaration_that_cannot_be_right_is_refused(changed: dict[str, Any], why: str) -> None:
+def test_an_invalid_declaration_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         define(**changed)()
 
 
-def test_what_a_declaration_names_is_read_be_it_selected_or_not() -> None:
+def test_columns_that_the_declaration_names_are_read_even_if_not_selected() -> None:
     (stage,) = define(source=Stream("balance", "FundsAdded").select("id"))().stages
     assert stage.columns == frozenset({"id", "customerId", "amount"})
 
@@ -128,7 +130,7 @@ def test_what_a_declaration_names_is_read_be_it_selected_or_not() -> None:
     assert stage.columns == frozenset({"storeId", "deliveryType"})
 
 
-def test_every_type_that_events_may_have_is_one_of_sparks() -> None:
+def test_every_type_that_events_may_have_has_a_spark_type() -> None:
     assert {*SPARK_TYPES, "decimal"} == READ_TYPES
 
 
@@ -170,8 +172,8 @@ def test_every_type_has_a_name_for_people() -> None:
     assert Ranks().field_types["best"] == "array<Rank{score double, kind Kind(SMALL, LARGE), paid decimal(38,2)}>"
 
 
-def test_folds_say_how_they_combine_and_any_that_does_not_has_all_events_folded_singly() -> None:
+def test_one_fold_that_does_not_combine_makes_all_events_single() -> None:
     assert Balance().combine == {"amount": Combine.SUM}
-    # A double has values in no order.
+    # NaN has no order.
     assert Peaks().combine is None
     assert Session().combine is None

@@ -1,4 +1,4 @@
-"""Views as JSON: every digit, and every type that Avro has."""
+"""Views as JSON: all digits of a number, and all Avro types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from balance_service.model.json_view import exact_json
     ("value", "digits"),
     [("0.00", "0.00"), ("1E+3", "1000"), ("1E-7", "0.0000001"), ("-0.50", "-0.50"), ("9" * 40, "9" * 40)],
 )
-def test_a_decimal_is_written_with_exactly_its_digits(value: str, digits: str) -> None:
+def test_a_decimal_is_written_with_all_its_digits(value: str, digits: str) -> None:
     assert exact_json({"amount": Decimal(value)}) == f'{{"amount":{digits}}}'
 
 
@@ -46,12 +46,12 @@ def test_a_decimal_is_written_with_exactly_its_digits(value: str, digits: str) -
     ],
     ids=repr,
 )
-def test_a_value_of_any_type_has_its_form(value: Any, text: str) -> None:
+def test_every_type_has_a_json_form(value: Any, text: str) -> None:
     assert exact_json(value) == text
     json.loads(text)
 
 
-def test_what_has_no_form_is_refused_by_name() -> None:
+def test_the_error_for_a_value_without_json_form_names_it() -> None:
     with pytest.raises(TypeError, match="of type object"):
         exact_json({"a": object()})
 
@@ -61,5 +61,5 @@ def test_what_has_no_form_is_refused_by_name() -> None:
         st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
     )
 )
-def test_what_is_written_reads_back(value: Any) -> None:
+def test_written_values_are_read_back(value: Any) -> None:
     assert json.loads(exact_json(value)) == value

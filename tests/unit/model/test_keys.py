@@ -1,4 +1,4 @@
-"""Keys as bytes: text as it is, numbers so that their bytes sort as they do."""
+"""Keys as bytes: text as UTF-8, numbers in an encoding that sorts in numeric order."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ NUMBER, TEXT = KeyType("product_id", is_number=True), KeyType("customerId", is_n
 
 
 @given(st.lists(LONGS))
-def test_numbers_as_bytes_sort_as_numbers_do(numbers: list[int]) -> None:
+def test_encoded_numbers_sort_in_numeric_order(numbers: list[int]) -> None:
     assert [NUMBER.decode(key) for key in sorted(map(NUMBER.encode, numbers))] == sorted(numbers)
 
 
 @given(LONGS)
-def test_a_query_names_a_number_by_its_digits(number: int) -> None:
+def test_a_query_names_a_number_by_its_decimal_digits(number: int) -> None:
     assert NUMBER.parse(str(number)) == NUMBER.encode(number)
     assert len(NUMBER.encode(number)) == 8
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.0", "01", "-0", "+1", " 1", str(2**63), "1" * 30, "\u0661"])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="product_id must be a number"):
         NUMBER.parse(text)
 
 
-def test_bytes_that_are_no_number_are_refused() -> None:
+def test_bytes_that_are_not_a_number_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="takes 8 bytes, not 3"):
         NUMBER.decode(b"abc")
 
 
-def test_text_is_its_utf_8() -> None:
+def test_text_is_encoded_as_utf_8() -> None:
     assert TEXT.encode("é") == TEXT.parse("é") == "é".encode()
     assert TEXT.decode("é".encode()) == "é"
     with pytest.raises(InvalidInputError, match="customerId is not UTF-8"):
@@ -48,7 +48,7 @@ def test_columns_of_text_and_whole_numbers_can_be_keys(kind: object, is_number: 
     assert KeyType.of("c", kind) == KeyType("c", is_number=is_number)
 
 
-def test_other_columns_cannot() -> None:
+def test_columns_of_other_types_cannot_be_keys() -> None:
     assert KeyType.of("c", "double") is None
 
 

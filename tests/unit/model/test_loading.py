@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SHIPPED = {"balance": Balance, "activity": Activity}
 
 MODEL = """\
-from balance_service.model.flow import Stream
+from balance_service.model.stream import Stream
 from balance_service.model.folds import RunningSum
 from balance_service.model.read_model import ReadModel
 
@@ -38,7 +39,7 @@ class {name}(ReadModel):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory; what is imported from it is forgotten."""
+    """The working directory, whose modules are unloaded after the test."""
     monkeypatch.chdir(tmp_path)
     known = set(sys.modules)
     yield tmp_path
@@ -274,9 +275,10 @@ def test_a_name_of_something_else_than_a_read_model_is_refused(folder: Path, nam
 def test_the_message_for_two_models_of_one_name_names_both_places(folder: Path) -> None:
     write(folder, {"shop/orders.py": model("Balance")})
 
+    at = inspect.getsourcelines(Balance)[1]
     assert refused("balance", "shop.orders") == (
-        f"BALANCE_MODELS: balance_service.read_models.balance:Balance ({file_of(Balance)}) and shop.orders:Balance "
-        f"({folder / 'shop' / 'orders.py'}) both have the name 'balance'; rename one of them, or leave it out"
+        f"BALANCE_MODELS: Balance ({file_of(Balance)}:{at}) and Balance ({folder / 'shop' / 'orders.py'}:6) both have "
+        "the name 'balance'; rename one of them, or remove it"
     )
 
 

@@ -1,4 +1,4 @@
-"""States as dataclasses: what is written is read back, or refused; a class that cannot be one is, in a sentence."""
+"""Dataclass states: values are read back or refused, and invalid classes are refused with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from balance_service.avro.codec import AvroCodec, parsed_of_writer
 from balance_service.avro.schemas import fields_of, full_name, subject_of, type_name
 from balance_service.errors import ConfigurationError, PoisonRecordError
-from balance_service.model.states import Scale, converter_of, scale, schema_of, spelled_out
+from balance_service.model.states import Scale, converter_of, inlined, scale
 from balance_service.testing.fakes import FakeRegistry
 from balance_service.testing.rows import arrow_type
 
@@ -104,7 +104,7 @@ def holding(hint: Any, **of_field: Any) -> Any:
 
 
 def schema_of_field(hint: Any, **of_field: Any) -> dict[str, Any]:
-    schema = schema_of(holding(hint, **of_field), "test")
+    schema = converter_of(holding(hint, **of_field), "test").schema
     parsed_of_writer(json.dumps(schema))
     (found,) = schema["fields"]
     return {name: part for name, part in found.items() if name != "name"}
@@ -112,12 +112,12 @@ def schema_of_field(hint: Any, **of_field: Any) -> dict[str, Any]:
 
 def refusal(state: Any) -> str:
     with pytest.raises(ConfigurationError) as refused:
-        schema_of(state, "test")
+        converter_of(state, "test")
     return str(refused.value)
 
 
-def test_a_schema_has_the_fields_in_order_and_names_of_the_read_model() -> None:
-    schema = schema_of(Basket, "big-baskets")
+def test_a_schema_has_the_fields_in_order_and_the_read_models_namespace() -> None:
+    schema = converter_of(Basket, "big-baskets").schema
 
     assert full_name(schema) == "big_baskets.State"
     assert subject_of("changelog", schema) == "changelog-big_baskets.State"
@@ -153,10 +153,10 @@ def test_a_schema_has_the_fields_in_order_and_names_of_the_read_model() -> None:
     parsed_of_writer(json.dumps(schema))
 
 
-def test_a_type_that_is_only_named_is_spelled_out_for_code_that_looks_into_types() -> None:
-    schema = schema_of(Basket, "baskets")
+def test_named_types_are_inlined_for_inspection() -> None:
+    schema = converter_of(Basket, "baskets").schema
 
-    whole = fields_of(spelled_out(schema))
+    whole = fields_of(inlined(schema))
 
     assert type_name(whole["last"]) == "Line{sku string, price decimal(38,2), level Level(LOW, HIGH)}?"
     assert type_name(whole["levels"]) == "array<Level(LOW, HIGH)>"
@@ -164,7 +164,7 @@ def test_a_type_that_is_only_named_is_spelled_out_for_code_that_looks_into_types
     assert fields_of(schema)["last"] == ["null", "baskets.Line"]
 
 
-def test_a_state_is_read_back_as_it_was_written() -> None:
+def test_a_state_is_read_back() -> None:
     read = there_and_back(BASKET)
 
     assert read == BASKET
@@ -227,7 +227,7 @@ _VALUES: list[tuple[Any, Any]] = [
 
 
 def typed_values(kind: tuple[Any, Any]) -> st.SearchStrategy[tuple[Any, Any]]:
-    """More types, with their values, of one."""
+    """Extends a type to types that contain it, with their values."""
     hint: Any
     values: Any
     hint, values = kind
@@ -274,12 +274,12 @@ def test_any_state_of_any_dataclass_is_read_back(state: Any) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(states())
-def test_any_default_that_avro_has_is_what_an_older_state_gets(state: Any) -> None:
-    # The older state has none of the fields.
+def test_an_older_state_gets_every_default_that_avro_can_represent(state: Any) -> None:
+    # The older state has none of these fields.
     newer = converter_of(type(state), "test")
     has_all = all("default" in each for each in newer.schema["fields"])
     registry = FakeRegistry()
-    older = AvroCodec(registry, "states", schema_of(holding(int, default=1), "test")).encode({"f": 1})
+    older = AvroCodec(registry, "states", converter_of(holding(int, default=1), "test").schema).encode({"f": 1})
     if not has_all:
         return
     json_text = json.loads(json.dumps(newer.schema))
@@ -320,9 +320,9 @@ class Newer:
     line: Line | None = None
 
 
-def test_a_field_added_with_a_default_has_it_in_states_written_before() -> None:
+def test_an_older_state_gets_the_default_of_an_added_field() -> None:
     registry = FakeRegistry()
-    older = AvroCodec(registry, "states", schema_of(holding(int), "test")).encode({"f": 1})
+    older = AvroCodec(registry, "states", converter_of(holding(int), "test").schema).encode({"f": 1})
     newer = converter_of(Newer, "test")
     codec = AvroCodec(registry, "states", newer.schema)
 
@@ -335,7 +335,7 @@ def test_a_field_added_with_a_default_has_it_in_states_written_before() -> None:
     assert (str(again.total), str(again.limits.most), again.at.tzinfo) == ("-2.00", "100.50", UTC)
     assert type(again.weight) is float
     assert there_and_back(again) == again
-    # Other readers take the defaults as Avro has them.
+    # Other readers use the Avro defaults.
     parsed_of_writer(json.dumps(newer.schema))
 
 
@@ -358,15 +358,15 @@ def test_a_field_added_with_a_default_has_it_in_states_written_before() -> None:
         (datetime, {"default_factory": lambda: datetime.now(UTC)}, {"type": MICROS}),
     ],
 )
-def test_a_default_is_one_in_avro_where_it_has_such(hint: Any, default: Any, written: Any) -> None:
+def test_a_default_becomes_an_avro_default(hint: Any, default: Any, written: Any) -> None:
     assert schema_of_field(hint, **default) == written
 
 
-def test_a_default_that_is_made_anew_each_time_is_none_in_avro_wherever_it_is() -> None:
+def test_a_default_factory_that_may_vary_makes_no_avro_default() -> None:
     assert "default" not in schema_of_field(Stamped, default_factory=Stamped)
 
 
-def test_a_record_without_what_has_a_default_is_read() -> None:
+def test_a_record_without_a_field_that_has_a_default_is_read() -> None:
     newer = converter_of(Newer, "test")
     made = converter_of(holding(list[int], default_factory=lambda: [1]), "test")
 
@@ -375,7 +375,7 @@ def test_a_record_without_what_has_a_default_is_read() -> None:
 
 
 @pytest.mark.parametrize(("hint", "value"), [(dict[str, int], {"a": 1}), (list[int], [1])])
-def test_an_instance_does_not_share_what_needs_no_conversion_with_its_record(hint: Any, value: Any) -> None:
+def test_an_instance_does_not_share_unconverted_values_with_its_record(hint: Any, value: Any) -> None:
     converter = converter_of(holding(hint), "test")
 
     converter.from_record({"f": value}).f.clear()
@@ -399,7 +399,7 @@ def test_an_instance_shares_nothing_with_its_record() -> None:
 @pytest.mark.parametrize(
     ("hint", "value", "why"),
     [
-        (int, "1", "has a value of type str, and int is wanted"),
+        (int, "1", "has a value of type str, and int is expected"),
         (int, True, "of type bool, and int"),
         (int, 1.0, "of type float, and int"),
         (int, None, "of type NoneType, and int"),
@@ -407,14 +407,14 @@ def test_an_instance_shares_nothing_with_its_record() -> None:
         (list[int], [1, True], "of type bool, and int"),
         (list[int], (1,), "of type tuple, and a list"),
         (list[str], "ab", "of type str, and a list"),
-        (list[Line], [{"sku": "a"}], "Line has a value of type dict, and a Line is wanted"),
+        (list[Line], [{"sku": "a"}], "Line has a value of type dict, and a Line is expected"),
         (dict[str, int], {"a": 1.5}, "of type float, and int"),
         (dict[str, str], [], "of type list, and a dict"),
         (float, "1", "of type str, and float"),
         (float, True, "of type bool, and float"),
         (float, Decimal(1), "of type Decimal, and float"),
-        (float, 2**53 + 1, "an int that no float holds exactly"),
-        (float, 10**400, "an int that no float holds exactly"),
+        (float, 2**53 + 1, "an int that no float represents exactly"),
+        (float, 10**400, "an int that no float represents exactly"),
         (bool, 1, "of type int, and bool"),
         (bool, None, "of type NoneType, and bool"),
         (date, NOON, "of type datetime, and date"),
@@ -425,20 +425,20 @@ def test_an_instance_shares_nothing_with_its_record() -> None:
         (Money, 1, "of type int, and a Decimal"),
         (Money, 1.5, "of type float, and a Decimal"),
         (Money, b"a", "of type bytes, and a Decimal"),
-        (Money, Decimal("0.001"), "a Decimal not of 38 digits at most, 2 of them after the point"),
-        (Money, Decimal("1.000"), "2 of them after the point"),
-        (Money, Decimal("1E+36"), "not of 38 digits at most"),
-        (Money, Decimal("1E+40"), "not of 38 digits at most"),
-        (Money | None, Decimal("NaN"), "not of 38 digits at most"),
-        (Money, Decimal("-Infinity"), "not of 38 digits at most"),
-        (list[Money], [Decimal("0.001")], "2 of them after the point"),
-        (Annotated[Decimal, scale(2, precision=4)], Decimal(100), "not of 4 digits at most"),
+        (Money, Decimal("0.001"), "a Decimal with more than 38 digits, or more than 2 after the point"),
+        (Money, Decimal("1.000"), "2 after the point"),
+        (Money, Decimal("1E+36"), "more than 38 digits"),
+        (Money, Decimal("1E+40"), "more than 38 digits"),
+        (Money | None, Decimal("NaN"), "more than 38 digits"),
+        (Money, Decimal("-Infinity"), "more than 38 digits"),
+        (list[Money], [Decimal("0.001")], "2 after the point"),
+        (Annotated[Decimal, scale(2, precision=4)], Decimal(100), "more than 4 digits"),
         (Level, "LOW", "of type str, and a member of Level"),
         (Level, Size.SMALL, "of type Size, and a member of Level"),
-        (Line, None, "Line has a value of type NoneType, and a Line is wanted"),
+        (Line, None, "Line has a value of type NoneType, and a Line is expected"),
     ],
 )
-def test_a_value_that_its_type_does_not_hold_is_a_dead_letter(hint: Any, value: Any, why: str) -> None:
+def test_a_value_that_does_not_fit_its_type_is_a_dead_letter(hint: Any, value: Any, why: str) -> None:
     state = holding(hint)
 
     with pytest.raises(PoisonRecordError, match=re.escape(why)) as refused:
@@ -464,7 +464,7 @@ def test_a_value_that_its_type_does_not_hold_is_a_dead_letter(hint: Any, value: 
         (dict[str, int] | None, {1: 1}),
     ],
 )
-def test_what_the_converter_leaves_to_the_codec_is_refused_by_that(hint: Any, value: Any) -> None:
+def test_the_codec_refuses_values_that_the_converter_leaves_to_it(hint: Any, value: Any) -> None:
     state = holding(hint)
     converter = converter_of(state, "test")
     codec = AvroCodec(FakeRegistry(), "states", converter.schema)
@@ -475,8 +475,10 @@ def test_what_the_converter_leaves_to_the_codec_is_refused_by_that(hint: Any, va
 
 
 @pytest.mark.parametrize("value", [None, {"sku": "a"}, dataclasses.replace(BASKET)])
-def test_what_is_no_instance_of_the_state_is_a_dead_letter(value: Any) -> None:
-    with pytest.raises(PoisonRecordError, match=f"Line has a value of type {type(value).__name__}, and a Line is want"):
+def test_an_object_that_is_not_an_instance_of_the_state_is_a_dead_letter(value: Any) -> None:
+    with pytest.raises(
+        PoisonRecordError, match=f"Line has a value of type {type(value).__name__}, and a Line is expected"
+    ):
         converter_of(Line, "test").to_record(value)
 
 
@@ -564,11 +566,11 @@ WRITE_SCALE = "write `Annotated[Decimal, scale(2)]`"
         (object, "is of type object, which Avro"),
         (None, "is of type NoneType, which Avro"),
         (complex, "is of type complex, which Avro"),
-        (int | str, "is int | str, of which a value may be one of several types: use X or X | None"),
-        (Union[int, str, None], "is Union[int, str, NoneType], of which"),  # noqa: UP007
-        (dict[int, str], "is a dict[int, str], and Avro's maps have keys of text: use dict[str, X]"),
-        (dict, "is a dict of anything: write `list[X]` or `dict[str, X]`"),
-        (List, "is a List of anything: write"),  # noqa: UP006
+        (int | str, "is int | str, which allows several types: use X or X | None"),
+        (Union[int, str, None], "is Union[int, str, NoneType], which"),  # noqa: UP007
+        (dict[int, str], "is a dict[int, str], but keys of Avro maps are text: use dict[str, X]"),
+        (dict, "is a dict without item type: write `list[X]` or `dict[str, X]`"),
+        (List, "is a List without item type: write"),  # noqa: UP006
         (Decimal, f"is a Decimal without its digits after the point: {WRITE_SCALE}"),
         (Annotated[Decimal, scale], f"is a Decimal without its digits after the point: {WRITE_SCALE}"),
         (list[Decimal | None], "is a Decimal without its digits"),
@@ -579,15 +581,15 @@ WRITE_SCALE = "write `Annotated[Decimal, scale(2)]`"
         (Annotated[Decimal, Scale(2, 39)], "has Scale(digits=2, precision=39)"),
         (Annotated[Decimal, scale(0, precision=0)], "has Scale(digits=0, precision=0)"),
         (Nothing, "is the Enum Nothing, which has no members: give it one"),
-        (Aliased, "is the Enum Aliased, in which BEST is another name of FIRST: take one out"),
-        (Accented, "is the Enum Accented, and Avro has no symbol é: use ASCII"),
-        (Rights, "is the Flag Rights, whose values are several members at once"),
+        (Aliased, "is the Enum Aliased, where BEST is an alias of FIRST: remove one of them"),
+        (Accented, "is the Enum Accented, but Avro allows no symbol é: use ASCII"),
+        (Rights, "is the Flag Rights, whose values combine several members"),
         (Ünicode, "is of type Ünicode, a name that Avro does not allow: rename the class"),
         (one_called("string"), "is of type string, a name that Avro does not allow"),
-        (one_called("State"), "is of type State, as another class of this state or the state is called"),
+        (one_called("State"), "is of type State, the name of another class in this state or of the state"),
     ],
 )
-def test_a_field_that_avro_has_no_type_for_is_refused_in_a_sentence(hint: Any, why: str) -> None:
+def test_the_error_for_a_field_without_avro_type_says_why(hint: Any, why: str) -> None:
     sentence = refusal(holding(hint))
 
     assert " cannot be a state: its field 'f' " in sentence
@@ -597,26 +599,26 @@ def test_a_field_that_avro_has_no_type_for_is_refused_in_a_sentence(hint: Any, w
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        (Node, "its field 'children' holds Node in itself, without end: keep the key of the other one instead"),
-        (Ping, "its field 'ping' holds Ping in itself, without end"),
+        (Node, "its field 'children' contains Node recursively: keep the key of the other one instead"),
+        (Ping, "its field 'ping' contains Ping recursively"),
         (Unresolved, "its field 'gone' has a type that cannot be resolved (name 'Missing' is not defined): define or "),
-        (Initialised, "its field 'given' is an InitVar, which no instance keeps: make it a field"),
-        (OwnInit, "it has no `__init__` of a dataclass: leave `init=False` out"),
+        (Initialised, "its field 'given' is an InitVar, which instances do not keep: make it a field"),
+        (OwnInit, "it has no `__init__` of a dataclass: remove `init=False`"),
         (Plain, "write `@dataclass` above it"),
         (Undecorated, "write `@dataclass` above it"),
         (Empty, "it has no fields: give it one"),
-        (holding(int, init=False), "its field 'f' is no argument of the class: leave `init=False` out"),
+        (holding(int, init=False), "its field 'f' is not an argument of the class: remove `init=False`"),
         (make_dataclass("Accented", [("é", int)]), "its field 'é' has a name that Avro does not allow: use ASCII"),
-        (TWO_LINES, "its field 'other' is of type Line, as another class of this state or the state is called"),
-        (holding(str, default=None), "has a default that does not fit, for the state cannot be kept: Holding.f has"),
-        (holding(int, default=2**63), "Holding.f is beyond 64 bits: give it one of its type"),
-        (holding(Money, default=Decimal("0.001")), "2 of them after the point: give it one of its type"),
-        (holding(list[int], default_factory=dict), "of type dict, and a list is wanted: give it one of its type"),
+        (TWO_LINES, "its field 'other' is of type Line, the name of another class in this state or of the state"),
+        (holding(str, default=None), "has a default that does not fit: the state cannot be kept: Holding.f has"),
+        (holding(int, default=2**63), "Holding.f is beyond 64 bits; use one of its type"),
+        (holding(Money, default=Decimal("0.001")), "2 after the point; use one of its type"),
+        (holding(list[int], default_factory=dict), "of type dict, and a list is expected; use one of its type"),
         (holding(Line, default=Line("a", 1)), "has a default that does not fit"),  # type: ignore[arg-type]
         (holding(Line, default=Line(1, Decimal(1))), "Line.sku has a value of type int"),  # type: ignore[arg-type]
     ],
 )
-def test_a_class_that_cannot_be_a_state_is_refused_in_a_sentence(state: Any, why: str) -> None:
+def test_the_error_for_a_class_that_cannot_be_a_state_says_why(state: Any, why: str) -> None:
     assert why in refusal(state)
 
 
@@ -624,26 +626,26 @@ def line_of(text: str) -> int:
     return Path(__file__).read_text(encoding="utf-8").splitlines().index(text) + 1
 
 
-def test_a_refusal_says_where_the_class_is() -> None:
+def test_the_error_names_the_file_and_line_of_the_class() -> None:
     at = line_of("class Node:") - 1
 
-    assert refusal(Node).startswith(f"the dataclass Node ({__file__}, line {at}) cannot be a state: ")
-    assert refusal(Plain).startswith(f"the class Plain ({__file__}, line {line_of('class Plain:')}) cannot be")
-    assert refusal(int).startswith("the class int (of the module builtins) cannot be a state")
+    assert refusal(Node).startswith(f"the dataclass Node ({__file__}:{at}) cannot be a state: ")
+    assert refusal(Plain).startswith(f"the class Plain ({__file__}:{line_of('class Plain:')}) cannot be")
+    assert refusal(int).startswith("the class int (module builtins) cannot be a state")
     assert refusal(BASKET).startswith("the class Basket(customerId=")
 
 
-def test_a_class_without_a_source_is_refused_without_a_line() -> None:
+def test_the_error_for_a_class_without_source_names_its_module() -> None:
     typed = "from dataclasses import dataclass\n@dataclass\nclass Typed:\n    seen: set[str]\n"
     names: dict[str, Any] = {"__name__": "typed_at_a_prompt"}
     exec(compile(typed, "<stdin>", "exec", dont_inherit=True), names)
 
-    assert refusal(names["Typed"]).startswith("the dataclass Typed (of the module typed_at_a_prompt) cannot be a state")
+    assert refusal(names["Typed"]).startswith("the dataclass Typed (module typed_at_a_prompt) cannot be a state")
 
 
 def test_a_type_that_is_used_twice_is_defined_once() -> None:
     twice = make_dataclass("Twice", [("a", Size), ("b", list[Size]), ("c", Limits), ("d", Limits | None)])
-    schema = schema_of(twice, "m")
+    schema = converter_of(twice, "m").schema
     definitions = re.findall(r'"name": "(Size|Limits)"', json.dumps(schema))
 
     assert definitions == ["Size", "Limits"]
@@ -652,7 +654,7 @@ def test_a_type_that_is_used_twice_is_defined_once() -> None:
     assert there_and_back(twice(Size.SMALL, [Size.SMALL], Limits(), Limits(Decimal(1)))).d == Limits(Decimal(1))
 
 
-def test_flat_states_of_plain_types_are_read_by_their_constructor_alone() -> None:
+def test_flat_states_of_plain_types_are_read_by_the_constructor_only() -> None:
     made: list[dict[str, Any]] = []
 
     def note(state: Any) -> None:

@@ -31,7 +31,7 @@ from balance_service.observability.tracing import (
 )
 from balance_service.settings import load_settings
 from balance_service.spark.combine import PartitionRows
-from balance_service.spark.commit_span import commit_traced
+from balance_service.spark.task_runner import commit_traced
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.observability import Collector
 from tests.support.shipped import ROUTES

@@ -1,4 +1,4 @@
-"""The balance's fold: exact, whatever the order, whatever was combined."""
+"""The fold of `Balance`: exact, in any order and combination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from balance_service.read_models.balance import Balance
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from balance_service.model.event import State
+    from balance_service.model.events import State
 
 BALANCE = Balance()
 LARGEST = Decimal("9" * 36 + ".99")
@@ -25,7 +25,7 @@ AMOUNTS = st.integers(-(10**18) + 1, 10**18 - 1).map(lambda cents: Decimal(cents
 
 
 def cents(amount: Decimal) -> int:
-    """A decimal as whole cents, by integers alone."""
+    """Converts a decimal to cents with integers only."""
     sign, digits, exponent = amount.as_tuple()
     assert isinstance(exponent, int)
     whole = int("".join(map(str, digits)))
@@ -59,7 +59,7 @@ def test_a_later_event_keeps_the_customer_and_adds_the_amount() -> None:
     assert fold(state, Decimal("2.50")) == {"customerId": "c1", "amount": Decimal("3.50")}
 
 
-def test_the_fold_leaves_the_state_it_was_given_alone() -> None:
+def test_the_fold_does_not_change_the_given_state() -> None:
     state = {"customerId": "c1", "amount": Decimal("1.00")}
 
     fold(state, Decimal("2.50"))
@@ -82,7 +82,7 @@ def test_sums_beyond_ten_to_the_twenty_keep_every_cent() -> None:
     assert str(fold(state, Decimal("0.01"))["amount"]) == "123456789012345678901234567890.13"
 
 
-def test_negative_and_zero_amounts_are_facts_like_any_other() -> None:
+def test_negative_and_zero_amounts_are_added() -> None:
     assert folded(["-5.00"]) == Decimal("-5.00")
     assert folded(["0.00"]) == Decimal("0.00")
     assert folded(["10.00", "-12.50", "0.00"]) == Decimal("-2.50")
@@ -114,7 +114,7 @@ def test_a_first_amount_beyond_38_digits_is_an_overflow() -> None:
     assert caught.value.cause == "balance-overflow"
 
 
-def test_an_overflowing_event_leaves_room_for_the_next_one() -> None:
+def test_an_overflow_does_not_block_later_events() -> None:
     state: State = {"customerId": "c1", "amount": LARGEST}
     with pytest.raises(PoisonRecordError):
         fold(state, Decimal("0.01"))
@@ -122,7 +122,7 @@ def test_an_overflowing_event_leaves_room_for_the_next_one() -> None:
     assert str(fold(state, Decimal("-1.00"))["amount"]) == "9" * 35 + "8.99"
 
 
-def test_the_view_is_the_amount_alone() -> None:
+def test_the_view_has_only_the_amount() -> None:
     assert BALANCE.view({"customerId": "c1", "amount": Decimal("1.50")}) == {"amount": Decimal("1.50")}
 
 
@@ -139,7 +139,7 @@ def test_the_order_of_events_does_not_change_the_balance(orders: tuple[list[Deci
 
 
 @given(st.lists(st.lists(AMOUNTS, min_size=1, max_size=5), min_size=1, max_size=5))
-def test_combined_updates_fold_to_the_same_balance_as_single_ones(batches: list[list[Decimal]]) -> None:
+def test_combined_and_single_updates_fold_to_the_same_balance(batches: list[list[Decimal]]) -> None:
     exact = decimal.Context(prec=60, traps=[decimal.Inexact])
     combined = [reduce(exact.add, batch) for batch in batches]
 
@@ -147,7 +147,7 @@ def test_combined_updates_fold_to_the_same_balance_as_single_ones(batches: list[
 
 
 @given(st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-(10**38) + 1, 10**38 - 1))
-def test_a_sum_is_exact_or_an_overflow_and_nothing_between(before: int, added: int) -> None:
+def test_a_sum_is_exact_or_an_overflow(before: int, added: int) -> None:
     def amount(number: int) -> Decimal:
         return Decimal((number < 0, tuple(map(int, str(abs(number)))), -2))
 
@@ -167,7 +167,7 @@ def test_a_sum_is_exact_or_an_overflow_and_nothing_between(before: int, added: i
         decimal.Context(prec=2, rounding=decimal.ROUND_UP, Emax=5, Emin=-5),
     ],
 )
-def test_the_callers_decimal_context_never_matters(context: decimal.Context) -> None:
+def test_the_callers_decimal_context_has_no_effect(context: decimal.Context) -> None:
     with decimal.localcontext(context):
         assert str(folded(["9999999999999999.99", "0.01"])) == "10000000000000000.00"
         assert str(folded([LARGEST])) == str(LARGEST)

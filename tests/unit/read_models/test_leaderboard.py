@@ -1,4 +1,4 @@
-"""The leaderboard's fold: three places, ties to the earlier, and what has no place."""
+"""The fold of `Leaderboard`: three places, ties, and NaN; and invalid joins."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import ConfigurationError
-from balance_service.model.flow import Stream
-from balance_service.model.joins import Global, Table
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.leaderboard import Leaderboard
 from balance_service.testing import Driver, event
 from tests.support.models import ship
@@ -41,7 +40,7 @@ def places(driver: Driver, product: int = 1) -> list[tuple[int, float]]:
     return [(entry["playerId"], entry["score"]) for entry in driver.view(str(product))]
 
 
-def test_the_three_highest_stay_and_of_equal_ones_the_earlier_then_the_lower_player_is_the_higher(
+def test_the_three_highest_scores_stay_and_ties_go_to_the_earlier_then_to_the_lower_player(
     leaderboard: Driver,
 ) -> None:
     leaderboard.given(
@@ -51,7 +50,7 @@ def test_the_three_highest_stay_and_of_equal_ones_the_earlier_then_the_lower_pla
     assert places(leaderboard) == [(2, 30.0), (5, 30.0), (7, 30.0)]
 
 
-def test_what_is_sent_is_what_has_changed(leaderboard: Driver) -> None:
+def test_changed_lists_are_emitted(leaderboard: Driver) -> None:
     leaderboard.given(scored(1, 10.0), scored(2, 20.0)).given(scored(3, 30.0)).given(scored(4, 5.0))
 
     sent = [
@@ -60,7 +59,7 @@ def test_what_is_sent_is_what_has_changed(leaderboard: Driver) -> None:
     assert sent == [[2, 1], [3, 2, 1]]
 
 
-def test_the_last_is_what_is_known(leaderboard: Driver) -> None:
+def test_the_last_emitted_list_is_the_current_one(leaderboard: Driver) -> None:
     leaderboard.given(scored(1, 10.0), scored(2, 30.0), scored(3, 10.0), scored(4, 20.0), scored(5, 30.0, at=1))
 
     assert places(leaderboard) == [(2, 30.0), (5, 30.0), (4, 20.0)]
@@ -68,7 +67,7 @@ def test_the_last_is_what_is_known(leaderboard: Driver) -> None:
     assert [[entry["playerId"] for entry in scores["entries"]] for scores in last.values() if scores] == [[2, 5, 4]]
 
 
-def test_games_are_apart_and_a_score_that_is_no_number_is_a_dead_letter(leaderboard: Driver) -> None:
+def test_games_are_separate_and_a_nan_score_is_a_dead_letter(leaderboard: Driver) -> None:
     leaderboard.given(scored(1, 10.0), scored(1, 5.0, product=-2), scored(1, float("nan")), scored(2, float("inf")))
 
     assert (places(leaderboard), places(leaderboard, -2)) == ([(2, float("inf")), (1, 10.0)], [(1, 5.0)])
@@ -79,7 +78,7 @@ _TOLD = st.tuples(st.integers(0, 3), st.integers(-3, 3), st.integers(0, 1), st.i
 
 
 @given(st.lists(_TOLD, max_size=20))
-def test_in_whatever_order_they_come_the_places_are_those_of_all_scores_sorted(
+def test_in_any_order_of_events_the_places_are_those_of_all_scores_sorted(
     told: list[tuple[int, int, int, int]],
 ) -> None:
     with Driver(Leaderboard()) as driver:
@@ -95,47 +94,50 @@ def test_in_whatever_order_they_come_the_places_are_those_of_all_scores_sorted(
     [
         (
             SCORES.join(PLAYERS, on="player_id", take={"name": "playerName"}).by("product_id", "ScoredGame"),
-            "it has to go `.by` that column before",
+            "put a `.by` that column before the join",
         ),
         (
             SCORES.by("player_id").join(PLAYERS, on="product_id", take={"name": "x"}).by("product_id", "ScoredGame"),
-            "joins the table 'players' on 'product_id': it has to go `.by` that column before",
+            "joins the table 'players' on 'product_id': put a `.by` that column before the join",
         ),
-        (SCORES.by("player_id").join(PLAYERS, on="player_id", take={"name": "x"}), "does not go on by a column"),
-        (SCORES.by("product_id", "ScoredGame"), "or the other way round"),
+        (
+            SCORES.by("player_id").join(PLAYERS, on="player_id", take={"name": "x"}),
+            "needs both a join and a `.by` that names the joined record",
+        ),
+        (SCORES.by("product_id", "ScoredGame"), "needs both a join and a `.by` that names the joined record"),
         (
             SCORES.join(Global("p", "Player"), on="player_id", take={"rank": "x"}).by("product_id", "ScoredGame"),
             "takes 'rank' of Player, which has no such column",
         ),
         (
             SCORES.join(Global("p", "Player"), on="player_id", take={"name": "x"}).by("product_id", "UnknownGame"),
-            "makes UnknownGame, whose 'place' neither ScoreEvent nor a table has",
+            "makes UnknownGame, but neither ScoreEvent nor a table has its 'place'",
         ),
         (
             SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}).by(
                 "product_id", "NumberedGame"
             ),
-            "whose 'playerName' is of type long, of Player, where it is string",
+            "whose 'playerName' is of type long, but in Player it is string",
         ),
         (
             SCORES.join(Global("p", "Player"), on="score", take={"name": "x"}).by("product_id", "ScoredGame"),
-            "joins Player on 'score', which is no string, int or long of ScoreEvent",
+            "joins Player on 'score', which is not a string, int or long of ScoreEvent",
         ),
     ],
 )
-def test_a_join_that_cannot_be_is_refused(source: Stream, why: str) -> None:
+def test_an_invalid_join_is_refused(source: Stream, why: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         define("test-joined", source)
 
     assert why in str(refused.value)
 
 
-def test_what_a_missing_row_leaves_null_must_be_nullable() -> None:
+def test_a_column_that_a_missing_row_leaves_null_must_be_nullable() -> None:
     perhaps = SCORES.join(Global("p", "Player"), on="player_id", take={"name": "playerName"}, missing="null")
     both = perhaps.join(Global("g", "Product"), on="product_id", take={"name": "gameName"})
 
     define("test-perhaps", perhaps.by("product_id", "PerhapsGame"))
-    with pytest.raises(ConfigurationError, match="whose 'playerName' is of type string, of Player"):
+    with pytest.raises(ConfigurationError, match="whose 'playerName' is of type string, but in Player"):
         define("test-joined", both.by("product_id", "ScoredGame"))
 
 

@@ -1,4 +1,4 @@
-"""Symbols: upserts, tombstones, and a filter of which what falls out goes."""
+"""`Symbols`: upserts, tombstones, and a filter that deletes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def symbols() -> Iterator[Driver]:
         yield driver
 
 
-def test_a_symbol_is_as_it_was_told_last(symbols: Driver) -> None:
+def test_the_newest_record_of_a_symbol_is_its_state(symbols: Driver) -> None:
     later: dict[str, Any] = {
         "name": "Tata Consultancy",
         "price": Decimal("3512.2500"),
@@ -36,7 +36,7 @@ def test_a_symbol_is_as_it_was_told_last(symbols: Driver) -> None:
     symbols.given(symbol()).when(symbol(**later)).then(later)
 
 
-def test_a_tombstone_deletes(symbols: Driver) -> None:
+def test_a_tombstone_deletes_the_state(symbols: Driver) -> None:
     symbols.given(symbol(), symbol("INFY"))
 
     assert symbols.commit([tombstone("TCS")]).deleted == 1
@@ -45,13 +45,13 @@ def test_a_tombstone_deletes(symbols: Driver) -> None:
     assert not symbols.dead_letters()
 
 
-def test_one_that_was_deleted_comes_back(symbols: Driver) -> None:
+def test_a_deleted_symbol_can_return(symbols: Driver) -> None:
     view = {"name": "again", "price": Decimal("3500.0000"), "currency": "", "exchange": ""}
 
     symbols.given(symbol(), tombstone("TCS")).when(symbol(name="again")).then(view)
 
 
-def test_a_tombstone_of_what_there_is_not_changes_nothing(symbols: Driver) -> None:
+def test_a_tombstone_for_a_missing_symbol_changes_nothing(symbols: Driver) -> None:
     done = symbols.commit([tombstone("TCS")])
 
     assert (done.applied, done.deleted, symbols.counted) == (1, 0, 0)
@@ -60,7 +60,7 @@ def test_a_tombstone_of_what_there_is_not_changes_nothing(symbols: Driver) -> No
 @pytest.mark.parametrize(
     "fallen_out", [symbol(name=""), symbol("TOOLONG"), symbol("tcs")], ids=["name", "long", "case"]
 )
-def test_what_the_filter_does_not_let_through_is_deleted(symbols: Driver, fallen_out: Any) -> None:
+def test_a_record_that_the_filter_rejects_deletes_the_state(symbols: Driver, fallen_out: Any) -> None:
     symbols.given(symbol()).when(fallen_out).then(None)
 
     assert symbols.counted == (0 if fallen_out.fields["symbol"] == "TCS" else 1)
@@ -72,7 +72,7 @@ def test_a_malformed_key_without_a_value_is_a_dead_letter(symbols: Driver) -> No
     assert [letter.cause for letter in symbols.dead_letters()] == ["symbol-malformed"] * 2
 
 
-def test_where_no_tombstones_are_declared_one_is_a_dead_letter() -> None:
+def test_an_undeclared_tombstone_is_a_dead_letter() -> None:
     with Driver(Balance()) as balance:
         balance.when(tombstone("alice"))
 

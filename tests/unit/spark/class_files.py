@@ -1,4 +1,4 @@
-"""What the class files in jars declare, read without a JVM.
+"""Reads the declarations in class files of jars, without a JVM.
 
 Source: the Java Virtual Machine Specification, chapter 4, "The class File Format".
 """
@@ -56,18 +56,17 @@ class ClassFile:
 
     name: str
     parents: tuple[str, ...]
-    """Of the class it extends and the interfaces it implements."""
+    """The class that it extends and the interfaces that it implements."""
     methods: frozenset[str]
-    """The public ones; a constructor is a method of the name of its class."""
+    """Public methods; a constructor has the name of its class."""
     texts: frozenset[str]
-    """Every string that it holds, and the names of the classes it refers to."""
+    """Every string constant, and the names of referenced classes."""
 
 
 class Jars:
-    """The classes of a class path: of two with the same name, the first."""
+    """The classes of a class path; the first of each name counts."""
 
     def __init__(self, jars: Iterable[str]) -> None:
-        """Open them."""
         self._open = ExitStack()
         self._entries: dict[str, zipfile.ZipFile] = {}
         for jar in jars:
@@ -76,16 +75,15 @@ class Jars:
                 self._entries.setdefault(name, archive)
 
     def close(self) -> None:
-        """Nothing can be read any more."""
         self._open.close()
 
     def read(self, name: str) -> ClassFile | None:
-        """None if there is none of that name."""
+        """Returns a class; None if there is none of that name."""
         entry = name.replace(".", "/") + ".class"
         return parse(self._entries[entry].read(entry)) if entry in self._entries else None
 
     def methods(self, name: str) -> set[str]:
-        """With those that are inherited."""
+        """Returns the methods of a class, including inherited ones."""
         found = self.read(name)
         if found is None:
             return set()
@@ -107,7 +105,6 @@ class _Reader(NamedTuple):
 
 
 def parse(data: bytes) -> ClassFile:
-    """Of the contents of a class file."""
     reader = _Reader(memoryview(data), [8])
     utf8, refers = _pool(reader)
     _, this, parent, interfaces = reader.take("4H")
@@ -123,7 +120,7 @@ def parse(data: bytes) -> ClassFile:
 
 
 def _pool(reader: _Reader) -> tuple[dict[int, str], dict[int, int]]:
-    """Its texts by place; and of classes and strings, where their text is."""
+    """Returns the texts of the constant pool by index, and for classes and strings the index of their text."""
     (count,) = reader.take("H")
     utf8, refers, place = {}, {}, 1
     while place < count:
@@ -141,7 +138,7 @@ def _pool(reader: _Reader) -> tuple[dict[int, str], dict[int, int]]:
 
 
 def _member(reader: _Reader) -> tuple[int, int, int]:
-    """Its access flags, and where the pool has its name and its descriptor."""
+    """Returns the access flags, and the indexes of name and descriptor in the constant pool."""
     access, name, descriptor, attributes = reader.take("4H")
     for _ in range(attributes):
         _, size = reader.take("HI")

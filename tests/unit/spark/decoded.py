@@ -1,4 +1,4 @@
-"""Rows of a batch as the decoder's plan yields them, and what they come to."""
+"""Rows of a batch in the form of the decoder's plan, and their combination."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from balance_service.spark.combine import PartitionRows, PartitionUpdates
-from balance_service.spark.notes import NOTE
+from balance_service.spark.combine import NOTE, PartitionRows, PartitionUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,13 +27,13 @@ _FIELDS = {
 
 
 def row(offset: int, key: bytes | None = b"c1", amount: Any = None, **changed: Any) -> dict[str, Any]:
-    """One row: a plain update, unless fields of a note are given."""
+    """Returns one row: a plain update, or with a note if `changed` has fields of one."""
     note = {name: changed.pop(name) for name in _FIELDS if changed.get(name) is not None}
     return {"offset": offset, "key": key, "amount": amount, NOTE: [note] if note else None, **changed}
 
 
 def table(rows: Iterable[Mapping[str, Any]], amount: pa.DataType = MONEY, **more: pa.DataType) -> pa.Table:
-    """The batch; `more` are its update columns besides the amount."""
+    """Returns a batch; `more` are update columns in addition to the amount."""
     columns = {**_ENVELOPE, "amount": amount, **more, NOTE: pa.list_(pa.struct(list(_FIELDS.items())))}
     return pa.Table.from_pylist([dict(r) for r in rows], schema=pa.schema(columns))
 
@@ -45,6 +44,6 @@ def combined(
     amount: pa.DataType = MONEY,
     **more: pa.DataType,
 ) -> PartitionUpdates:
-    """The updates of the batch, combined however few its rows are."""
+    """Returns the updates of a batch, combined even if it has few rows."""
     batch = table(rows, amount, **more)
     return PartitionRows(batch).combined(combine, few_rows=0) if batch.num_rows else PartitionUpdates()

@@ -1,4 +1,4 @@
-"""A partition that is fed as a test says, with a clock that only sleeping moves."""
+"""A partition whose rows arrive as a test specifies, and a clock that only `sleep` advances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUM = {"amount": Combine.SUM}
 
 @dataclass
 class Time:
-    """Goes on where somebody sleeps, and nowhere else."""
+    """A clock that only `sleep` advances."""
 
     now: float = 1000.0
 
@@ -33,7 +33,7 @@ class Time:
 
 @dataclass
 class Arrivals:
-    """Rows of one partition that arrive when the test says; a pull takes all that are there."""
+    """Rows of one partition that arrive at given times; a pull returns all that have arrived."""
 
     time: Time
     pulls: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Arrivals:
     _next: int = 0
 
     def add(self, rows: int, after: float = 0.0) -> int:
-        """So many rows, so many seconds after those before; returns the offset after the last."""
+        """Adds rows, some seconds after the previous ones; returns the offset after the last."""
         since = self._coming[-1][0] if self._coming else self.time.now
         self._coming.append((max(since, self.time.now) + after, rows))
         return self._next + sum(rows for _, rows in self._coming)
@@ -62,7 +62,7 @@ class Arrivals:
 
 @dataclass
 class Partition:
-    """One partition that is fed."""
+    """A partition with its gathering."""
 
     most_rows: int = 1_000_000
     time: Time = field(default_factory=Time)
@@ -73,7 +73,7 @@ class Partition:
     singly: bool = False
     """Whether the events of a part stay single."""
     each_its_key: bool = False
-    """Whether an event has a key of its own."""
+    """Whether every event has its own key."""
     combine: dict[str, Combine] | None = field(default_factory=SUM.copy)
     interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -82,7 +82,7 @@ class Partition:
         self.gathering = Gathering(self.most_rows, self.combine, self.time.clock, self.time.sleep)
 
     def begin_again(self) -> None:
-        """Another query begins where this one did."""
+        """Starts another query from the beginning."""
         self.arrivals = Arrivals(self.time)
 
     def part(self, table: pa.Table) -> Gathered:
@@ -97,10 +97,10 @@ class Partition:
         return Gathered(updates, offsets[-1] + 1, (str(offsets[0]),), rows)
 
     def gathered(self, known_end: int | None = None) -> list[Gathered]:
-        return self.gathering.gather(self.arrivals, IDLE_SECONDS, known_end, self.part, self.interrupted)
+        return self.gathering.gather(self.arrivals.pull, IDLE_SECONDS, known_end, self.part, self.interrupted)
 
     def gather(self, known_end: int | None = None) -> list[int]:
-        """Offsets of what is to be committed next."""
+        """Returns the offsets to commit next."""
         known = len(self.parts)
         found = self.gathered(known_end)
         offsets = [offset for part in self.parts[known:] for offset in part]

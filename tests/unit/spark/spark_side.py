@@ -1,4 +1,4 @@
-"""The other side of a query's socket: Spark with its JVM, played by a thread."""
+"""A thread that replaces Spark and its JVM at the other end of a query's socket."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ LONG = 10.0
 
 
 def message(*offsets: int) -> bytes:
-    """A record batch as it goes over the socket."""
+    """Returns a record batch in the form that the socket carries."""
     batch = pa.record_batch({"offset": offsets, "key": [b"k%d" % n for n in offsets]}, schema=SCHEMA)
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 class Spark:
-    """As far as a query uses it: session, DataFrame, writer and query in one.
+    """The parts of Spark that a query uses: session, DataFrame, writer and query in one.
 
-    It sends the schema, then a message for each byte that asks for one; then it closes the connection, unless it is not
-    to end.
+    It sends the schema, then a message for each byte that requests one; then it closes the connection, if `ends`.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Spark:
         self._path = ""
         self._thread = threading.Thread(target=self._run)
         self.has_rows = threading.Event()
-        """Set it unless the rows come at once."""
+        """Cleared by a test to delay the rows."""
         self.has_rows.set()
         self.asked = 0
         self.is_left = False
@@ -62,7 +61,7 @@ class Spark:
         self.isActive = connects or failure is None
 
     def __getattr__(self, name: str) -> Any:
-        # Of the way to a class or a method of the JVM, each step is this object.
+        # Each step of the path to a class or a method of the JVM is this object.
         if name in {"_jvm", "parts", "code", "balance", "_jdf", "_jwrite", "writeStream"}:
             return self
         raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Updates of a batch combined in Arrow: the same as folding each, and every row in its place."""
+"""Combination of a batch in Arrow: it equals folding event by event, and classifies every row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from balance_service.engine.records import DeadLetter, KeyedUpdate
 from balance_service.errors import PoisonRecordError
 from balance_service.model.folds import Combine
 from balance_service.read_models.balance import Balance
-from balance_service.spark.combine import PartitionRows, PartitionUpdates
+from balance_service.spark.combine import IGNORED, UNRESOLVED, PartitionRows, PartitionUpdates
 from balance_service.spark.gathering import end_of
-from balance_service.spark.notes import IGNORED, UNRESOLVED
 from tests.unit.spark.decoded import MONEY, row, table
 from tests.unit.spark.decoded import combined as combined_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 SUM = {"amount": Combine.SUM}
 WIDEST = pa.decimal128(38, 2)
 BALANCE = Balance()
+Event = tuple[bytes, Decimal]
 
 
 def dead(offset: int, cause: str = "frame-missing", **changed: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def amounts(part: PartitionUpdates) -> dict[bytes, Any]:
     return {keyed.key: keyed.update["amount"] for keyed in every(part)}
 
 
-def test_the_updates_of_a_key_become_one() -> None:
+def test_the_updates_of_a_key_combine_into_one() -> None:
     part = combined(
         [row(0, b"a", Decimal("0.10")), row(1, b"b", Decimal("5.00")), row(2, b"a", Decimal("0.20"))],
     )
@@ -56,19 +56,19 @@ def test_the_updates_of_a_key_become_one() -> None:
     assert part.applied == 3
 
 
-def test_an_update_holds_the_update_columns_alone() -> None:
+def test_an_update_has_only_update_columns() -> None:
     part = combined([row(0, b"a", Decimal("0.10"))])
 
     assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal("0.10")})]
 
 
-def test_negative_and_zero_amounts_are_summed_like_any_other() -> None:
+def test_negative_and_zero_amounts_are_summed() -> None:
     part = combined([row(0, b"a", Decimal("-5.00")), row(1, b"a", Decimal("0.00")), row(2, b"a", Decimal("-2.50"))])
 
     assert amounts(part) == {b"a": Decimal("-7.50")}
 
 
-def test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_it() -> None:
+def test_amounts_of_both_signs_stay_single_because_their_sum_could_hide_an_overflow() -> None:
     part = combined(
         [row(2, b"a", Decimal(-3)), row(0, b"b", Decimal(1)), row(1, b"a", Decimal(2)), row(3, b"b", Decimal(1))]
     )
@@ -77,7 +77,7 @@ def test_amounts_of_both_signs_stay_single_for_their_sum_would_hide_the_way_to_i
     assert updates == [(b"b", Decimal(2)), (b"a", Decimal(2)), (b"a", Decimal(-3))]
 
 
-def test_what_many_keys_come_to_is_taken_some_at_a_time() -> None:
+def test_combined_updates_are_returned_in_slices() -> None:
     keys = pa.array([b"%06d" % n for n in range(45_000)])
     updates = PartitionUpdates(pa.table({"key": keys, "amount": pa.array(range(45_000))})).updates
 
@@ -94,7 +94,7 @@ def test_a_sum_may_be_wider_than_its_amounts() -> None:
 
 
 @pytest.mark.parametrize("combine", [SUM, {"amount": Combine.LAST}, None])
-def test_a_partition_of_ignored_records_alone_has_no_updates(combine: Mapping[str, Combine] | None) -> None:
+def test_ignored_records_make_no_updates(combine: Mapping[str, Combine] | None) -> None:
     part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
 
     assert (every(part), part.applied, part.ignored, part.dead_letters) == ([], 0, 2, [])
@@ -119,7 +119,7 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
     ]
 
 
-def test_the_schema_ids_that_a_plan_did_not_know_are_found() -> None:
+def test_unresolved_schema_ids_are_returned() -> None:
     rows = [
         row(0, b"a", Decimal(1)),
         row(1, None, cause=UNRESOLVED, schema_id=7),
@@ -131,13 +131,13 @@ def test_the_schema_ids_that_a_plan_did_not_know_are_found() -> None:
     assert PartitionRows(table(rows[:1])).unresolved() == set()
 
 
-def test_a_dead_letter_keeps_an_absent_key_and_value_absent() -> None:
+def test_a_dead_letter_keeps_a_null_key_and_a_null_value() -> None:
     part = combined([row(3, None, cause="value-null", timestamp=9)])
 
     assert part.dead_letters == [DeadLetter(3, 9, None, None, "value-null")]
 
 
-def test_without_a_way_to_combine_every_update_stays_alone_in_offset_order() -> None:
+def test_updates_that_do_not_combine_stay_single_in_offset_order() -> None:
     part = combined([row(2, b"a", Decimal(3)), row(0, b"a", Decimal(1)), row(1, b"b", Decimal(2))], None)
 
     assert [(keyed.key, keyed.update["amount"]) for keyed in every(part)] == [
@@ -147,7 +147,7 @@ def test_without_a_way_to_combine_every_update_stays_alone_in_offset_order() -> 
     ]
 
 
-def test_the_last_is_that_of_the_highest_offset_wherever_its_row_stands() -> None:
+def test_last_is_the_value_with_the_highest_offset_in_any_order_of_rows() -> None:
     part = combined(
         [
             row(2, b"a", Decimal(3)),
@@ -170,7 +170,7 @@ def test_the_maximum_is_the_greatest() -> None:
     assert amounts(part) == {b"a": Decimal(-1)}
 
 
-def test_each_column_is_combined_in_its_own_way() -> None:
+def test_each_column_combines_in_its_own_way() -> None:
     rows = [row(0, b"a", Decimal(3), seen=10, name="old"), row(1, b"a", Decimal(1), seen=20, name="new")]
     combine = {"amount": Combine.SUM, "seen": Combine.MAX, "name": Combine.LAST}
 
@@ -179,7 +179,7 @@ def test_each_column_is_combined_in_its_own_way() -> None:
     assert every(part) == [KeyedUpdate(b"a", {"amount": Decimal(4), "seen": 20, "name": "new"})]
 
 
-def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_order() -> None:
+def test_sums_that_could_overflow_arrows_decimal_stay_single_in_offset_order() -> None:
     huge = Decimal("9" * 36 + ".99")
 
     part = combined(
@@ -195,7 +195,7 @@ def test_sums_that_could_leave_arrows_decimal_are_left_to_the_fold_in_offset_ord
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_sum_that_would_wrap_arounds_arrows_decimal_does_not(sign: int) -> None:
+def test_a_sum_does_not_wrap_around_arrows_decimal(sign: int) -> None:
     half = Decimal("9" * 36 + ".99").copy_sign(sign)
 
     part = combined([row(n, b"a", half) for n in range(4)], amount=WIDEST)
@@ -203,7 +203,7 @@ def test_a_sum_that_would_wrap_arounds_arrows_decimal_does_not(sign: int) -> Non
     assert [keyed.update["amount"] for keyed in every(part)] == [half] * 4
 
 
-def test_integers_whose_sum_could_wrap_are_left_to_the_fold() -> None:
+def test_integers_whose_sum_could_wrap_around_stay_single() -> None:
     part = combined([row(0, b"a", 2**62), row(1, b"a", 2**62)], amount=pa.int64())
 
     assert [keyed.update["amount"] for keyed in every(part)] == [2**62, 2**62]
@@ -213,7 +213,7 @@ def test_small_integers_are_summed() -> None:
     assert amounts(combined([row(0, b"a", 2), row(1, b"a", 5)], amount=pa.int64())) == {b"a": 7}
 
 
-def test_the_updates_of_some_keys_come_in_offset_order_with_their_records() -> None:
+def test_single_updates_of_some_keys_have_their_records_in_offset_order() -> None:
     rows = PartitionRows(table([row(5, b"a", Decimal(2)), row(4, b"a", Decimal(1)), row(7, b"b", Decimal(4)), dead(8)]))
     records = {offset: DeadLetter(offset, 9, b"r", b"v%d" % offset, "") for offset in range(9)}
 
@@ -241,12 +241,12 @@ def test_a_few_events_stay_single_and_more_are_combined(rows: int, is_combined: 
     assert sum(keyed.update["amount"] for keyed in every(part)) == part.applied == rows
 
 
-def test_a_batch_ends_after_its_last_row_whatever_that_is() -> None:
+def test_a_batch_ends_after_its_last_row_of_any_kind() -> None:
     assert end_of(table([row(3, b"a", Decimal(1)), row(7, b"b", Decimal(1))])) == 8
     assert end_of(table([row(3, b"a", Decimal(1)), row(9, None, cause=IGNORED)])) == 10
 
 
-def test_the_events_of_a_key_stay_single_if_one_of_them_names_an_idempotency_key() -> None:
+def test_the_events_of_a_key_stay_single_if_one_has_an_idempotency_key() -> None:
     once = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
 
     part = combined(
@@ -266,7 +266,7 @@ def cents(number: int) -> Decimal:
 
 
 def folded(updates: Iterable[tuple[bytes, Decimal]]) -> dict[bytes, Decimal | str]:
-    """Balances by key; once a key has overflowed, that."""
+    """Returns the balances by key, or that a key has overflowed."""
     states: dict[bytes, Any] = {}
     outcome: dict[bytes, Decimal | str] = {}
     for key, amount in updates:
@@ -282,7 +282,7 @@ KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(-(10**18) + 1, 10**18 - 1).map(cents)), max_size=40))
-def test_combined_updates_fold_to_what_single_ones_fold_to(updates: list[tuple[bytes, Decimal]]) -> None:
+def test_combined_updates_fold_to_the_same_states_as_single_ones(updates: list[tuple[bytes, Decimal]]) -> None:
     part = combined([row(n, key, amount) for n, (key, amount) in enumerate(updates)])
 
     assert folded((keyed.key, keyed.update["amount"]) for keyed in every(part)) == folded(updates)
@@ -299,7 +299,7 @@ def test_amounts_as_wide_as_a_balance_never_fold_to_a_wrapped_sum(
 
 
 @given(st.lists(st.sampled_from([None, IGNORED, UNRESOLVED, "frame-missing", "key-null"]), max_size=40))
-def test_no_row_is_lost_and_none_counted_twice(causes: list[str | None]) -> None:
+def test_every_row_counts_once(causes: list[str | None]) -> None:
     part = combined(
         row(offset, b"k", Decimal(1), cause=cause, timestamp=0, schema_id=1 if cause == UNRESOLVED else None)
         for offset, cause in enumerate(causes)
@@ -309,3 +309,138 @@ def test_no_row_is_lost_and_none_counted_twice(causes: list[str | None]) -> None
     assert part.ignored == causes.count(IGNORED)
     assert len(part.dead_letters) == sum(cause not in (None, IGNORED) for cause in causes)
     assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)
+
+
+# --- merging of batches
+
+
+def part(events: Sequence[Event], combine: Any = SUM, start: int = 0, **noted: Any) -> PartitionUpdates:
+    rows = [row(start + n, key, amount, **noted) for n, (key, amount) in enumerate(events)]
+    return combined(rows, combine, WIDEST)
+
+
+def combined_amounts(updates: PartitionUpdates) -> dict[bytes, Decimal]:
+    return {u.key: u.update["amount"] for some in updates.updates for u in some.take([*range(len(some.keys))])}
+
+
+def event(amount: str, key: bytes = b"a") -> Event:
+    return key, Decimal(amount)
+
+
+def test_merged_batches_have_the_sums_of_both() -> None:
+    both = part([event("1.00"), event("2.00", b"b")]).and_then(part([event("0.10"), event("5.00", b"c")], start=2), SUM)
+
+    assert both is not None
+    assert combined_amounts(both) == {b"a": Decimal("1.10"), b"b": Decimal("2.00"), b"c": Decimal("5.00")}
+    assert (both.applied, both.keys) == (4, 3)
+
+
+def test_merging_a_batch_without_updates_changes_nothing() -> None:
+    one = part([event("1.00")])
+
+    for both in (one.and_then(PartitionUpdates(), SUM), PartitionUpdates().and_then(one, SUM)):
+        assert both is not None
+        assert combined_amounts(both) == {b"a": Decimal("1.00")}
+        assert both.applied == 1
+
+
+def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
+    dead = {"timestamp": 5, "record_key": b"rk", "value": b"rv"}
+    rows = [
+        [row(0, None, cause="ignored"), row(1, None, cause="frame-missing", **dead), row(2, b"a", Decimal(1))],
+        [row(3, None, cause="key-null", **dead), row(4, None, cause="ignored")],
+    ]
+    first, second = (combined(some, SUM) for some in rows)
+
+    both = first.and_then(second, SUM)
+
+    assert both is not None
+    assert [letter.offset for letter in both.dead_letters] == [1, 3]
+    assert (both.applied, both.ignored, combined_amounts(both)) == (1, 2, {b"a": Decimal(1)})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "combine"),
+    [
+        ([event("5.00")], [event("-1.00")], SUM),
+        ([event("5.00")], [event("-1.00", b"b")], SUM),
+        ([event("5.00"), event("-1.00")], [event("1.00")], SUM),
+        ([event("6" + "0" * 35)], [event("6" + "0" * 35)], SUM),
+        ([event("5.00")], [event("1.00")], {"amount": Combine.LAST}),
+        ([event("5.00")], [event("1.00")], None),
+    ],
+    ids=[
+        "another sign",
+        "another sign of another key",
+        "a key of both signs",
+        "could overflow",
+        "last",
+        "not combined",
+    ],
+)
+def test_batches_whose_result_depends_on_their_order_are_not_merged(
+    first: list[Event], second: list[Event], combine: Any
+) -> None:
+    assert part(first, combine).and_then(part(second, combine), combine) is None
+
+
+def test_batches_with_idempotency_keys_are_not_merged() -> None:
+    once: dict[str, Any] = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
+
+    assert part([event("1.00")], **once).and_then(part([event("1.00")], start=1), SUM) is None
+    assert part([event("1.00")]).and_then(part([event("1.00")], start=1, **once), SUM) is None
+
+
+def test_maxima_of_any_sign_are_merged() -> None:
+    greatest = {"amount": Combine.MAX}
+
+    both = part([event("5.00"), event("-7.00", b"b")], greatest).and_then(
+        part([event("-1.00"), event("-2.00", b"b")], greatest), greatest
+    )
+
+    assert both is not None
+    assert combined_amounts(both) == {b"a": Decimal("5.00"), b"b": Decimal("-2.00")}
+
+
+def test_the_size_of_dead_letters_is_counted() -> None:
+    dead = {"cause": "frame-missing", "timestamp": 5, "record_key": b"k" * 10, "value": b"v" * 1000}
+
+    one, two = (combined([row(n, None, **dead) for n in range(rows)], SUM) for rows in (1, 2))
+
+    assert 1010 < one.letter_bytes < 2010
+    assert two.letter_bytes == 2 * one.letter_bytes
+
+
+KEYS = st.sampled_from([b"a", b"b", "é".encode(), b"c" * 256])
+BATCHES = st.lists(
+    st.lists(st.tuples(KEYS, st.integers(-(10**18), 10**18).map(lambda n: Decimal(n).scaleb(-2))), max_size=8),
+    max_size=6,
+)
+
+
+@given(BATCHES)
+def test_merged_and_separate_batches_have_the_same_sums(batches: list[list[Event]]) -> None:
+    committed: dict[bytes, Decimal] = {}
+    gathered = PartitionUpdates()
+
+    def commit(updates: PartitionUpdates) -> None:
+        for key, amount in combined_amounts(updates).items():
+            committed[key] = committed.get(key, Decimal(0)) + amount
+        for single in updates.events:
+            committed[single.key] = committed.get(single.key, Decimal(0)) + single.update["amount"]
+
+    applied = 0
+    for events in batches:
+        later = part(events)
+        both = gathered.and_then(later, SUM)
+        if both is None:
+            commit(gathered)
+            applied += gathered.applied
+        gathered = both or later
+    commit(gathered)
+
+    expected: dict[bytes, Decimal] = {}
+    for key, amount in (event for events in batches for event in events):
+        expected[key] = expected.get(key, Decimal(0)) + amount
+    assert committed == expected
+    assert applied + gathered.applied == sum(map(len, batches))

@@ -1,4 +1,4 @@
-"""When what has arrived is committed, and how much of it at once; time is told by the test."""
+"""When arrived events are committed, and how many at once, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from balance_service.spark.gathering import Gathered
 from tests.unit.spark.fed_partition import IDLE_SECONDS, SUM, Partition
 
 
-@pytest.mark.parametrize("known_end", [None, 0, 1], ids=["not known", "an older one", "its own"])
-def test_an_event_that_comes_to_an_idle_partition_is_committed_at_once(known_end: int | None) -> None:
+@pytest.mark.parametrize("known_end", [None, 0, 1], ids=["unknown", "an older end", "the current end"])
+def test_an_event_on_an_idle_partition_is_committed_at_once(known_end: int | None) -> None:
     partition = Partition()
     partition.arrivals.add(1, after=0.125)
 
@@ -23,7 +23,7 @@ def test_an_event_that_comes_to_an_idle_partition_is_committed_at_once(known_end
     assert partition.time.now == 1000.125
 
 
-def test_where_nothing_comes_in_time_there_is_nothing_to_commit() -> None:
+def test_without_events_in_time_there_is_nothing_to_commit() -> None:
     partition = Partition()
     partition.arrivals.add(1, after=IDLE_SECONDS + 0.5)
 
@@ -34,9 +34,11 @@ def test_where_nothing_comes_in_time_there_is_nothing_to_commit() -> None:
 @pytest.mark.parametrize(
     ("took", "least", "most"),
     [(0.001, 0.010, 0.010), (0.018, 0.018, 0.025), (0.5, 0.5, 0.5)],
-    ids=["a quick commit", "one like the pace", "one slower than any pace"],
+    ids=["a fast commit", "one as long as the pace", "one longer than any pace"],
 )
-def test_under_load_commits_begin_10_to_25_ms_apart_by_what_one_takes(took: float, least: float, most: float) -> None:
+def test_under_load_commits_begin_10_to_25_ms_apart_depending_on_their_duration(
+    took: float, least: float, most: float
+) -> None:
     partition = Partition()
     partition.arrivals.add(1)
     partition.arrivals.add(1)
@@ -54,7 +56,7 @@ def test_under_load_commits_begin_10_to_25_ms_apart_by_what_one_takes(took: floa
     [(4_000, 0.025), (7_000, 0.025), (9_000, 0.060), (100_000, 0.060)],
     ids=["few", "nearly many", "many", "very many"],
 )
-def test_where_a_commit_holds_hundreds_of_events_commits_begin_60_ms_apart(rows_a_second: int, apart: float) -> None:
+def test_commits_of_hundreds_of_events_begin_60_ms_apart(rows_a_second: int, apart: float) -> None:
     partition = Partition()
     for _ in range(3_000):
         partition.arrivals.add(rows_a_second // 1_000, after=0.001)
@@ -67,7 +69,7 @@ def test_where_a_commit_holds_hundreds_of_events_commits_begin_60_ms_apart(rows_
     assert paces[-1] - paces[-2] == pytest.approx(apart, abs=0.0015)
 
 
-def test_what_arrives_within_the_pace_is_committed_together() -> None:
+def test_events_within_the_pace_are_committed_together() -> None:
     partition = Partition()
     partition.arrivals.add(1)
     partition.gather()
@@ -78,7 +80,7 @@ def test_what_arrives_within_the_pace_is_committed_together() -> None:
     assert partition.gather() == [1, 2, 3]
 
 
-def test_after_a_pause_nothing_is_left_of_the_pace() -> None:
+def test_a_pause_resets_the_pace() -> None:
     partition = Partition()
     partition.arrivals.add(1)
     partition.gather()
@@ -91,7 +93,7 @@ def test_after_a_pause_nothing_is_left_of_the_pace() -> None:
     assert partition.time.now == before
 
 
-def test_a_partition_that_is_behind_gathers_up_to_the_end_that_is_known() -> None:
+def test_a_partition_that_is_behind_gathers_up_to_the_known_end() -> None:
     partition = Partition()
     for _ in range(4):
         end = partition.arrivals.add(10, after=0.03)
@@ -100,7 +102,7 @@ def test_a_partition_that_is_behind_gathers_up_to_the_end_that_is_known() -> Non
     assert partition.gather(end) == list(range(end))
 
 
-def test_no_more_is_gathered_once_the_bound_in_rows_is_reached() -> None:
+def test_gathering_stops_at_the_bound_in_rows() -> None:
     partition = Partition(most_rows=25)
     for _ in range(9):
         end = partition.arrivals.add(10, after=0.03)
@@ -109,7 +111,7 @@ def test_no_more_is_gathered_once_the_bound_in_rows_is_reached() -> None:
     assert len(partition.gather(end)) == 30
 
 
-def test_what_has_been_pulled_does_not_wait_for_more_than_ten_seconds() -> None:
+def test_pulled_events_wait_ten_seconds_at_most() -> None:
     partition = Partition()
     partition.time.sleep(0.5)
     for _ in range(2000):
@@ -120,7 +122,7 @@ def test_what_has_been_pulled_does_not_wait_for_more_than_ten_seconds() -> None:
     assert 9.9 < last - first < 10.1
 
 
-def test_nothing_more_is_pulled_once_the_task_is_to_do_something_else() -> None:
+def test_an_interrupt_stops_pulling() -> None:
     partition = Partition()
     for _ in range(100):
         end = partition.arrivals.add(10, after=0.03)
@@ -129,7 +131,7 @@ def test_nothing_more_is_pulled_once_the_task_is_to_do_something_else() -> None:
     assert partition.gather(end) == list(range(10))
 
 
-def test_while_gathering_some_time_lies_between_two_pulls() -> None:
+def test_pulls_of_one_gathering_are_some_time_apart() -> None:
     partition = Partition()
     for _ in range(100):
         end = partition.arrivals.add(1, after=0.001)
@@ -139,18 +141,18 @@ def test_while_gathering_some_time_lies_between_two_pulls() -> None:
     assert min(later - one for one, later in pairwise(partition.arrivals.pulls)) >= 0.02 - 1e-9
 
 
-def test_gathering_stops_where_nothing_comes() -> None:
+def test_gathering_stops_if_nothing_arrives() -> None:
     partition = Partition()
     partition.arrivals.add(10)
     partition.arrivals.add(10, after=1.0)
 
-    # What is between them, of which nothing is said, may be an aborted transaction.
+    # The offsets in between, without rows, may belong to an aborted transaction.
     assert partition.gather(known_end=1000) == list(range(10))
     assert partition.time.now < 1000.1
 
 
 @pytest.mark.parametrize(("known_end", "gathered"), [(10_000, 10), (10_100, 20)], ids=["near", "far"])
-def test_far_from_the_end_a_pause_is_sparks_and_waited_for(known_end: int, gathered: int) -> None:
+def test_far_from_the_end_gathering_waits_through_a_pause(known_end: int, gathered: int) -> None:
     partition = Partition()
     partition.arrivals.add(10)
     partition.arrivals.add(10, after=0.4)
@@ -158,7 +160,7 @@ def test_far_from_the_end_a_pause_is_sparks_and_waited_for(known_end: int, gathe
     assert len(partition.gather(known_end)) == gathered
 
 
-def test_what_could_not_be_committed_is_tried_again_part_by_part_until_the_end_that_is_known_is_reached() -> None:
+def test_after_a_failed_commit_events_are_committed_part_by_part_up_to_the_known_end() -> None:
     partition = Partition(most_rows=320_000)
     for _ in range(20):
         end = partition.arrivals.add(20_000, after=0.03)
@@ -174,7 +176,7 @@ def test_what_could_not_be_committed_is_tried_again_part_by_part_until_the_end_t
     assert len(partition.gather(end)) == 320_000
 
 
-def test_what_is_tried_again_keeps_its_events() -> None:
+def test_parts_after_a_failed_commit_keep_their_events() -> None:
     partition = Partition()
     partition.gathering.failed()
     for _ in range(6):
@@ -186,7 +188,7 @@ def test_what_is_tried_again_keeps_its_events() -> None:
         assert gathered.updates.applied == rows
 
 
-def test_what_many_events_come_to_is_combined_part_by_part() -> None:
+def test_many_events_are_combined_part_by_part() -> None:
     partition = Partition()
     for _ in range(10):
         end = partition.arrivals.add(20_000, after=0.03)
@@ -198,7 +200,7 @@ def test_what_many_events_come_to_is_combined_part_by_part() -> None:
     assert gathered.traces == ("0",)
 
 
-def test_a_part_is_as_large_as_what_it_is_combined_with() -> None:
+def test_a_part_is_as_large_as_the_one_it_is_merged_with() -> None:
     partition = Partition(each_its_key=True)
     for _ in range(32):
         end = partition.arrivals.add(20_000, after=0.03)
@@ -208,7 +210,7 @@ def test_a_part_is_as_large_as_what_it_is_combined_with() -> None:
     assert (gathered.updates.keys, gathered.end) == (640_000, end)
 
 
-def test_a_part_is_full_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("balance_service.spark.gathering._PART_BYTES", 160)
     partition = Partition()
     for _ in range(4):
@@ -218,7 +220,7 @@ def test_a_part_is_full_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(part) for part in partition.parts] == [20, 20]
 
 
-def test_parts_that_cannot_be_combined_are_committed_one_after_the_other_and_no_more_are_gathered() -> None:
+def test_parts_that_cannot_be_merged_are_committed_separately_and_end_the_gathering() -> None:
     partition = Partition(singly=True)
     for _ in range(20):
         end = partition.arrivals.add(20_000, after=0.03)
@@ -228,7 +230,7 @@ def test_parts_that_cannot_be_combined_are_committed_one_after_the_other_and_no_
     assert partition.gathered(end)[0].end == 240_000
 
 
-def test_events_that_are_never_combined_are_committed_some_thousand_at_a_time() -> None:
+def test_events_that_never_combine_are_committed_some_thousands_at_a_time() -> None:
     partition = Partition(combine=None)
     for _ in range(20):
         end = partition.arrivals.add(5_000, after=0.03)
@@ -236,7 +238,7 @@ def test_events_that_are_never_combined_are_committed_some_thousand_at_a_time() 
     assert [one.end for _ in range(3) for one in partition.gathered(end)] == [10_000, 20_000, 30_000]
 
 
-def test_a_topic_full_of_garbage_is_not_gathered() -> None:
+def test_many_dead_letters_end_the_gathering() -> None:
     partition = Partition(letters_of=5 << 20)
     for _ in range(20):
         end = partition.arrivals.add(20_000, after=0.03)
@@ -244,7 +246,7 @@ def test_a_topic_full_of_garbage_is_not_gathered() -> None:
     assert len(partition.gathered(end)) == 2
 
 
-def test_parts_of_more_keys_than_a_transaction_should_hold_are_not_combined() -> None:
+def test_parts_with_too_many_keys_for_a_transaction_are_not_merged() -> None:
     keys = pa.table({"key": pa.array([b"%d" % n for n in range(600_000)]), "amount": pa.array([1] * 600_000)})
     other = keys.set_column(0, "key", pa.array([b"other %d" % n for n in range(600_000)]))
     one, two = Gathered(PartitionUpdates(keys), 1), Gathered(PartitionUpdates(other), 2)
@@ -253,7 +255,7 @@ def test_parts_of_more_keys_than_a_transaction_should_hold_are_not_combined() ->
     assert one.and_then(two, SUM) is None
 
 
-def test_a_part_that_cannot_be_read_ends_the_gathering() -> None:
+def test_an_error_in_a_part_ends_the_gathering() -> None:
     partition = Partition()
     partition.arrivals.add(1)
 
@@ -261,7 +263,7 @@ def test_a_part_that_cannot_be_read_ends_the_gathering() -> None:
         raise LookupError("a schema")
 
     with pytest.raises(LookupError, match="a schema"):
-        partition.gathering.gather(partition.arrivals, IDLE_SECONDS, None, part, partition.interrupted)
+        partition.gathering.gather(partition.arrivals.pull, IDLE_SECONDS, None, part, partition.interrupted)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Dead letters at which Spark itself fails when they are tried again: they hold up no others, and are not forgotten."""
+"""Dead letters at which Spark fails during a retry: they block no others, and are not forgotten."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from balance_service.engine.dead_letter import DueLetters, Letter, Status
 from balance_service.errors import FatalError
 from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError
-from tests.unit.spark.test_feed import spark
+from tests.unit.spark.test_task_runner import spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def message(offset: int) -> Any:
 
 
 def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None) -> Redrive:
-    """One whose Spark fails at some offsets."""
+    """A Redrive whose Spark fails at some offsets."""
 
     def read(*given: Any) -> tuple[Sequence[int], Mapping[int, Any]]:
         return given[4], {offset: message(offset) for offset in given[4]}
@@ -58,7 +58,7 @@ def batch(tried_by: Redrive, offsets: Sequence[int]) -> TaskBatch:
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {LETTERS - 1}, {0, 1, 12}, set(range(LETTERS)), set()])
-def test_a_letter_at_which_spark_fails_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, bad: set[int]) -> None:
+def test_a_dead_letter_at_which_spark_fails_blocks_no_other(monkeypatch: pytest.MonkeyPatch, bad: set[int]) -> None:
     tried_by = redrive(monkeypatch, bad)
     left, failed, tried = [*range(LETTERS)], [], []
     while left:
@@ -71,7 +71,7 @@ def test_a_letter_at_which_spark_fails_holds_up_no_other(monkeypatch: pytest.Mon
     assert tried == [*range(LETTERS)]
 
 
-def test_it_is_tried_again_later_ten_times_at_most() -> None:
+def test_a_dead_letter_at_which_spark_fails_is_retried_ten_times_at_most() -> None:
     letter, attempts = Letter.first(0, "schema-id-unknown", None, 0, 1), 0
     while letter.status is Status.SCHEDULED:
         letter, attempts = letter.failed_again(FAILED, 0, 1), attempts + 1
@@ -79,6 +79,6 @@ def test_it_is_tried_again_later_ten_times_at_most() -> None:
     assert (letter.status, attempts) == (Status.PARKED, 10)
 
 
-def test_a_spark_that_is_gone_is_no_failure_of_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_spark_is_no_failure_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FatalError):
         batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0])

@@ -1,4 +1,4 @@
-"""The rows of a query as they come over the socket."""
+"""The rows of a query, received over its socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sparks() -> Iterator[list[Spark]]:
-    """Those of the test, which have ended after it."""
+    """The queries of the test, which have ended after it."""
     started: list[Spark] = []
     yield started
     for spark in started:
@@ -56,7 +56,7 @@ def pulled(query: RowQuery, times: int) -> Sequence[int]:
         return offsets(query.pull(LONG) for _ in range(times))
 
 
-def test_rows_come_in_order_as_they_were_sent_each_asked_for_once(opened: Callable[..., RowQuery]) -> None:
+def test_rows_arrive_in_order_and_each_batch_is_requested_once(opened: Callable[..., RowQuery]) -> None:
     spark = Spark(message(5, 6), message(7), message(9, 12))
 
     with opened(spark, 5) as query:
@@ -71,11 +71,11 @@ def test_rows_come_in_order_as_they_were_sent_each_asked_for_once(opened: Callab
     assert spark.asked == 3
 
 
-def test_more_rows_than_a_socket_takes_at_once_come_as_a_whole(opened: Callable[..., RowQuery]) -> None:
+def test_a_batch_larger_than_a_socket_buffer_arrives_whole(opened: Callable[..., RowQuery]) -> None:
     assert pulled(opened(Spark(message(*range(200_000)))), 1) == list(range(200_000))
 
 
-def test_where_nothing_comes_in_time_there_is_nothing_and_it_is_not_asked_again(
+def test_a_pull_without_rows_in_time_returns_none_and_requests_no_second_batch(
     opened: Callable[..., RowQuery],
 ) -> None:
     spark = Spark(message(0), message(1), ends=False)
@@ -87,11 +87,11 @@ def test_where_nothing_comes_in_time_there_is_nothing_and_it_is_not_asked_again(
         assert offsets([query.pull(LONG), query.pull(LONG), query.pull(0.01), query.pull(0.01)]) == [0, 1]
     spark.end()
 
-    # Once for each message, and once for what never came.
+    # One request for each message, and one without an answer.
     assert spark.asked == 3
 
 
-def test_a_connection_that_is_closed_within_a_message_ends_the_query_wherever_that_is(
+def test_a_connection_closed_within_a_message_ends_the_query(
     opened: Callable[..., RowQuery],
 ) -> None:
     whole, failure = message(1, 2), RuntimeError("the broker is away")
@@ -103,7 +103,7 @@ def test_a_connection_that_is_closed_within_a_message_ends_the_query_wherever_th
                 query.pull(LONG)
 
 
-def test_where_spark_ends_the_query_without_a_failure_the_rows_before_are_had(opened: Callable[..., RowQuery]) -> None:
+def test_rows_before_a_regular_end_of_the_query_are_returned(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0))) as query:
         assert offsets([query.pull(LONG)]) == [0]
         with pytest.raises(QueryEndedError, match="batch has come to its end"):
@@ -112,7 +112,7 @@ def test_where_spark_ends_the_query_without_a_failure_the_rows_before_are_had(op
             query.pull(LONG)
 
 
-def test_where_the_rows_end_and_the_query_does_not_that_is_a_failure(opened: Callable[..., RowQuery]) -> None:
+def test_a_query_that_stops_sending_rows_without_ending_has_failed(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0), is_endless=True)) as query:
         assert offsets([query.pull(LONG)]) == [0]
         with pytest.raises(QueryEndedError, match="has not ended the query") as caught:
@@ -128,7 +128,7 @@ def test_a_batch_that_is_handed_over_twice_ends_the_query(opened: Callable[..., 
             query.pull(LONG)
 
 
-def test_a_batch_that_begins_within_the_one_before_ends_the_query(opened: Callable[..., RowQuery]) -> None:
+def test_a_batch_that_overlaps_the_previous_one_ends_the_query(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0, 1), message(1, 2))) as query:
         query.pull(LONG)
         with pytest.raises(QueryEndedError, match="offset 1 after 1"):
@@ -145,7 +145,7 @@ def test_a_query_that_has_not_started_has_no_rows(opened: Callable[..., RowQuery
         opened(Spark()).pull(0)
 
 
-def test_spark_is_told_to_run_in_real_time_and_keeps_its_scratch_where_only_this_user_may_look(
+def test_the_query_runs_in_real_time_mode_with_private_scratch_files(
     opened: Callable[..., RowQuery],
 ) -> None:
     spark = Spark()
@@ -156,8 +156,8 @@ def test_spark_is_told_to_run_in_real_time_and_keeps_its_scratch_where_only_this
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["spark obeys", "spark cannot stop it"])
-def test_on_leaving_the_query_is_stopped_the_connection_closed_and_its_files_gone(
+@pytest.mark.parametrize("fails", [False, True], ids=["spark stops it", "spark cannot stop it"])
+def test_closing_stops_the_query_closes_the_connection_and_removes_the_files(
     opened: Callable[..., RowQuery], scratch: Scratch, fails: bool
 ) -> None:
     def on_stop() -> None:
@@ -176,7 +176,9 @@ def test_on_leaving_the_query_is_stopped_the_connection_closed_and_its_files_gon
     assert list(scratch.files.iterdir()) == []
 
 
-def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
+def test_the_error_of_a_query_that_fails_before_it_reads_names_the_reason(
+    opened: Callable[..., RowQuery], scratch: Scratch
+) -> None:
     spark = Spark(connects=False, failure=RuntimeError("an error occurred\n: java.lang.Error: no such topic\n\tat x"))
 
     with pytest.raises(QueryEndedError) as caught, opened(spark):
@@ -188,7 +190,7 @@ def test_a_query_that_fails_before_it_reads_says_why(opened: Callable[..., RowQu
 
 
 @pytest.mark.parametrize("connects", [False, True], ids=["no connection", "no schema"])
-def test_a_query_that_does_not_begin_to_read_is_given_up(
+def test_a_query_that_does_not_begin_to_read_times_out(
     opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch, connects: bool
 ) -> None:
     monkeypatch.setattr("balance_service.spark.row_query._CONNECT_SECONDS", 0.25)
@@ -200,7 +202,7 @@ def test_a_query_that_does_not_begin_to_read_is_given_up(
     assert spark.calls == ["start", "stop"]
 
 
-def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
+def test_a_query_that_spark_refuses_has_ended(opened: Callable[..., RowQuery], scratch: Scratch) -> None:
     def refuse() -> None:
         raise LookupError("no such format")
 
@@ -213,7 +215,7 @@ def test_a_query_that_spark_refuses_is_one_that_has_ended(opened: Callable[..., 
     assert list(scratch.files.iterdir()) == []
 
 
-def test_what_the_brokers_do_not_allow_is_said_with_where_to_read_on(opened: Callable[..., RowQuery]) -> None:
+def test_the_error_for_a_missing_grant_names_it_and_the_document(opened: Callable[..., RowQuery]) -> None:
     deep = RuntimeError(
         "Job aborted\n\tat x\nCaused by: TopicAuthorizationException: Not authorized to access topics: [b]"
     )
@@ -238,7 +240,7 @@ def with_paths_of() -> Iterator[Callable[[int], Scratch]]:
         yield make
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_refused_with_what_to_set(
+def test_the_error_for_a_socket_path_that_is_too_long_names_the_setting(
     opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
     scratch, spark = with_paths_of(104), Spark()
@@ -253,7 +255,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused_with_what_to_set(
     assert not scratch.sockets.exists()
 
 
-def test_the_longest_path_that_is_not_refused_can_be_used(
+def test_the_longest_accepted_socket_path_works(
     opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
     scratch = with_paths_of(103)
@@ -264,7 +266,7 @@ def test_the_longest_path_that_is_not_refused_can_be_used(
     assert len(str(spark.listener)) == 103
 
 
-def test_rows_come_while_the_process_has_more_than_a_thousand_files_open(opened: Callable[..., RowQuery]) -> None:
+def test_rows_arrive_with_more_than_a_thousand_open_files(opened: Callable[..., RowQuery]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < 2048:
         resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))

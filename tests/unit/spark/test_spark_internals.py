@@ -36,8 +36,6 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"],
         # Of which the options for the JVM are a copy.
         "org.apache.spark.launcher.JavaModuleOptions": ["static defaultModuleOptions()"],
-    },
-    "handover_jar.py": {
         "org.codehaus.commons.compiler.samples.CompilerDemo": ["static main(String[])"],
     },
     "java/Handover.java": {
@@ -81,7 +79,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         ],
         "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem": ["BareLocalFileSystem()"],
     },
-    "rehearsal.py": {
+    "self_test.py": {
         f"{_STREAMING}.sources.LowLatencyMemoryStream": [
             "static singlePartition(SparkSession, Encoder)",
             "addData(Seq)",
@@ -90,7 +88,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
         "org.apache.spark.sql.Encoders": ["static INT()"],
         "scala.jdk.javaapi.CollectionConverters": ["static asScala(List)"],
     },
-    "archiving.py": {
+    "class_archive.py": {
         "org.apache.spark.sql.kafka010.KafkaSourceProvider": [],
         "org.apache.spark.sql.kafka010.KafkaMicroBatchStream": [],
         "org.apache.spark.sql.kafka010.KafkaBatchReaderFactory": [],
@@ -106,7 +104,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
 # Module, a class, and what it extends or implements.
 PARENTS = [
     ("row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
-    ("rehearsal.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
+    ("self_test.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
     ("java/Handover.java", _PYTHON_WRITER, "org.apache.spark.sql.ForeachWriter"),
     (
         "session.py",
@@ -179,12 +177,11 @@ PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("row_query.py", "pyspark.sql.streaming.DataStreamWriter", _sets, "_jwrite"),
     ("row_query.py", "pyspark.sql.streaming.DataStreamWriter.trigger", _takes, "realTime"),
     ("session.py", "pyspark.SparkContext._do_init", _names, "_accumulatorServer"),
-    ("rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("rehearsal.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
-    ("rehearsal.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
-    ("archiving.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
-    ("archiving.py", "pyspark.SparkContext", _has, "_gateway"),
-    ("sampler.py", "pyspark.SparkContext", _has, "_jvm"),
+    ("self_test.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("self_test.py", "pyspark.sql.SparkSession", _sets, "_jsparkSession"),
+    ("self_test.py", "pyspark.sql.classic.dataframe.DataFrame.__init__", _takes, "jdf"),
+    ("class_archive.py", "pyspark.sql.SparkSession", _sets, "_jvm"),
+    ("class_archive.py", "pyspark.SparkContext", _has, "_gateway"),
 ]
 
 

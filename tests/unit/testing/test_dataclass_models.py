@@ -1,4 +1,4 @@
-"""Read models whose states are dataclasses, by the real fold, commit and store."""
+"""Read models with dataclass states, on the real fold, commit and store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Total:
 
 
 class Totals(ReadModel):
-    """As `Balance`."""
+    """As `Balance`, with a dataclass."""
 
     name = "test-totals-of-a-dataclass"
     source = Stream("balance", "FundsAdded")
@@ -41,7 +41,7 @@ class Last:
 
 
 class Lasts(ReadModel):
-    """Standard folds, one of a column that the dataclass has in microseconds."""
+    """Standard folds; one column has microseconds in the dataclass."""
 
     name = "test-lasts"
     source = Stream("balance", "FundsAdded")
@@ -60,7 +60,7 @@ class Purse:
 
 
 class Purses(ReadModel):
-    """A fold of its own, which changes the instance that it is given."""
+    """Its own fold changes the given instance."""
 
     name = "test-purses"
     source = Stream("balance", "FundsAdded")
@@ -91,7 +91,7 @@ def funds(amount: str, day: int = 1) -> Any:
     return event("FundsAdded", {"customerId": "ada", "amount": Decimal(amount), "occurredOn": on})
 
 
-def test_they_keep_the_contract() -> None:
+def test_models_with_dataclass_states_keep_the_contract() -> None:
     for model in (Totals, Lasts, Purses):
         check_contract(model, examples=10)
 
@@ -102,14 +102,14 @@ def test_sums_of_a_dataclass_are_added_in_columns() -> None:
     assert model.acceleration(AvroCodec(FakeRegistry(), "states", model.state_schema)) is not None
 
 
-def test_a_time_in_milliseconds_is_kept_by_a_field_in_microseconds() -> None:
+def test_a_field_in_microseconds_holds_a_time_in_milliseconds() -> None:
     with Driver(Lasts) as driver:
         driver.given(funds("1.00", day=7), funds("2.00", day=3)).then(
             {"latest": datetime(2026, 1, 7, tzinfo=UTC), "greatest": Decimal("2.00")}
         )
 
 
-def test_fold_view_and_emit_are_given_instances() -> None:
+def test_fold_view_and_emit_get_instances() -> None:
     with Driver(Purses) as driver:
         driver.given(funds("1.50"), funds("2.00"), funds("0.25")).then({"shown": "3.75 of 2"})
         driver.when(funds("999.00")).then({"shown": "3.75 of 2"})
@@ -125,6 +125,6 @@ def test_fold_view_and_emit_are_given_instances() -> None:
         assert len(driver.emitted("told")) == 3
 
 
-def test_a_refused_event_leaves_the_instance_that_the_fold_has_changed_behind() -> None:
+def test_a_refused_event_discards_the_instance_that_the_fold_has_changed() -> None:
     with Driver(Purses) as driver:
         driver.given(funds("600.00"), funds("600.00"), funds("300.00")).then({"shown": "900.00 of 2"})

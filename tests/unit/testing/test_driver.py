@@ -1,4 +1,4 @@
-"""The driver for tests of read models: the same fold and commit as in the service."""
+"""The driver for tests of read models, which uses the fold and commit of the service."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def session() -> Iterator[Driver]:
         yield driver
 
 
-def test_what_was_given_and_what_comes_are_in_the_view(balance: Driver) -> None:
+def test_the_view_includes_given_and_later_events(balance: Driver) -> None:
     balance.given(funds("1.00"), funds("5.00", "bob")).when(funds("2.50")).then(amount("3.50"))
 
     assert balance.view("bob") == amount("5.00")
     assert balance.view("nobody") is None
 
 
-def test_a_view_that_is_another_fails_with_both(balance: Driver) -> None:
+def test_a_failed_check_shows_both_views(balance: Driver) -> None:
     with pytest.raises(AssertionError, match=r'"amount":1.00}, not {"amount":2.00'):
         balance.when(funds("1.00")).then(amount("2.00"))
 
 
-def test_the_fields_of_the_only_record_suffice(balance: Driver) -> None:
+def test_a_mapping_is_an_event_of_the_only_record(balance: Driver) -> None:
     balance.when({"customerId": "alice", "amount": Decimal("1.00")}).then(amount("1.00"))
 
 
-def test_a_malformed_uuid_is_kept_and_does_not_stop_its_key() -> None:
+def test_a_malformed_uuid_is_kept() -> None:
     with Driver(Summary()) as summary:
         summary.given(event("Scored", {"id": "g", "ref": "nonsense"})).restart().when(event("Scored", {"id": "g"}))
 
@@ -64,32 +64,32 @@ def test_a_malformed_uuid_is_kept_and_does_not_stop_its_key() -> None:
         assert summary.view("g")["ref"] == "NONSENSE"
 
 
-def test_fields_that_the_schema_does_not_have_are_refused() -> None:
-    with Driver(Balance()) as driver, pytest.raises(ValueError, match="is no FundsAdded"):
+def test_unknown_fields_are_refused() -> None:
+    with Driver(Balance()) as driver, pytest.raises(ValueError, match="is not a valid FundsAdded"):
         driver.given(event("FundsAdded", {"customer": "alice"}))
 
 
 @pytest.mark.parametrize(
     ("amount", "why"),
     [
-        (1.5, "amount is 1.5 of type float, and decimal(18,2) is wanted; give a Decimal"),
-        ("1.50", "amount is '1.50' of type str, and decimal(18,2) is wanted; give a Decimal"),
+        (1.5, "amount is 1.5 of type float, but decimal(18,2) is expected; give a Decimal"),
+        ("1.50", "amount is '1.50' of type str, but decimal(18,2) is expected; give a Decimal"),
         (Decimal("1.234"), "Scale provided in schema does not match the decimal"),
     ],
 )
-def test_a_value_that_does_not_fit_its_field_is_refused_with_what_is_wanted(amount: Any, why: str) -> None:
+def test_the_error_for_a_value_of_a_wrong_type_names_the_expected_one(amount: Any, why: str) -> None:
     with Driver(Balance()) as driver, pytest.raises(ValueError, match=re.escape(why)):
         driver.given(event("FundsAdded", {"customerId": "alice", "amount": amount}))
 
 
-def test_a_value_that_does_not_fit_a_nullable_field_is_refused_with_what_is_wanted() -> None:
-    refused = "level is 'high' of type str, and int is wanted"
+def test_the_error_for_a_value_of_a_nullable_field_names_the_expected_type() -> None:
+    refused = "level is 'high' of type str, but int is expected"
     with Driver(Summary()) as driver, pytest.raises(ValueError, match=refused):
         driver.given(scored(level="high"))
 
 
-def test_without_an_event_there_is_no_key_to_ask_for(balance: Driver) -> None:
-    with pytest.raises(ValueError, match="no event was given yet"):
+def test_a_check_before_the_first_event_is_refused(balance: Driver) -> None:
+    with pytest.raises(ValueError, match="there was no event yet"):
         balance.then(amount("0.00"))
 
 
@@ -112,15 +112,15 @@ def test_of_events_with_one_idempotency_key_the_first_counts(balance: Driver) ->
     balance.given(once).when(once).then(amount("1.00"))
 
 
-def test_a_batch_that_comes_twice_counts_once(balance: Driver) -> None:
+def test_a_redelivered_batch_counts_once(balance: Driver) -> None:
     balance.given(funds("1.00")).when(funds("2.00")).redeliver().then(amount("3.00"))
 
 
-def test_a_restored_store_goes_on(balance: Driver) -> None:
+def test_a_restored_store_continues(balance: Driver) -> None:
     balance.given(funds("1.00")).restart().when(funds("2.00")).then(amount("3.00"))
 
 
-def test_activity_is_what_a_customer_has_done_whatever_the_order() -> None:
+def test_activity_does_not_depend_on_the_order_of_events() -> None:
     days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
     events = [
         event("FundsAdded", {"customerId": "alice", "amount": Decimal(digits), "occurredOn": on})
@@ -141,7 +141,7 @@ def ended() -> Any:
     return event("Ended", {"id": "g"})
 
 
-def test_a_fold_that_returns_nothing_deletes(session: Driver) -> None:
+def test_a_fold_that_returns_none_deletes_the_state(session: Driver) -> None:
     session.given(scored())
 
     assert session.commit([ended()]).deleted == 1
@@ -149,19 +149,19 @@ def test_a_fold_that_returns_nothing_deletes(session: Driver) -> None:
     assert session.restart().view("g") is None
 
 
-def test_a_key_that_was_deleted_comes_back_as_new(session: Driver) -> None:
+def test_a_deleted_key_starts_again_without_state(session: Driver) -> None:
     session.given(scored(), scored(), ended(), scored(tags=["back"]))
 
     view = session.view("g")
     assert (view["games"], view["event"]) == (1, "back")
 
 
-def test_what_was_never_there_is_not_deleted(session: Driver) -> None:
+def test_deleting_a_missing_state_counts_nothing(session: Driver) -> None:
     assert session.commit([ended()]).deleted == 0
     assert session.commit([scored(), ended()]).deleted == 0
 
 
-def test_a_fold_refuses_an_event_by_a_cause(session: Driver) -> None:
+def test_a_fold_refuses_an_event_with_a_cause(session: Driver) -> None:
     large = scored(kind="LARGE")
 
     session.given(scored()).when(large, scored())
@@ -178,7 +178,7 @@ def test_a_state_that_does_not_fit_its_schema_is_a_dead_letter(
     assert [letter.cause for letter in session.when(scored()).dead_letters()] == ["state-does-not-fit"]
 
 
-def test_a_fold_of_its_own_is_told_the_time_of_each_event(session: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_own_fold_gets_the_time_of_each_event(session: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
     own = Session.fold
 
@@ -192,7 +192,7 @@ def test_a_fold_of_its_own_is_told_the_time_of_each_event(session: Driver, monke
     assert times == [5, 1]
 
 
-def test_a_fold_that_fails_halts_the_task_at_the_event_with_what_it_raised(
+def test_a_failing_fold_halts_the_task_at_the_event_with_its_error(
     session: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.given(scored(), scored())
@@ -217,7 +217,7 @@ def test_a_fold_that_fails_halts_the_task_at_the_event_with_what_it_raised(
 
 
 @pytest.mark.parametrize("error", [RetriableError("away"), InvalidInputError("wrong")])
-def test_an_error_of_the_services_own_that_a_fold_raises_is_a_failure_of_the_fold(
+def test_an_error_of_the_service_raised_by_a_fold_is_a_failure_of_the_fold(
     session: Driver, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fold(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What read models send: of which events, how often, and what becomes of what cannot be sent."""
+"""Outputs of read models: for which events, how often, and failures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from balance_service.engine.commit import write_position
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.model.flow import Stream
+from balance_service.model.events import EVENT, LAST, Emit
 from balance_service.model.folds import RunningSum, add
-from balance_service.model.outputs import EVENT, LAST, Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
-from balance_service.testing import Driver, Given, event
+from balance_service.testing import Driver, InputEvent, event
 from tests.support.models import SCORED, Noted
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 LINE = {"itemCode": "a", "description": "apple", "quantity": 2, "unitPrice": Decimal("1.50"), "amount": Decimal("3.00")}
 
 
-def sold(amount: str, card: str = "1234567890", kind: str = "PRIME", **more: Any) -> Given:
+def sold(amount: str, card: str = "1234567890", kind: str = "PRIME", **more: Any) -> InputEvent:
     fields = {"invoiceNumber": f"i-{amount}", "customerCardNo": card, "customerType": kind}
     where = {name: more.pop(name) for name in ("record_key", "idempotency_key", "timestamp_ms") if name in more}
     return event("PosInvoice", {**fields, "totalAmount": Decimal(amount), **more}, **where)
 
 
 class Totals(ReadModel):
-    """Points, of which the last of each commit is sent; a total of 0 deletes."""
+    """Emits the last points of each commit; a total of 0 deletes the state."""
 
     name = "test-totals"
     source = Stream("pos", "PosInvoice").by("customerCardNo")
@@ -48,7 +48,7 @@ class Totals(ReadModel):
 
 
 class Picky(Totals):
-    """Sends for each event, but for what cannot be."""
+    """Emits for each event, except those that it refuses."""
 
     name = "test-picky"
     emits = Emit("told", "Notification", each=EVENT)
@@ -70,7 +70,7 @@ class Picky(Totals):
 
 
 class Unmade(ReadModel):
-    """Fails at what it should make."""
+    """Its `make` fails."""
 
     name = "test-unmade"
     source = Stream("pos", "PosInvoice")
@@ -78,7 +78,7 @@ class Unmade(ReadModel):
 
 
 class Paid(ReadModel):
-    """A standard fold, of which each state is sent as it is."""
+    """Emits each state of a standard fold."""
 
     name = "test-paid"
     source = Stream("games", SCORED)
@@ -99,7 +99,7 @@ def _notified(invoice: Mapping[str, Any], number: str) -> dict[str, Any]:
     }
 
 
-def test_points_are_a_share_of_what_members_buy() -> None:
+def test_points_are_a_share_of_members_purchases() -> None:
     with Driver(Rewards()) as driver:
         driver.given(sold("10.00"), sold("5.00", kind="REGULAR"), sold("7.77", card="2")).when(sold("0.01")).then(
             {"points": Decimal("0.2002")}
@@ -120,7 +120,7 @@ def test_each_purchase_of_a_member_is_notified_with_the_total_after_it() -> None
         ]
 
 
-def test_what_a_standard_fold_s_model_makes_of_each_event_has_the_event_and_the_state_after_it() -> None:
+def test_emit_of_a_standard_fold_gets_the_event_and_the_state_after_it() -> None:
     with Driver(Noted()) as driver:
         driver.given(*[event(SCORED, {"id": "k", "paid": Decimal(paid), "tags": [paid]}) for paid in ("1.00", "2.00")])
 
@@ -130,7 +130,7 @@ def test_what_a_standard_fold_s_model_makes_of_each_event_has_the_event_and_the_
         ]
 
 
-def test_a_repeated_idempotency_key_is_passed_on_and_counts_once_where_events_are_folded() -> None:
+def test_a_repeated_idempotency_key_is_passed_on_and_counts_once_in_the_fold() -> None:
     with Driver(Rewards()) as driver:
         driver.given(sold("10.00", idempotency_key="k"), sold("10.00", idempotency_key="k"))
 
@@ -138,14 +138,14 @@ def test_a_repeated_idempotency_key_is_passed_on_and_counts_once_where_events_ar
         assert len(driver.emitted("notifications")) == 1
 
 
-def test_what_is_redelivered_is_sent_once() -> None:
+def test_a_redelivered_batch_is_emitted_once() -> None:
     with Driver(Rewards()) as driver:
         driver.when(sold("10.00")).redeliver().restart().redeliver()
 
         assert len(driver.emitted("notifications")) == 1
 
 
-def test_where_it_was_sent_before_nothing_is_sent_and_states_are_the_same() -> None:
+def test_a_rebuild_emits_nothing_again_and_makes_the_same_states() -> None:
     events = [sold("1.00"), sold("2.00"), sold("3.00"), sold("9.00"), sold("5.00")]
     for model, topic in ((Picky(), "told"), (Totals(), "totals")):
         with Driver(model) as first, Driver(model) as again:
@@ -165,7 +165,7 @@ def test_where_it_was_sent_before_nothing_is_sent_and_states_are_the_same() -> N
             assert again.emitted(topic)
 
 
-def test_several_records_one_or_none_may_be_sent_of_an_event() -> None:
+def test_an_event_may_emit_several_records_one_or_none() -> None:
     with Driver(Picky()) as driver:
         driver.given(sold("1.00"), sold("5.00"))
 
@@ -173,7 +173,7 @@ def test_several_records_one_or_none_may_be_sent_of_an_event() -> None:
         assert driver.view("1234567890") == {"points": Decimal("6.0000")}
 
 
-def test_an_event_of_which_nothing_can_be_sent_is_a_dead_letter_and_not_applied() -> None:
+def test_an_event_whose_emit_refuses_it_is_a_dead_letter_and_not_applied() -> None:
     with Driver(Picky()) as driver:
         driver.given(sold("5.00"), sold("2.00"), sold("3.00"), sold("4.00"))
 
@@ -186,7 +186,7 @@ def test_an_event_of_which_nothing_can_be_sent_is_a_dead_letter_and_not_applied(
 
 
 @pytest.mark.parametrize(("model", "topic"), [(Picky, "driver-test-picky-by-customerCardNo"), (Unmade, "pos")])
-def test_a_failure_of_what_makes_an_output_halts_the_task_at_the_event(model: type[ReadModel], topic: str) -> None:
+def test_a_failing_emit_or_make_halts_the_task_at_the_event(model: type[ReadModel], topic: str) -> None:
     with Driver(model()) as driver, pytest.raises(TaskHaltedError) as halted:
         driver.given(sold("7.00"))
 
@@ -196,7 +196,7 @@ def test_a_failure_of_what_makes_an_output_halts_the_task_at_the_event(model: ty
     )
 
 
-def test_a_record_is_not_passed_on_by_a_key_that_no_state_could_have() -> None:
+def test_a_record_is_not_re_keyed_by_an_invalid_key() -> None:
     with Driver(Totals()) as driver:
         driver.given(sold("5.00", card="x" * 256), sold("6.00", card="x" * 257))
 
@@ -204,8 +204,8 @@ def test_a_record_is_not_passed_on_by_a_key_that_no_state_could_have() -> None:
         assert len(driver.emitted("totals")) == 1
 
 
-def test_a_record_that_the_topic_of_another_key_would_refuse_is_a_dead_letter_with_its_own_key() -> None:
-    # As where it was compressed in its source: its topic takes as much as that, and it goes on uncompressed.
+def test_a_record_too_large_for_the_re_keyed_topic_is_a_dead_letter_with_its_own_key() -> None:
+    # Such a record was compressed in the source topic, and is written uncompressed to the re-keyed one.
     large = sold("6.00", record_key="store", customerName="x" * (1 << 20))
     with Driver(Totals()) as driver:
         driver.given(sold("5.00"), large, sold("7.00"))
@@ -220,7 +220,7 @@ def test_a_record_that_the_topic_of_another_key_would_refuse_is_a_dead_letter_wi
         assert driver.view("1234567890") == {"points": Decimal("12.0000")}
 
 
-def test_the_last_state_of_a_key_is_sent_once_a_commit_and_a_deletion_as_a_tombstone() -> None:
+def test_the_last_state_of_a_key_is_emitted_once_per_commit_and_a_deletion_as_a_tombstone() -> None:
     with Driver(Totals()) as driver:
         driver.given(sold("5.00"), sold("1.00", card="2"), sold("6.00")).given(sold("-1.00", card="2"))
 
@@ -236,7 +236,7 @@ def test_the_last_state_of_a_key_is_sent_once_a_commit_and_a_deletion_as_a_tombs
         )
 
 
-def test_each_state_of_a_standard_fold_is_sent_as_it_is_kept_under_the_schema_of_its_topic() -> None:
+def test_each_state_of_a_standard_fold_is_emitted_with_the_schema_of_its_topic() -> None:
     with Driver(Paid()) as driver:
         folding = driver._last._processor
         assert isinstance(folding, FoldProcessor)
@@ -251,7 +251,7 @@ def test_each_state_of_a_standard_fold_is_sent_as_it_is_kept_under_the_schema_of
         assert second == frame_header(7) + driver.states()[b"g"][5:]
 
 
-def test_deliveries_are_shipped_in_whatever_case_and_all_lines_masked() -> None:
+def test_deliveries_are_shipped_in_upper_and_lower_case_and_all_lines_masked() -> None:
     with Driver(Purchases()) as driver:
         home = sold("3.00", deliveryType="home-Delivery", lines=[LINE, LINE], customerName="Ann", timestamp_ms=7)
         driver.given(sold("1.00", deliveryType="TAKEAWAY", lines=[LINE], record_key="store"), home)

@@ -1,4 +1,4 @@
-"""A read model's own code that fails at a dead letter that is tried again: it waits for an operator, nothing halts."""
+"""Own code of a read model that fails at a retried dead letter: the letter waits for an operator, and no task halts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from balance_service.errors import PoisonRecordError, TaskHaltedError
-from balance_service.model.flow import Stream
-from balance_service.model.order import ANY
-from balance_service.model.outputs import LAST, Emit
+from balance_service.model.events import ANY, LAST, Emit
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.testing import Driver, event
 from tests.support.models import ship
 
 if TYPE_CHECKING:
-    from balance_service.model.event import Event, State
+    from balance_service.model.events import Event, State
 
 UNKNOWN = "schema-id-unknown"
 FAILED = "own-code-failed"
 TOLD = ship("WordSaid", {"id": "string", "word": "string"})
 KEPT = ship("WordsKept", {"id": "string", "words": {"type": "array", "items": "string"}})
-# Words at which the code below fails.
+# The models below fail at these words.
 bugs: set[str] = set()
 
 
@@ -32,7 +31,7 @@ def checked(word: str) -> str:
 
 
 class Words(ReadModel):
-    """All words, in their order."""
+    """Keeps all words in order."""
 
     name = "test-words"
     source = Stream("test-words", TOLD)
@@ -46,7 +45,7 @@ class Words(ReadModel):
 
 
 class WordsInAnyOrder(Words):
-    """The same, where a word may come late."""
+    """As `Words`, in any order."""
 
     name = "test-words-any"
     source = Stream("test-words-any", TOLD)
@@ -54,7 +53,7 @@ class WordsInAnyOrder(Words):
 
 
 class WordsSent(ReadModel):
-    """The same, sent once a commit."""
+    """As `Words`, emitted once per commit."""
 
     name = "test-words-sent"
     source = Stream("test-words-sent", TOLD)
@@ -68,12 +67,12 @@ class WordsSent(ReadModel):
         return {"id": said["id"], "words": [*(state["words"] if state else []), said["word"]]}
 
     def emit(self, state: State, _said: Event | None) -> Any:
-        # A generator fails only once it is asked for what it makes.
+        # A generator fails only when it is iterated.
         yield {"words": [checked(word) for word in state["words"]]}
 
 
 class WordsMade(ReadModel):
-    """A record of each word, without a state."""
+    """Emits a record for each word, without a state."""
 
     name = "test-words-made"
     source = Stream("test-words-made", TOLD)
@@ -99,7 +98,7 @@ def told(driver: Driver) -> list[tuple[str, str]]:
     return [(letter.cause, letter.status.value) for letter in driver.letters()]
 
 
-def test_it_waits_with_its_cause_and_others_go_on() -> None:
+def test_a_dead_letter_at_which_own_code_fails_keeps_its_cause_and_blocks_no_others() -> None:
     with Driver(WordsInAnyOrder()) as driver:
         driver.given(said("x"), said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
         assert told(driver) == [(FAILED, "waiting")]
@@ -111,7 +110,7 @@ def test_it_waits_with_its_cause_and_others_go_on() -> None:
         assert driver.redrive(1).view("a") == {"words": ["x", "y", "boom"]}
 
 
-def test_it_holds_its_key_where_order_matters_until_the_code_is_corrected() -> None:
+def test_with_order_per_key_its_key_waits_until_the_code_is_corrected() -> None:
     with Driver(Words()) as driver:
         driver.given(said("x"), said("boom", unreadable=UNKNOWN), said("y"), said("z", "b"))
         driver.mend(UNKNOWN).advance(minutes=5).given(said("w"))
@@ -124,7 +123,7 @@ def test_it_holds_its_key_where_order_matters_until_the_code_is_corrected() -> N
         assert driver.rebuild().view("a") == {"words": ["x", "boom", "y", "w"]}
 
 
-def test_those_that_are_tried_with_it_wait_too() -> None:
+def test_dead_letters_retried_in_the_same_batch_wait_too() -> None:
     with Driver(Words()) as driver:
         driver.given(said("x", unreadable=UNKNOWN), said("boom"), said("y")).mend(UNKNOWN).advance(minutes=5)
 
@@ -132,14 +131,14 @@ def test_those_that_are_tried_with_it_wait_too() -> None:
         assert told(driver)[1:] == [(FAILED, "waiting"), ("behind-another", "behind")]
 
 
-def test_once_it_is_discarded_what_waited_goes_on() -> None:
+def test_discarding_it_releases_the_records_behind_it() -> None:
     with Driver(Words()) as driver:
         driver.given(said("boom", unreadable=UNKNOWN), said("y")).mend(UNKNOWN).advance(minutes=5)
 
         assert driver.discard(0).view("a") == {"words": ["y"]}
 
 
-def test_what_cannot_be_sent_leaves_the_state_as_it_was_and_is_sent_once_the_code_is_corrected() -> None:
+def test_a_failing_emit_leaves_the_state_unchanged_and_emits_once_the_code_is_corrected() -> None:
     with Driver(WordsSent()) as driver:
         driver.given(said("x"), said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5)
         assert (told(driver), driver.view("a")) == ([(FAILED, "waiting")], {"words": ["x"]})
@@ -149,7 +148,7 @@ def test_what_cannot_be_sent_leaves_the_state_as_it_was_and_is_sent_once_the_cod
         assert driver.emitted("test-words-out") == [{"words": ["x"]}, {"words": ["x", "boom"]}]
 
 
-def test_what_is_made_without_a_state_waits_too() -> None:
+def test_a_failing_make_of_a_model_without_states_waits_too() -> None:
     with Driver(WordsMade()) as driver:
         driver.given(said("boom", unreadable=UNKNOWN)).mend(UNKNOWN).advance(minutes=5).given(said("y"))
         assert told(driver) == [(FAILED, "waiting")]
@@ -158,7 +157,7 @@ def test_what_is_made_without_a_state_waits_too() -> None:
         assert driver.redrive(0).emitted("test-words-made-out") == [{"word": "y"}, {"word": "boom"}]
 
 
-def test_of_letters_that_are_tried_together_each_keeps_a_cause_of_its_own() -> None:
+def test_dead_letters_of_one_batch_keep_their_own_causes() -> None:
     with Driver(WordsSent()) as driver:
         driver.given(said("boom", unreadable=UNKNOWN), said("unsaid", unreadable=UNKNOWN)).mend(UNKNOWN)
         driver.advance(minutes=5)
@@ -166,13 +165,13 @@ def test_of_letters_that_are_tried_together_each_keeps_a_cause_of_its_own() -> N
         assert told(driver) == [(FAILED, "waiting"), ("word-unsaid", "waiting")]
 
 
-def test_a_cause_that_says_that_a_record_could_not_be_read_is_not_a_folds_to_name() -> None:
+def test_a_fold_cannot_use_the_cause_of_an_unreadable_record() -> None:
     with Driver(Words()) as driver, pytest.raises(TaskHaltedError, match="with ConfigurationError"):
         driver.given(said(UNKNOWN))
 
 
 @pytest.mark.parametrize("model", [Words, WordsSent, WordsMade])
-def test_an_event_that_comes_halts_the_task_still(model: type[ReadModel]) -> None:
+def test_own_code_that_fails_at_a_new_event_still_halts_the_task(model: type[ReadModel]) -> None:
     with Driver(model()) as driver:
         driver.given(said("x"))
         with pytest.raises(TaskHaltedError, match=r"fails at offset 1 of \S+ with KeyError"):

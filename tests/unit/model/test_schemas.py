@@ -1,4 +1,4 @@
-"""Where a read model's schemas are found: beside its module and its packages, ours, then the registry."""
+"""The search for a read model's schemas: next to its module and packages, in this package, in the registry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record(name: str, **fields: Any) -> Schema:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path, with the module `shop.sales.orders`; what is imported from it is forgotten."""
+    """A folder on the path with the module `shop.sales.orders`, whose modules are unloaded after the test."""
     (tmp_path / "shop" / "sales").mkdir(parents=True)
     for package in ("shop", "shop/sales"):
         (tmp_path / package / "__init__.py").touch()
@@ -61,18 +61,18 @@ def put(folder: Path, schema: Schema) -> None:
     (folder / f"{schema['name']}.avsc").write_text(json.dumps(schema))
 
 
-@pytest.mark.parametrize("beside", ["shop/sales", "shop", ""], ids=["its module", "its package", "the outermost"])
-def test_a_schema_is_found_beside_the_module_and_beside_each_of_its_packages(folder: Path, beside: str) -> None:
-    put(folder / beside / "schemas", record("OrderPlaced", beside="string"))
-    put(folder / beside / "schemas", record("OrdersPlaced", orders="long"))
+@pytest.mark.parametrize("place", ["shop/sales", "shop", ""], ids=["its module", "its package", "the outermost"])
+def test_a_schema_is_found_next_to_the_module_and_each_of_its_packages(folder: Path, place: str) -> None:
+    put(folder / place / "schemas", record("OrderPlaced", place="string"))
+    put(folder / place / "schemas", record("OrdersPlaced", orders="long"))
 
     model = orders()()
 
     assert model.state_fields == {"customerId": "string", "orders": "long"}
-    assert [field["name"] for field in model.stages[0].schemas["OrderPlaced"]["fields"]] == ["customerId", "beside"]
+    assert [field["name"] for field in model.stages[0].schemas["OrderPlaced"]["fields"]] == ["customerId", "place"]
 
 
-def test_the_nearest_file_counts_and_any_file_before_ours(folder: Path) -> None:
+def test_the_nearest_file_wins_and_any_file_precedes_shipped_schemas(folder: Path) -> None:
     for place, mark in (("shop/sales", "near"), ("shop", "far")):
         put(folder / place / "schemas", record("FundsAdded", **{mark: "string"}))
 
@@ -85,7 +85,7 @@ def test_a_shipped_schema_is_found_by_any_model(folder: Path) -> None:
     assert Schemas.beside(orders()).find("FundsAdded")["namespace"] == "parts.code.balance.events"
 
 
-def test_what_a_stream_reads_is_asked_for_in_the_registry_at_last(folder: Path) -> None:
+def test_the_registry_is_asked_last_for_records_of_a_stream(folder: Path) -> None:
     put(folder / "schemas", record("OrdersPlaced", orders="long"))
     asked: list[tuple[str, str]] = []
 
@@ -99,7 +99,7 @@ def test_what_a_stream_reads_is_asked_for_in_the_registry_at_last(folder: Path) 
     assert "registered" in {field["name"] for field in model.stages[0].schemas["OrderPlaced"]["fields"]}
 
 
-def test_a_schema_that_is_nowhere_is_refused_with_what_was_looked_for(folder: Path) -> None:
+def test_the_error_for_a_missing_schema_names_the_searched_places(folder: Path) -> None:
     put(folder / "schemas", record("OrdersPlaced", orders="long"))
     with pytest.raises(ConfigurationError) as offline:
         orders()()
@@ -113,7 +113,7 @@ def test_a_schema_that_is_nowhere_is_refused_with_what_was_looked_for(folder: Pa
     assert "and the registry has none; write that file, or register the schema" in str(online.value)
 
 
-def test_a_state_is_not_asked_for_in_the_registry(folder: Path) -> None:
+def test_the_registry_is_not_asked_for_a_state(folder: Path) -> None:
     put(folder / "schemas", record("OrderPlaced"))
 
     with pytest.raises(ConfigurationError, match=r"there is no OrdersPlaced\.avsc in .*; write that file"):
@@ -124,12 +124,12 @@ def test_a_state_is_not_asked_for_in_the_registry(folder: Path) -> None:
     ("text", "why"),
     [
         ('{"type": "record",\n "name": }', r"OrderPlaced\.avsc:2: .*; correct the JSON"),
-        ('["null", "string"]', "is no Avro record; a schema file holds one record"),
+        ('["null", "string"]', "is not an Avro record; a schema file holds one record"),
         ('{"type": "record", "name": "a.OrderSent", "fields": []}', "holds the record a.OrderSent; name the file"),
     ],
     ids=["no JSON", "no record", "another record"],
 )
-def test_a_file_that_is_not_the_records_schema_is_refused(folder: Path, text: str, why: str) -> None:
+def test_a_file_without_the_records_schema_is_refused(folder: Path, text: str, why: str) -> None:
     put(folder / "schemas", record("OrdersPlaced", orders="long"))
     (folder / "schemas" / "OrderPlaced.avsc").write_text(text)
 

@@ -1,7 +1,7 @@
-"""Feeds running tasks: each pulls the events of its partition, folds and commits them, in a pace of its own.
+"""Runs tasks: each pulls the events of its partition from a Spark query, folds and commits them, at its own pace.
 
-`Feed.run` is called by the thread that supervises the task, and by no other for that partition. Tasks share nothing
-but Spark: while one starts a query, waits or fails, the others go on.
+The thread that supervises a task calls `TaskRunner.run`, and is the only one to do so for that partition. Tasks share
+nothing except Spark: while one starts a query, waits or fails, the others continue.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
+from opentelemetry.trace import SpanKind
 
 from balance_service.engine.records import TaskBatch
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
-from balance_service.observability.tracing import UNTRACED
+from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import reach
 from balance_service.spark.combine import PartitionRows, PartitionUpdates
-from balance_service.spark.commit_span import commit_traced
 from balance_service.spark.gathering import Gathered, Gathering, end_of
-from balance_service.spark.redrive import Redrive
-from balance_service.spark.rehearsal import Failures
+from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
+from balance_service.spark.self_test import FailedQueries
 from balance_service.spark.session import read_source, require_jvm
-from balance_service.spark.singles import read_singles
 
 if TYPE_CHECKING:
     import threading
@@ -37,50 +36,51 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
 
+    from balance_service.engine.commit import Committed
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import KeyedUpdate
     from balance_service.engine.task import Task
     from balance_service.observability.metrics import Metrics
     from balance_service.spark.decode import Decoder
-    from balance_service.spark.rehearsal import Rehearsal
+    from balance_service.spark.self_test import SelfTest
 
 log = structlog.get_logger(__name__)
 
 _IDLE_SECONDS = 0.25
 _LOOK_EVERY_SECONDS = 1.0
 _BACK_OFF_SECONDS = 1.0
-_REHEARSAL_SECONDS = 1.0
+_WARM_UP_SECONDS = 1.0
 _POSTPONED_SECONDS = 10.0
-# What has come since the query before goes first.
+# Events that arrived since the previous query are committed first.
 _SETTLE_SECONDS = 3.0
-# A query that has lasted so long without a row reads, and there is none.
+# After this time without a row, a query is considered to be reading an idle partition.
 _READS_SECONDS = 5.0
 
 
 class _AnotherQueryError(BalanceServiceError):
-    """The events since the position have to be read again; the message is the metric's reason."""
+    """Another query must read the events since the position again; the message is the reason in the metric."""
 
 
 class _WaitError(BalanceServiceError):
-    """What the task needs besides its events is not there for now."""
+    """Something else that the task needs, such as a joined table, is not available at present."""
 
 
-class Feed:
-    """The events of each running task of a stage, by a query of its own."""
+class TaskRunner:
+    """Runs the tasks of one stage, each with its own query."""
 
     def __init__(
         self,
         hosted: HostedStage,
         decoder: Decoder,
         spark: SparkSession,
-        rehearsal: Rehearsal,
+        self_test: SelfTest,
         metrics: Metrics,
         tracer: Tracer = UNTRACED,
     ) -> None:
         read_model, stage = hosted.read_model, hosted.stage
         self._spark = spark
         self._scratch = hosted.state_directory.scratch
-        self._rehearsal = rehearsal
+        self._self_test = self_test
         self._settings = hosted.settings
         self._source = hosted.source.name
         self._combine = read_model.combine if read_model is not None and stage.by is None else None
@@ -104,13 +104,13 @@ class Feed:
 
     @property
     def problem(self) -> str:
-        """Why some partition is not folded now; empty while all is well."""
+        """Why some partition is not being folded; empty if there is no problem."""
         return next(iter(self._problems.copy().values()), "")
 
-    def rehearse(self) -> None:
-        """Read a little, so that the JVM has loaded and compiled much of what the first task needs.
+    def warm_up(self) -> None:
+        """Runs a short query, so that the JVM loads and compiles most of the code that the first task needs.
 
-        Where that partition cannot be read now, others can, and the start goes on.
+        If the partition cannot be read, the start continues: others may be readable.
 
         Raises:
             FatalError: Spark's JVM has ended.
@@ -118,19 +118,19 @@ class Feed:
         try:
             start = self._topics.offsets(self._source, [0], earliest=True)[0]
             with RowQuery(self._spark, self._scratch, partial(self._records, 0, start), start) as query:
-                query.pull(_REHEARSAL_SECONDS)
+                query.pull(_WARM_UP_SECONDS)
         except RetriableError as error:
             require_jvm(self._spark, error)
             log.warning("the first query will start more slowly", reason=str(error))
 
     def run(self, task: Task, interrupted: threading.Event) -> None:
-        """Fold until interrupted, or until the task has to wait or is halted.
+        """Folds and commits until interrupted, or until the task must wait or is halted.
 
         Raises:
-            FatalError: Spark's JVM has ended, or Spark runs no query any more.
-            BalanceServiceError: as `Task.process`; the task is to be closed.
+            FatalError: Spark's JVM has ended, or Spark cannot run any query.
+            BalanceServiceError: as `Task.process`; the caller closes the task.
         """
-        partition, reason, failures = task.task_id.partition, "opened", Failures()
+        partition, reason, failures = task.task_id.partition, "opened", FailedQueries()
         try:
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 try:
@@ -148,21 +148,21 @@ class Feed:
                     reason = "failed"
                     self._problems[partition] = str(error)
                     log.warning("the query has ended; another is started", task=str(task.task_id), error=str(error))
-                    if failures.another():
-                        self._rehearsal.doubt(interrupted.is_set)
+                    if failures.add():
+                        self._self_test.run(interrupted.is_set)
                     interrupted.wait(_BACK_OFF_SECONDS)
         except TaskMigratedError:
-            # Halted or told to close while a batch was on its way: nothing was committed.
+            # The task was halted or told to close while a batch was being committed: nothing was committed.
             if task.state is TaskState.RUNNING:
                 raise
         finally:
             self._problems.pop(partition, None)
 
-    def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: Failures) -> None:
-        """Feed the task by one query, until interrupted."""
+    def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: FailedQueries) -> None:
+        """Runs one query until it is interrupted."""
         partition, start, began = task.task_id.partition, task.position, time.monotonic()
         gathering = self._gathering(partition)
-        # Before a query is started, which costs: else one that cannot commit would be started again and again.
+        # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up(partition, interrupted):
             return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
@@ -173,12 +173,12 @@ class Feed:
             looked = time.monotonic()
             tried, reads = looked + _SETTLE_SECONDS, looked + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
-                gathered = gathering.gather(query, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
-                # Not before: a query that fails as soon as it reads has started, too.
+                gathered = gathering.gather(query.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
+                # Only now: a query that fails on its first read has started too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()
                 if gathered or began > reads:
-                    failures.over()
+                    failures.reset()
                 if gathered and not self._catch_up(partition, interrupted):
                     return
                 for part in gathered:
@@ -193,7 +193,7 @@ class Feed:
                     tried = time.monotonic() + self._try_again(task, interrupted)
 
     def _catch_up(self, partition: int, interrupted: threading.Event) -> bool:
-        """Have the tables read to where they end now; whether that was not interrupted."""
+        """Waits until the joined tables are read to their current ends; returns whether that was not interrupted."""
         if self._joined is not None:
             try:
                 self._joined.catch_up(partition, interrupted.is_set)
@@ -213,7 +213,7 @@ class Feed:
         return self._gatherings[partition]
 
     def _try_again(self, task: Task, interrupted: threading.Event) -> float:
-        """Have the dead letters tried again that are due; in how many seconds to look for others."""
+        """Retries the dead letters that are due; returns the seconds until the next check."""
         due = task.due()
         if not due.again and not due.forgotten:
             return _LOOK_EVERY_SECONDS
@@ -232,7 +232,7 @@ class Feed:
         return 0.0
 
     def _part(self, left_out: pa.Array, table: pa.Table) -> Gathered:
-        """What some events come to, those at some offsets aside."""
+        """Decodes a part of the events, except those at `left_out`."""
         end = end_of(table)
         if len(left_out):
             table = table.filter(pc.invert(pc.is_in(table["offset"], left_out)))
@@ -264,23 +264,22 @@ class Feed:
         try:
             done = commit_traced(self._tracer, task, batch, gathered.traces) if gathered.traces else task.process(batch)
         except BalanceServiceError:
-            # A transaction that outlasted its time looks as if a successor had fenced it.
+            # A transaction that timed out looks as if another producer had fenced it.
             gathering.failed()
             raise
         self._metrics.committed(task.task_id, done)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
 
     def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
-        """The events of some keys, each with its record."""
         if rows is None:
-            # Nothing was written. What is read again is gathered in parts that keep their events.
+            # Nothing was written. The next query gathers part by part, and each part keeps its events.
             raise _AnotherQueryError("single events")
         return read_singles(self._settings, self._source, partition, rows, keys)
 
     def _pass_over(self, start: int, task: Task, interrupted: threading.Event) -> int:
-        """Move the position over offsets that hold nothing committed: control records and aborted transactions.
+        """Moves the position past offsets without committed records: control records and aborted transactions.
 
-        Spark tells of records alone, so after those the position would stand below the end for ever.
+        Spark reports records only, so the position would otherwise stay below the end of the partition.
         """
         partition, topic = task.task_id.partition, self._source
         end = self._known_end(partition)
@@ -296,7 +295,31 @@ class Feed:
                     if interrupted.is_set() or reader.read():
                         return start
         except RetriableError as error:
-            log.warning("what lies behind the position is not known", task=str(task.task_id), error=str(error))
+            log.warning("the offsets after the position cannot be read", task=str(task.task_id), error=str(error))
             return start
         task.process(TaskBatch(start, stable))
         return stable
+
+
+def commit_traced(tracer: Tracer, task: Task, batch: TaskBatch, traces: Sequence[str]) -> Committed:
+    """Commits in a span that continues the first event's trace and links to the others. Raises as `Task.process`.
+
+    Args:
+        traces: the `traceparent` headers of the batch's sampled events, at least one.
+    """
+    attributes: dict[str, str | int] = {
+        "messaging.system": "kafka",
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "commit",
+        "messaging.destination.partition.id": str(task.task_id.partition),
+        "messaging.batch.message_count": batch.applied,
+        "balance.batch.start": batch.start,
+        "balance.batch.end": batch.end,
+    }
+    name = f"commit {task.task_id}"
+    parent = W3C.extract({TRACEPARENT_HEADER: traces[0]})
+    with open_span(tracer, name, SpanKind.CONSUMER, attributes, parent=parent, links=links_to(traces)) as span:
+        done = task.process(batch)
+        span.set_attribute("balance.batch.applied", done.applied)
+        span.set_attribute("balance.batch.dead_lettered", done.dead_lettered)
+        return done

@@ -1,4 +1,4 @@
-"""What every read model keeps by being one; and that the checks of it find what is wrong."""
+"""The contract: every read model keeps it, and its checks find planted faults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from balance_service.model.addition import Addition
-from balance_service.model.flow import Stream
 from balance_service.model.folds import RunningSum
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.spark import combine
 from balance_service.testing.contract import (
     CONTRACT,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from balance_service.avro.codec import AvroCodec
-    from balance_service.testing import Given
+    from balance_service.testing import InputEvent
     from balance_service.testing.contract import Check
 
 SHIPPED = [name for name, model in KNOWN.items() if model.has_states()]
@@ -47,22 +47,22 @@ def test_every_read_model_keeps_the_contract(name: str, check: Check, data: st.D
 @pytest.mark.parametrize("read_model", MODELS, ids=lambda read_model: read_model.name)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_so_does_every_fold_of_every_type(read_model: ReadModel, check: Check, data: st.DataObject) -> None:
+def test_every_fold_of_every_type_keeps_the_contract(read_model: ReadModel, check: Check, data: st.DataObject) -> None:
     check(read_model, data.draw(batches(read_model)))
 
 
-# --- faults, planted
+# --- planted faults
 
 
 class Alternating(RunningSum):
-    """Is not associative, and says that it is a sum."""
+    """Claims to be a sum, but is not associative."""
 
     def step(self, kind: Any) -> Callable[[Any, Any], Any]:
         return lambda value, update: update if value is None else update - value
 
 
 class NotASum(ReadModel):
-    """As `Balance`, with a fold that is none."""
+    """As `Balance`, with an invalid fold."""
 
     name = "planted-not-a-sum"
     source = Stream("balance", "FundsAdded")
@@ -76,7 +76,7 @@ class NotASum(ReadModel):
 
 
 class OffByOne(Addition):
-    """Writes another last byte."""
+    """Changes the last byte."""
 
     def next_states(self, *args: Any) -> list[bytes | None]:
         after = super().next_states(*args)
@@ -98,13 +98,13 @@ class WronglyAccelerated(ReadModel):
 
 
 def is_caught(read_model: ReadModel, check: Check) -> bool:
-    """Whether a check finds something wrong."""
+    """Returns whether a check fails."""
 
     @settings(
         max_examples=200, deadline=None, database=None, derandomize=True, phases=[Phase.generate], print_blob=False
     )
     @given(batches(read_model))
-    def keeps(drawn: list[list[Given]]) -> None:
+    def keeps(drawn: list[list[InputEvent]]) -> None:
         check(read_model, drawn)
 
     try:
@@ -114,7 +114,7 @@ def is_caught(read_model: ReadModel, check: Check) -> bool:
     return False
 
 
-def test_a_fold_that_is_not_associative_and_said_to_be_a_sum_is_caught() -> None:
+def test_a_fold_that_claims_to_be_a_sum_and_is_not_associative_is_caught() -> None:
     assert is_caught(NotASum(), combined_equals_single)
 
 

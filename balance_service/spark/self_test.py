@@ -1,6 +1,6 @@
-"""A query that reads nothing from outside: tells a Spark that runs no query from a source that cannot be read.
+"""Checks whether Spark itself is the reason why queries fail, by a query that reads nothing from outside.
 
-Task threads call it; one of them at a time runs the query, and the others go on.
+Task threads call. One of them at a time runs the query; the others continue.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ROW_SECONDS = 30.0
 _LOOK_EVERY_SECONDS = 0.5
 _EVERY_SECONDS = 5.0
 _MOST_FAILURES = 3
-# Of one task's queries in a row, before Spark itself is in doubt.
+# Failed queries of one task in a row, and the seconds since the first, after which the self-test runs.
 _DOUBTFUL_FAILURES, _DOUBTFUL_SECONDS = 3, 10.0
 
 
 def one_record(spark: SparkSession) -> DataFrame:
-    """A record, from the only stream that has a real-time mode, except Kafka's."""
+    """Returns one record from a memory stream, the only source with real-time mode except Kafka's."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = spark._jvm
@@ -51,31 +51,31 @@ def one_record(spark: SparkSession) -> DataFrame:
     )
 
 
-class Failures:
-    """Queries of one task that have failed in a row."""
+class FailedQueries:
+    """Counts the queries of one task that failed in a row."""
 
     def __init__(self) -> None:
         self._count = 0
         self._since = 0.0
 
-    def another(self) -> bool:
-        """Counts one. Returns whether there have been so many, for so long, that Spark itself is in doubt."""
+    def add(self) -> bool:
+        """Counts a failure. Returns whether there were so many, for so long, that a self-test is due."""
         now = time.monotonic()
         if not self._count:
             self._since = now
         self._count += 1
         return self._count >= _DOUBTFUL_FAILURES and now - self._since >= _DOUBTFUL_SECONDS
 
-    def over(self) -> None:
-        """A query reads."""
+    def reset(self) -> None:
+        """Resets the count: a query reads."""
         self._count = 0
 
 
-class Rehearsal:
-    """Decides whether Spark itself is why a task's queries fail.
+class SelfTest:
+    """Checks whether Spark itself is the reason why a task's queries fail.
 
-    The rehearsal's query uses neither broker nor registry, so an outage, a missing grant or a record that Spark cannot
-    read does not make it fail. Full disks do, and are not held against Spark.
+    The query uses neither broker nor registry, so an outage, a missing grant or an unreadable record does not make it
+    fail. A full disk does, and does not count as a failure of Spark.
     """
 
     def __init__(self, spark: SparkSession, scratch: Scratch) -> None:
@@ -85,16 +85,16 @@ class Rehearsal:
         self._failures = 0
         self._next = 0.0
 
-    def doubt(self, is_interrupted: Callable[[], bool]) -> None:
-        """Run a query, unless one ran within the last five seconds or is running.
+    def run(self, is_interrupted: Callable[[], bool]) -> None:
+        """Runs the query, unless one is running or ran within the last five seconds.
 
         Raises:
-            FatalError: it has failed three times in a row, or Spark's JVM has ended.
+            FatalError: the query has failed three times in a row, or Spark's JVM has ended.
         """
         if time.monotonic() < self._next or not self._asking.acquire(blocking=False):
             return
         try:
-            self._run(is_interrupted)
+            self._query(is_interrupted)
             self._failures = 0
         except QueryInterruptedError:
             return
@@ -105,12 +105,12 @@ class Rehearsal:
             self._next = time.monotonic() + _EVERY_SECONDS
             self._asking.release()
 
-    def _run(self, is_interrupted: Callable[[], bool]) -> None:
+    def _query(self, is_interrupted: Callable[[], bool]) -> None:
         with RowQuery(self._spark, self._scratch, lambda: one_record(self._spark), 0, is_interrupted) as query:
             deadline = time.monotonic() + _ROW_SECONDS
             while query.pull(_LOOK_EVERY_SECONDS) is None:
                 if is_interrupted():
-                    raise QueryInterruptedError("the rehearsal was interrupted")
+                    raise QueryInterruptedError("the self-test was interrupted")
                 if time.monotonic() > deadline:
                     raise QueryEndedError(f"Spark handed over no row within {_ROW_SECONDS:.0f} s")
 

@@ -1,4 +1,4 @@
-"""A read model's source, cut into stages, and what cannot be one."""
+"""The stages of a read model, their placement in an application, and invalid sources."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from balance_service.avro.schemas import fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
-from balance_service.model.drawing import flowchart
-from balance_service.model.flow import Stream
-from balance_service.model.outputs import LAST, Emit
-from balance_service.model.placing import hosted_stages, stages_of
+from balance_service.model.events import LAST, Emit
+from balance_service.model.placing import flowchart, hosted_stages, stages_of
 from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import Purchases, masked_lines
 from balance_service.read_models.rewards import Rewards
@@ -24,7 +23,7 @@ PRIME = col("customerType") == "PRIME"
 POS = Stream("pos", "PosInvoice")
 
 
-def test_a_source_without_a_re_key_is_one_stage_of_the_models_name() -> None:
+def test_a_source_without_a_re_key_is_one_stage_with_the_models_name() -> None:
     (only,) = declared("balance", Balance.source)
 
     assert (only.name, only.source, only.records, only.by) == ("balance", "balance", ("FundsAdded",), None)
@@ -51,7 +50,7 @@ def test_each_re_key_ends_a_stage_that_the_next_one_reads() -> None:
     ]
 
 
-def test_what_is_selected_is_read_with_what_the_stream_needs_of_an_event_itself() -> None:
+def test_selected_columns_are_read_with_those_that_the_stream_needs() -> None:
     source = POS.where(PRIME).by("customerCardNo").select("totalAmount")
 
     for stage in declared("m", source):
@@ -62,13 +61,13 @@ def test_what_is_selected_is_read_with_what_the_stream_needs_of_an_event_itself(
     assert alone.columns == frozenset({"storeId", "totalAmount"})
 
 
-def test_a_stream_that_goes_on_leaves_the_one_before_as_it_was() -> None:
+def test_a_step_leaves_the_original_stream_unchanged() -> None:
     POS.by("storeId")
 
     assert POS.steps == ()
 
 
-def test_stages_are_named_after_what_they_write() -> None:
+def test_stages_are_named_after_the_topics_that_they_write() -> None:
     first, last = stages_of(Rewards(), load_settings(application_id="app"))
 
     assert first.name == "rewards-by-customerCardNo"
@@ -80,11 +79,11 @@ def test_stages_are_named_after_what_they_write() -> None:
     assert only.targets == ("shipments", "hadoop")
 
 
-def test_the_key_of_a_re_keyed_model_is_the_column_that_it_goes_on_by() -> None:
+def test_the_key_of_a_re_keyed_model_is_the_column_of_its_re_key() -> None:
     assert Rewards().key == "customerCardNo"
 
 
-def test_the_flow_is_drawn_from_the_declaration() -> None:
+def test_the_flowchart_is_drawn_from_the_declaration() -> None:
     settings = load_settings(application_id="app")
 
     assert flowchart(Rewards(), stages_of(Rewards(), settings)).splitlines() == [
@@ -121,24 +120,27 @@ def define(**changed: Any) -> type[ReadModel]:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"source": POS.by("nothing")}, "goes on by 'nothing', a string, int or long; PosInvoice has no such column"),
+        (
+            {"source": POS.by("nothing")},
+            "continues by 'nothing', which must be a string, int or long; PosInvoice has no such column",
+        ),
         ({"source": POS.by("totalAmount")}, r"PosInvoice has one of type decimal\(18,2\)"),
-        ({"source": POS.by("storeId").by("storeId")}, "goes on by the same column twice"),
-        ({"key": "storeId"}, "has the key 'storeId', and its source goes on by 'customerCardNo'"),
-        ({"source": POS.where(col("nothing") == "x").by("storeId")}, "asks for 'nothing', a column that PosInvoice"),
+        ({"source": POS.by("storeId").by("storeId")}, "continues by the same column twice"),
+        ({"key": "storeId"}, "has the key 'storeId', but its source continues by 'customerCardNo'"),
+        ({"source": POS.where(col("nothing") == "x").by("storeId")}, "has a condition on 'nothing', but PosInvoice"),
         ({"source": POS.where(col("totalAmount") == "1").by("storeId")}, "'totalAmount' is of type decimal"),
         ({"source": POS.where(col("storeId") == 1).by("storeId")}, "'storeId' is of type string, and 1 is one of"),
-        ({"emits": None}, "has an `emit`, and does not say by `emits` where to"),
+        ({"emits": None}, "has an `emit`, but `emits` names no topic"),
         ({"emit": None}, "a record type needs an `emit`, and an `emit` a record type"),
         ({"emits": Emit("sent")}, "a record type needs an `emit`, and an `emit` a record type"),
         ({"emits": Emit("sent", "Unheard")}, "there is no Unheard.avsc in "),
         ({"emits": (Emit("a", "Notification"), Emit("b", "Notification"))}, "has states and more than one output"),
-        ({"emits": Emit("sent", "Notification", where=PRIME)}, "by `make` or `where`, which are for models without"),
-        ({"state": None}, "has no `state`, so it can neither fold, nor emit by `emit`, nor be asked"),
-        ({"state": None, "fold": None, "emit": None}, "needs its record type and `make`, both or neither"),
+        ({"emits": Emit("sent", "Notification", where=PRIME)}, "with `make` or `where`, which only models without"),
+        ({"state": None}, "has no `state`, so it cannot have a fold, an `emit` or `queries`"),
+        ({"state": None, "fold": None, "emit": None}, "name both a record type and `make`, or neither"),
         (
             {"state": None, "fold": None, "emit": None, "emits": Emit("sent", each=LAST)},
-            "emits to 'sent' the last state of a key, and has no states",
+            "emits the last state of a key to 'sent', but has no states",
         ),
         (
             {
@@ -147,11 +149,11 @@ def define(**changed: Any) -> type[ReadModel]:
                 "emit": None,
                 "emits": Emit("sent", "HadoopRecord", make=masked_lines, where=col("nothing") == "x"),
             },
-            "asks for 'nothing', a column that PosInvoice does not have",
+            "has a condition on 'nothing', but PosInvoice has no such column",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(changed: dict[str, Any], why: str) -> None:
+def test_an_invalid_source_or_output_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         define(**changed)()
 

@@ -1,0 +1,173 @@
+"""The source of a read model: a stream of events, and the steps that they pass, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from balance_service.avro.schemas import fields_of, type_name, without_null
+from balance_service.model.conditions import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from balance_service.avro.schemas import Schema
+    from balance_service.model.conditions import Condition
+
+
+Missing = Literal["dead-letter", "drop", "null"]
+"""The treatment of an event without a row: make a dead letter, drop it, or join it with nulls."""
+
+
+def days(count: int) -> timedelta:
+    """Returns a time span of so many days, for a table's history."""
+    return timedelta(days=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a compacted topic: the newest record of each key, and older versions as far back as `history`.
+
+    The key of a row is text: a string, or an id in decimal digits. The topic has as many partitions as the stream that
+    is joined with it, so each instance reads only the partitions that it owns.
+    """
+
+    topic: str
+    record: str
+    """The simple name of the rows' schema."""
+    history: timedelta = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Table):
+    """A table that every instance reads in full, so that a stream can be joined with it on any column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Adds columns of a table's row to each event, as the row was at the event's time."""
+
+    table: Table
+    on: str
+    """The event's column whose value is the row's key."""
+    take: Mapping[str, str]
+    """Column of the row → its name in the joined record."""
+    missing: Missing
+
+    @property
+    def version_header(self) -> str:
+        """The header that holds the row's version, such as `playerVersion`."""
+        return f"{self.table.record[:1].lower()}{self.table.record[1:]}Version"
+
+    def key_of(self, value: Any) -> bytes:
+        return str(value).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A step that drops the events for which a condition does not hold."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """A step that re-keys records by the value of a column; after joins, as another record type."""
+
+    column: str
+    record: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A step that names the columns that are read."""
+
+    columns: frozenset[str]
+
+
+Step = Where | By | Join | Select
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Stream:
+    """The events of one or more record types on one topic; each type is named by the simple name of its schema.
+
+    With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
+    """
+
+    topic: str
+    records: tuple[str, ...]
+    steps: tuple[Step, ...]
+    """The steps that the events pass, in order."""
+    tombstones: bool
+
+    def __init__(self, topic: str, *records: str, tombstones: bool = False) -> None:
+        object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "records", records)
+        object.__setattr__(self, "tombstones", tombstones)
+        object.__setattr__(self, "steps", ())
+
+    def where(self, condition: Condition) -> Stream:
+        """Keeps the events for which a condition (`col`) holds. The others are counted as ignored."""
+        return self._with(Where(checked(condition)))
+
+    def by(self, column: str, record: str | None = None) -> Stream:
+        """Re-keys the records: writes each to an internal topic, with the value of a column as its key.
+
+        Text is encoded as UTF-8, an int or a long so that its bytes sort in numeric order (`keys`). Before a join with
+        a `Table`, whose keys are text, a number is written as decimal digits.
+
+        Args:
+            record: after joins, the simple name of the schema of the joined record.
+        """
+        return self._with(By(column, record))
+
+    def select(self, *columns: str) -> Stream:
+        """Reads only these columns, and those that the stream, the key, conditions and standard folds name.
+
+        Other columns are not decoded, so a malformed value in one of them makes no dead letter. Re-keyed records keep
+        all columns. Not allowed in a stream with joins: there, the joined record names the columns.
+        """
+        return self._with(Select(frozenset(columns)))
+
+    def join(self, table: Table, *, on: str, take: Mapping[str, str], missing: Missing = "dead-letter") -> Stream:
+        """Adds columns of a table's row to each event, as the row was at the event's time.
+
+        Args:
+            on: the event's column; its value, as text, is the row's key.
+            take: column of the row → its name in the joined record.
+            missing: the treatment of an event without a row.
+        """
+        return self._with(Join(table=table, on=on, take=take, missing=missing))
+
+    def _with(self, step: Step) -> Stream:
+        longer = Stream(self.topic, *self.records, tombstones=self.tombstones)
+        object.__setattr__(longer, "steps", (*self.steps, step))
+        return longer
+
+
+def join_misfit(joined: Schema, event: Schema, joins: tuple[Join, ...], rows: Mapping[str, Schema]) -> str:
+    """Returns why a record cannot be made from an event and the columns of its joins; empty if it can.
+
+    Args:
+        rows: the records of the tables, by simple name.
+    """
+    sources = {name: (kind, event["name"]) for name, kind in fields_of(event).items()}
+    for join in joins:
+        row = fields_of(rows[join.table.record])
+        for column, name in join.take.items():
+            if column not in row:
+                return f"takes '{column}' of {join.table.record}, which has no such column"
+            kind = row[column]
+            sources[name] = (["null", kind] if join.missing == "null" else kind), join.table.record
+    for name, kind in fields_of(joined).items():
+        if name not in sources:
+            return f"makes {joined['name']}, but neither {event['name']} nor a table has its '{name}'"
+        (found, is_nullable), (wanted, takes_null) = without_null(sources[name][0]), without_null(kind)
+        if type_name(found) != type_name(wanted) or (is_nullable and not takes_null):
+            return (
+                f"makes {joined['name']}, whose '{name}' is of type {type_name(kind)}, but in {sources[name][1]} it is "
+                f"{type_name(sources[name][0])}"
+            )
+    return ""
