@@ -1,7 +1,7 @@
-"""Follows one partition of a table: reads its topic into a store, for as long as somebody joins with it.
+"""Follows one partition of a table: reads the topic into a store, for as long as a task joins with it.
 
-A thread of its own, `table-<topic>_<partition>`, reads and writes; any thread may wait for it, take a view, or ask how
-it is. What goes wrong is told, and tried again.
+The thread `table-<topic>_<partition>` reads the topic and writes the store. Any thread may wait for it, take a view or
+a snapshot. The thread logs errors and retries.
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ _BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LOOK_EVERY_SECONDS = 5.0
 _SWEEP_EVERY_SECONDS = 1.0
 _SWEPT_AT_ONCE = 1_000
-# Whoever waits looks so often whether it is still wanted.
+# How often a waiting thread checks whether it should stop.
 _LISTEN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableContext:
-    """What the partitions of a table share; `topic` is as it was when the instance started."""
+    """What the partitions of a table share.
+
+    `topic` is the topic as it was when the instance started. `partition_of` returns the partition where joins look up
+    the row of a key.
+    """
 
     settings: Settings
     topics: Topics
@@ -58,29 +62,28 @@ class TableContext:
     codec: AvroReader
     history_ms: int
     partition_of: Callable[[bytes], int]
-    """Where the row of a key is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """What a partition of a table says of itself, for people."""
+    """The status of a partition of a table, for operators."""
 
     topic: str
     partition: int
     position: int
-    """The next offset of the topic to apply; -1 while that is not known."""
+    """The next offset to apply; -1 while it is unknown."""
     is_whole: bool
-    """Whether it has been at the end of the topic since it was opened."""
+    """Whether the reader has reached the end of the topic since the store was opened."""
     reason: str
     skipped: Mapping[str, int]
-    """Records that are no rows, by cause."""
+    """The number of records that are not rows, by cause."""
     late: int
-    """Records with a timestamp below that of an event that was joined before they came."""
+    """The number of records with a timestamp before that of an event that was already joined."""
     sizes: StoreSizes
 
 
 class TablePartition:
-    """A partition of a table on this instance, from `start` to `stop`."""
+    """A partition of a table in this instance, followed from `start` to `stop`."""
 
     def __init__(self, context: TableContext, partition: int, path: Path) -> None:
         self._context = context
@@ -96,27 +99,26 @@ class TablePartition:
         self._damage = ""
         self._stopping = threading.Event()
         self.name = f"{context.topic.name}_{partition}"
-        """Of the partition, as tasks are called."""
+        """`<topic>_<partition>`."""
         self._log = log.bind(table=self.name)
         self._rows = TableRows(context.codec, lambda key: context.partition_of(key) == partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
         self._thread.start()
 
-    def give_up(self) -> None:
-        """Follow no longer; returns at once."""
+    def request_stop(self) -> None:
+        """Stops following, without waiting for the thread."""
         self._stopping.set()
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Follow no longer, and free the store; returns whether that has happened within the bound."""
-        self.give_up()
+        """Stops following. Returns whether the thread ended and released the store within the timeout."""
+        self.request_stop()
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def wait_for(self, offset: int, timeout_seconds: float, should_stop: Callable[[], bool]) -> bool:
-        """Wait until everything below an offset is in the store; returns whether it is, within the bound."""
+        """Waits until everything below an offset is in the store. Returns whether it is, within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._moved:
             while self._reached < offset and not should_stop():
@@ -130,7 +132,7 @@ class TablePartition:
 
     @property
     def problem(self) -> str:
-        """Why it is not followed now; empty while all is well."""
+        """Why the partition is not being followed; empty if it is."""
         return self._reason
 
     @property
@@ -138,25 +140,25 @@ class TablePartition:
         """The rows as of the last write.
 
         Raises:
-            RetriableError: there is no store to ask, or one that is read anew and not yet where it was waited for.
+            RetriableError: no store is open, or it is being restored and is still below an offset that `wait_for` has
+                confirmed.
         """
         store = self._store
         view = None if store is None else store.view
         if view is None or self._reached < self._waited_for:
             why = f": {self._reason}" if self._reason else ""
-            raise RetriableError(f"the table {self.name} is not open, or not read to where it was{why}")
+            raise RetriableError(f"the table {self.name} is not open, or not read up to its earlier position{why}")
         return view
 
-    def joined(self, timestamp_ms: int) -> None:
-        """An event of this time was joined: what comes with an earlier one is late."""
+    def note_joined(self, timestamp_ms: int) -> None:
+        """Notes the timestamp of a joined event. Later records with an earlier timestamp count as late."""
         self._rows.joined_up_to_ms = max(self._rows.joined_up_to_ms, timestamp_ms)
 
-    def damaged(self, error: StoreCorruptedError) -> None:
-        """The store was found to be damaged while it was read: it is wiped, and read anew; returns at once."""
+    def report_damage(self, error: StoreCorruptedError) -> None:
+        """Makes the thread wipe the store, which a reader found damaged, and restore it. Returns at once."""
         self._damage = str(error)
 
     def snapshot(self) -> TableSnapshot:
-        """What it says of itself."""
         store = self._store
         return TableSnapshot(
             self._context.topic.name,
@@ -192,7 +194,7 @@ class TablePartition:
         self._reach(-1)
 
     def _follow(self) -> None:
-        """Read until stopped."""
+        """Reads the topic until `request_stop`, or until an error."""
         context, name = self._context, self._context.topic.name
         topic_id = self._present_topic_id()
         if topic_id != self._topic_id:
@@ -227,7 +229,7 @@ class TablePartition:
             position = reader.position(self._partition)
             if messages:
                 if completeness.was_away:
-                    raise RetriableError("the topic was not read for an hour, in which tombstones may have gone")
+                    raise RetriableError("the topic was not read for an hour; tombstones may have been removed")
                 store.apply(
                     [row for message in messages if (row := self._rows.of(message)) is not None],
                     offset_of(messages[-1]) + 1,
@@ -248,12 +250,12 @@ class TablePartition:
             if now - looked > _LOOK_EVERY_SECONDS:
                 looked = now
                 if self._present_topic_id() != topic_id:
-                    raise StoreCorruptedError("the topic was made anew: the table is read from its start")
+                    raise StoreCorruptedError("the topic was recreated; the table is read from its start")
                 _note_seen(store, completeness)
         _note_seen(store, completeness)
 
     def _present_topic_id(self) -> str:
-        """Of the topic as it is now. Raises RetriableError if it is gone, or has another partition count."""
+        """Returns the topic's present id. Raises RetriableError if it is gone or its partition count has changed."""
         ours = self._context.topic
         found = self._context.topics.find_patiently(ours.name)
         if found is None:
@@ -293,20 +295,20 @@ def _note_seen(store: TableStore, completeness: Completeness) -> None:
         store.seen_to_ms = now_ms() - int(1_000 * WHOLE_FOR_SECONDS)
 
 
-# A topic of rubbish must not fill the log.
-_MOST_TOLD = 10
+# A topic full of invalid records must not fill the log.
+_MAX_LOGGED = 10
 
 
 class TableRows:
-    """Makes rows of records.
+    """Checks records, and converts them to rows.
 
-    `skipped` counts records that are no rows, by cause; `late` those with a timestamp below `joined_up_to_ms`, which is
-    that of the latest event that was joined. Any thread may read these.
+    `skipped` counts records that are not rows, by cause. `late` counts rows with a timestamp below `joined_up_to_ms`,
+    the latest timestamp of a joined event. Any thread may read the counters.
     """
 
     def __init__(self, codec: AvroReader, is_here: Callable[[bytes], bool], log: FilteringBoundLogger) -> None:
         """Args:
-        is_here: whether the row of a key is looked for in this partition.
+        is_here: whether joins look up the row of a key in this partition.
         """
         self.skipped: Counter[str] = Counter()
         self.late = 0
@@ -316,7 +318,7 @@ class TableRows:
         self._log = log
 
     def of(self, message: Message) -> tuple[bytes, Version] | None:
-        """The record's key and what its row is from then on; None if it is no row, which is counted."""
+        """Returns the key and the new version of its row, or None for a record that is not a row."""
         key, frame = message.key(), message.value()
         try:
             if key is None:
@@ -329,7 +331,7 @@ class TableRows:
                 self._codec.decode_foreign(frame)
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
-            if self.skipped.total() <= _MOST_TOLD:
+            if self.skipped.total() <= _MAX_LOGGED:
                 self._log.warning("not a row", offset=message.offset(), cause=error.cause, problem=str(error))
             return None
         timestamp_ms = message.timestamp()[1]

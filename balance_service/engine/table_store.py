@@ -1,12 +1,12 @@
-"""The store of one partition of a table: of each row the newest version, and the older ones that a join may ask for.
+"""The store of one partition of a table: the newest version of each row, and older versions that joins may need.
 
     key                                              → timestamp | offset | frame     the newest version
     0xFF "version" | length of key | key | ~timestamp | ~offset → frame               each older one, newest first
 
-Timestamps and offsets take 8 bytes, big-endian, a timestamp with its sign bit turned; `~` turns all bits. A version
-without a frame is a tombstone. The newest version has the greatest timestamp, and of those the greatest offset.
+Timestamps and offsets are 8 bytes, big-endian; a timestamp has its sign bit inverted, and `~` inverts all bits. A
+version without a frame is a tombstone. Versions are ordered by timestamp, then by offset.
 
-The thread that follows the table writes; any thread may take a `TableView` and read from it.
+The thread that follows the table writes. Any thread may take a `TableView` and read from it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SIGN_BIT = 1 << 63
 _ALL_BITS = (1 << 64) - 1
 _LAST = b"\xff" * _PLACE.size
 _BEYOND = _LAST + b"\0"
-# Before any record.
+# Before the first record.
 _NO_TIME_MS = -_SIGN_BIT
 
 
 class Version(NamedTuple):
-    """A row as of a time; without a frame it was deleted then. Versions compare as newer and older ones."""
+    """A row as of a time; deleted if it has no frame. A newer version is greater than an older one."""
 
     timestamp_ms: int
     offset: int
@@ -52,23 +52,23 @@ class Version(NamedTuple):
 
 
 class TableView(Snapshot):
-    """The rows of a partition as of one moment; immutable."""
+    """The rows of a partition as of one write; immutable."""
 
     def __init__(self, database: Database, history_ms: int) -> None:
         """Args:
-        history_ms: so long before the newest record of the partition versions are told apart.
+        history_ms: how long before the partition's newest record versions are kept apart.
         """
         super().__init__(database)
         self._since_ms = _kept_since(self.get(_STREAM_TIME_KEY), history_ms)
 
     def as_of(self, key: bytes, timestamp_ms: int) -> Version | None:
-        """The newest version of a row that is not later than this; if there is none, the oldest known.
+        """Returns the newest version of a row up to a time or, if all versions are later, the oldest one.
 
-        What is earlier than the history is asked as of its beginning, so that the answer does not depend on when older
-        versions were dropped.
+        A time before the history is taken as the history's beginning, so that the result does not depend on when the
+        sweep deleted older versions.
 
         Raises:
-            StoreCorruptedError: the bytes read do not match their checksum.
+            StoreCorruptedError: the stored bytes do not match their checksum.
         """
         stored = self.get(key)
         if stored is None:
@@ -83,26 +83,26 @@ class TableView(Snapshot):
 
 
 class TableStore:
-    """RocksDB under one partition of a table.
+    """The RocksDB store of one partition of a table.
 
-    Invariant: it holds what the topic's partition has below `offset`, but for versions that no join asks for.
+    Invariant: it contains everything that the topic's partition has below `offset`, except versions that no join needs.
     """
 
     def __init__(self, path: Path, history_ms: int) -> None:
-        """Raises as `Database` does."""
+        """Raises as `Database`."""
         self._db = Database(path)
         self._history_ms = history_ms
         self._sweeps_from = _OLDER
         try:
             self._view: TableView | None = TableView(self._db, history_ms)
         except Exception:
-            # Else the directory stays locked as long as anybody holds the error.
+            # Otherwise the directory stays locked as long as a reference to the exception exists.
             self._db.close()
             raise
 
     @property
     def topic_id(self) -> str | None:
-        """The id of the topic that it is a copy of; None while it is new, or if its format is another."""
+        """The id of the topic that the store is a copy of; None if the store is new or has another format."""
         stored = self._db.get(_IDENTITY_KEY) or b""
         version, _, topic_id = stored.partition(b" ")
         return topic_id.decode() if version == _FORMAT else None
@@ -115,13 +115,13 @@ class TableStore:
 
     @property
     def offset(self) -> int | None:
-        """The next offset of the topic's partition to apply; None before the first."""
+        """The next offset to apply; None before the first write."""
         stored = self._db.get(_OFFSET_KEY)
         return None if stored is None else int(_NUMBER.unpack(stored)[0])
 
     @property
     def seen_to_ms(self) -> int | None:
-        """A time of day: what the topic had then is in the store; None as long as that was never so."""
+        """The latest known wall-clock time when the store had everything in the topic; None if it never had."""
         stored = self._db.get(_SEEN_TO_KEY)
         return None if stored is None else int(_NUMBER.unpack(stored)[0])
 
@@ -133,19 +133,19 @@ class TableStore:
 
     @property
     def sizes(self) -> StoreSizes:
-        """How large it is now; nothing once closed."""
+        """The present sizes; zero after `close`."""
         return self._db.sizes
 
     @property
     def view(self) -> TableView | None:
-        """The rows as of the last write; None once closed."""
+        """The rows as of the last write; None after `close`."""
         return self._view
 
     def apply(self, records: Iterable[tuple[bytes, Version]], offset: int) -> None:
-        """Write some records by key, in whatever order, and the offset after them, at once.
+        """Writes records, in any order, and the offset after them, atomically.
 
         Raises:
-            RetriableError: the disk refuses the write.
+            RetriableError: the disk rejects the write.
             StoreFullError: the disk is full.
             StoreCorruptedError: the store is damaged.
         """
@@ -171,15 +171,15 @@ class TableStore:
         self._view = TableView(self._db, self._history_ms)
 
     def sweep(self, most: int) -> None:
-        """Look at some of the older versions, each in its turn, and drop those that no join asks for any more.
+        """Examines up to `most` older versions, in turn, and deletes those that no join needs.
 
-        That is what lies before the history, but for the last version of a row there. Raises as `apply`.
+        These are the versions before the history, except the newest of each row. Raises as `apply`.
         """
         since_ms = _kept_since(self._db.get(_STREAM_TIME_KEY), self._history_ms)
         found = self._db.keys(self._sweeps_from, _OLDER_END, most)
         rows = list(dict.fromkeys(map(_row_of, found)))
         newest = dict(zip(rows, self._db.get_many(rows), strict=True))
-        # The rows of which a version before the history is kept.
+        # Rows with a version before the history that must be kept.
         kept = {row for row, value in newest.items() if value is not None and _unpacked(value).timestamp_ms <= since_ms}
         batch = StoreBatch()
         for key in found:
@@ -191,11 +191,11 @@ class TableStore:
             kept.add(row)
         if len(batch):
             self._db.write(batch)
-        # The last one is looked at again: if it is kept, those after it need not be.
+        # The next sweep starts at the last version: if that is kept, older ones of its row may be deleted.
         self._sweeps_from = found[-1] if len(found) == most else _OLDER
 
     def close(self) -> None:
-        """Close the database. The directory is free once the views taken of it are gone. Idempotent."""
+        """Closes the database. The directory is unlocked once all views are garbage-collected. Idempotent."""
         self._view = None
         self._db.close()
 

@@ -1,7 +1,4 @@
-"""The tables of one instance: their partitions are followed as long as a task joins with them.
-
-Tasks' threads hold and let go; the lock is held for no longer than it takes to look.
-"""
+"""The tables that the stages of an instance join with. A partition is followed while a task needs it."""
 
 from __future__ import annotations
 
@@ -28,67 +25,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableId:
-    """A partition of a topic that is a table."""
-
     topic: str
     partition: int
 
 
 class Tables:
-    """What is followed here. Invariant: a partition of a table has at most one store open."""
+    """The followed partitions of all tables. Tasks' threads acquire and release them.
+
+    Invariant: a partition has at most one open store in the instance.
+    """
 
     def __init__(self, contexts: Mapping[str, TableContext], state_directory: StateDirectory) -> None:
         """Args:
-        contexts: of every table, by its topic.
+        contexts: the contexts of all tables by topic.
         """
         self._contexts = contexts
         self._state_directory = state_directory
         self._lock = threading.Lock()
         self._followed: dict[TableId, TablePartition] = {}
-        self._held: Counter[TableId] = Counter()
+        self._users: Counter[TableId] = Counter()
 
     def partitions(self, topic: str) -> int:
-        """How many a table has."""
         return self._contexts[topic].topic.partitions
 
     def codec(self, topic: str) -> AvroReader:
-        """Of a table's rows."""
+        """Returns the codec of a table's rows."""
         return self._contexts[topic].codec
 
-    def hold(self, table: TableId) -> None:
-        """Follow a partition for the caller too; returns at once."""
+    def acquire(self, table: TableId) -> None:
+        """Follows a partition until the caller releases it. Returns at once."""
         with self._lock:
-            self._held[table] += 1
+            self._users[table] += 1
             if table not in self._followed:
                 path = self._state_directory.table_path(table.topic, table.partition)
                 followed = TablePartition(self._contexts[table.topic], table.partition, path)
                 self._followed[table] = followed
                 followed.start()
 
-    def let_go(self, table: TableId) -> None:
-        """The caller needs it no longer; returns at once. Whoever holds it next goes on with its store."""
+    def release(self, table: TableId) -> None:
+        """Stops following a partition if no other task needs it. Returns at once. The store stays on disk."""
         with self._lock:
-            self._held[table] -= 1
-            # Of one that was stopped meanwhile, nothing is left to give up.
-            if not self._held[table] and (followed := self._followed.pop(table, None)) is not None:
-                followed.give_up()
+            self._users[table] -= 1
+            # After `stop`, the partition is no longer there.
+            if not self._users[table] and (followed := self._followed.pop(table, None)) is not None:
+                followed.request_stop()
 
     def partition(self, table: TableId) -> TablePartition:
-        """One that the caller holds."""
+        """Returns a partition that the caller has acquired."""
         return self._followed[table]
 
     def snapshots(self) -> list[TableSnapshot]:
-        """What each says of itself, by topic and partition."""
+        """Returns the snapshots in the order of topics and partitions."""
         followed = sorted(self._followed.copy().items(), key=lambda item: (item[0].topic, item[0].partition))
         return [partition.snapshot() for _, partition in followed]
 
     def stop(self, timeout_seconds: float) -> None:
-        """Follow nothing any more, within the bound."""
+        """Stops following all partitions, and waits for their threads up to the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             leaving, self._followed = list(self._followed.values()), {}
         for partition in leaving:
-            partition.give_up()
+            partition.request_stop()
         for partition in leaving:
             partition.stop(max(0.0, deadline - time.monotonic()))
 
@@ -99,29 +96,30 @@ _CATCH_UP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedTables:
-    """What the tasks of a stage need of its tables. Any thread may call, of a partition that it holds."""
+    """The tables that a stage joins with. Any thread may use a source partition that it has acquired.
+
+    `partition_of` returns the partition of a key, given the number of partitions.
+    """
 
     joins: Sequence[Join]
     tables: Tables
     topics: Topics
     partition_of: Callable[[bytes, int], int]
-    """A key and a partition count → where its row lies."""
 
-    def hold(self, partition: int) -> None:
-        """Follow what a task on a partition needs; returns at once."""
+    def acquire(self, partition: int) -> None:
+        """Follows the table partitions that a task on a source partition needs. Returns at once."""
         for table in self._needed(partition):
-            self.tables.hold(table)
+            self.tables.acquire(table)
 
-    def let_go(self, partition: int) -> None:
-        """The task needs it no longer; returns at once."""
+    def release(self, partition: int) -> None:
         for table in self._needed(partition):
-            self.tables.let_go(table)
+            self.tables.release(table)
 
     def catch_up(self, partition: int, should_stop: Callable[[], bool]) -> None:
-        """Wait until every row that is committed by now can be looked up, or until told to stop.
+        """Waits until every row that is committed at the time of the call can be looked up, or `should_stop` is true.
 
         Raises:
-            RetriableError: that takes too long; the message says of which table, and why.
+            RetriableError: a table takes too long; the message names it and the reason.
         """
         needed = self._needed(partition)
         ends = {
@@ -133,14 +131,14 @@ class JoinedTables:
             followed, end = self.tables.partition(table), ends[table.topic][table.partition]
             left = max(0.0, deadline - time.monotonic())
             if not followed.wait_for(end, left, should_stop) and not should_stop():
-                why = followed.problem or f"it stands at {followed.snapshot().position}, and ends at {end}"
+                why = followed.problem or f"its position is {followed.snapshot().position}, its end is {end}"
                 raise RetriableError(f"the table {followed.name} is not read to its end: {why}")
 
     def as_of(self, join: Join, key: bytes, timestamp_ms: int, partition: int) -> tuple[int, Version | None]:
-        """A row as of an event's time, and the partition that it lies in.
+        """Returns the table partition of a key, and the version of its row as of an event's time.
 
         Raises:
-            RetriableError: the table is not open now, or its store is damaged, and will be read anew.
+            RetriableError: the table is not open, or its store is damaged and is restored from the topic.
         """
         topic, own = join.table.topic, partition
         if isinstance(join.table, Global):
@@ -149,22 +147,23 @@ class JoinedTables:
         try:
             version = followed.view.as_of(key, timestamp_ms)
         except StoreCorruptedError as error:
-            followed.damaged(error)
-            # Not the task's own store.
+            followed.report_damage(error)
+            # A StoreCorruptedError would make the task wipe its own store.
             raise RetriableError(str(error)) from error
-        followed.joined(timestamp_ms)
+        followed.note_joined(timestamp_ms)
         return own, version
 
     def row(self, join: Join, frame: bytes) -> Mapping[str, Any]:
-        """A row's frame as a record.
+        """Decodes the frame of a row.
 
         Raises:
-            PoisonRecordError: it does not decode any more: its schema is gone from the registry, or ours has changed.
+            PoisonRecordError: the row no longer decodes: its schema was deleted from the registry, or the table's
+                schema has changed.
         """
         try:
             return self.tables.codec(join.table.topic).decode_foreign(frame)
         except PoisonRecordError as error:
-            # The event is in order, so its dead letter may be tried again.
+            # A cause of its own: the event is valid, so its dead letter may be retried.
             raise PoisonRecordError(ROW_UNREADABLE, f"its row of '{join.table.topic}': {error}") from error
 
     def _needed(self, partition: int) -> list[TableId]:

@@ -268,7 +268,7 @@ class _Supervisor:
     def _supervise(self) -> None:
         joined, partition = self._hosted.joined, self._task_id.partition
         if joined is not None:
-            joined.hold(partition)
+            joined.acquire(partition)
         try:
             while not self._stopping.is_set():
                 error = self._attempt(partial(self._in_turn, self.task.open)) or self._watch()
@@ -278,7 +278,7 @@ class _Supervisor:
         finally:
             self.task.close(max(_BACK_OFF_SECONDS))
             if joined is not None:
-                joined.let_go(partition)
+                joined.release(partition)
 
     def _in_turn(self, step: Callable[[], None]) -> None:
         """Opens or promotes the task when it is its turn. During that step a task has more files open than later."""

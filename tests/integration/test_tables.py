@@ -117,7 +117,7 @@ def test_a_row_older_than_a_joined_event_is_counted_as_late(players: Players) ->
     with players.followed() as partition:
         players.put("1", "known", NOON)
         players.read(partition)
-        partition.joined(NOON + 10)
+        partition.note_joined(NOON + 10)
         players.put("1", "late", NOON + 5)
         players.put("1", "not late", NOON + 10)
         players.read(partition)
@@ -169,7 +169,7 @@ def test_a_store_that_is_read_again_does_not_answer_below_its_old_position(playe
         for number in range(200):
             players.put("1", f"name {number}", NOON + number)
         players.read(partition)
-        partition.damaged(StoreCorruptedError("for this test"))
+        partition.report_damage(StoreCorruptedError("for this test"))
 
         refused, deadline = 0, time.monotonic() + SECONDS
         while not refused or partition.snapshot().position < players.end:

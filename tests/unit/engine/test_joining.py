@@ -47,7 +47,7 @@ class Played:
         self.codec = AvroCodec(registry, "scores", schema)
         self.rows = AvroCodec(registry, "players", load_schema("Player"))
         self.store = TableStore(Path(folder), A_DAY_MS)
-        followed = SimpleNamespace(joined=lambda _at: None)
+        followed = SimpleNamespace(note_joined=lambda _at: None)
         tables: Any = SimpleNamespace(
             codec=lambda _topic: self.rows, partition=lambda _table: followed, partitions=lambda _topic: 1
         )
