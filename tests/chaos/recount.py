@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fastavro
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tests.chaos.frames import HEALING
+from tests.chaos.workload import HEALING
 from tests.support.recount import schema_of
 
 if TYPE_CHECKING:

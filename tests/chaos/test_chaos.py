@@ -13,29 +13,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.audit import Audit, check_counters
-from tests.chaos.availability import (
+from tests.chaos.audit import Audit, check_counters, stable_ends
+from tests.chaos.checks import (
     PROGRESS_SECONDS,
+    Violation,
+    check_answers,
     check_movement,
+    check_promises,
+    check_staleness,
     check_starts,
     check_successions,
     check_undisturbed,
     successions,
 )
-from tests.chaos.checks import Violation, check_answers, check_promises, check_staleness
+from tests.chaos.clients import Commands, Enquiry, Readers, redrive_all
 from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, PARTITIONS, Cluster, active_positions
-from tests.chaos.commands import Commands
-from tests.chaos.enquiry import Enquiry
 from tests.chaos.faults import Chaos
-from tests.chaos.frames import Frames
-from tests.chaos.journal import Journal, unstolen_time
-from tests.chaos.operator import redrive_all
 from tests.chaos.plan import plan_from_environment
-from tests.chaos.readers import Readers
 from tests.chaos.recount import Recount
-from tests.chaos.report import Report
-from tests.chaos.stores import stable_ends
-from tests.chaos.workload import Customers, Workload
+from tests.chaos.report import Journal, Report, unstolen_time
+from tests.chaos.workload import Customers, Frames, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

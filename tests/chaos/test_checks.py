@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.availability import (
+from balance_service.process.failpoints import arm, reach
+from tests.chaos.checks import (
     PROGRESS_SECONDS,
+    WATERMARK_SECONDS,
+    by_kind,
+    check_answers,
     check_movement,
+    check_promises,
+    check_staleness,
     check_starts,
     check_successions,
     check_undisturbed,
     successions,
 )
-from tests.chaos.checks import WATERMARK_SECONDS, by_kind, check_answers, check_promises, check_staleness
-from tests.chaos.cluster import UNEXPECTED_EVENTS
-from tests.chaos.commands import Promise
-from tests.chaos.journal import Entry, Start
+from tests.chaos.clients import Answer, Promise
+from tests.chaos.cluster import UNEXPECTED_EVENTS, Strike
 from tests.chaos.mutants import ALL_MUTATIONS, mutated
-from tests.chaos.plan import FAULTS, POINTS, plan_from_environment
-from tests.chaos.readers import Answer
+from tests.chaos.plan import FAULTS, POINTS, Offers, plan_from_environment
 from tests.chaos.recount import History, Recount
+from tests.chaos.report import Entry, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tests.chaos.mutations import Mutation
 
@@ -328,3 +333,59 @@ def test_an_instance_that_is_ready_too_late_is_found(
     found = list(check_starts([Start(100.0, "a", seconds)], outages))
 
     assert ([violation.kind for violation in found] == ["silent"]) is is_found
+
+
+def test_points_are_offered_one_at_a_time_in_the_order_of_the_round(tmp_path: Path) -> None:
+    offers, found = _offers(tmp_path, ["stored", "begun", "begun"]), []
+    for struck in ("stored", "begun", "begun"):
+        offers.offer()
+        offers.offer()
+        found.append(_offered(tmp_path))
+        (tmp_path / "offers" / struck).unlink()
+        # An instance that starts before the strike is noticed must not bring the point back.
+        offers.offer()
+        found.append(_offered(tmp_path))
+        offers.taken(Strike(struck, 0.0))
+
+    offers.offer()
+    assert [*found, _offered(tmp_path)] == [{"stored"}, set(), {"begun"}, set(), {"begun"}, set(), set()]
+    assert offers.left == []
+
+
+def test_instances_use_small_parts_until_the_point_between_two_parts_has_struck(tmp_path: Path) -> None:
+    offers = _offers(tmp_path, ["begun", "part-stored"])
+
+    for struck, in_parts in (("begun", True), ("part-stored", True)):
+        offers.offer()
+        assert offers.in_parts is in_parts
+        offers.taken(Strike(struck, 0.0))
+    assert not offers.in_parts
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_instance_that_reaches_an_offered_point_dies_there_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    struck: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _pid, number: struck.append(number))
+    offers = _offers(tmp_path, [point])
+    arm(offers.specification())
+    try:
+        for _ in range(16):
+            reach(point)
+        assert not struck
+        offers.offer()
+        reach(point)
+    finally:
+        arm("")
+
+    assert len(struck) == 1
+    assert _offered(tmp_path) == set()
+
+
+def _offers(folder: Path, points: Sequence[str]) -> Offers:
+    return Offers(folder / "offers", points, random.Random(1))
+
+
+def _offered(folder: Path) -> set[str]:
+    return {file.name for file in (folder / "offers").iterdir()}

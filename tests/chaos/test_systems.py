@@ -18,15 +18,12 @@ import httpx
 import pytest
 
 from balance_service.devtools.local.stack import LocalInstance, LocalStack
-from tests.chaos.arcade import PARTITIONS, SystemWorkload
-from tests.chaos.availability import STRIKE_SECONDS
-from tests.chaos.checks import Violation
+from tests.chaos.audit import compacted, digest, read_committed, states
+from tests.chaos.checks import STRIKE_SECONDS, Violation
 from tests.chaos.cluster import Member, tasks_of
-from tests.chaos.hops import Hops
-from tests.chaos.journal import Journal, unstolen_time
-from tests.chaos.offers import Offers
-from tests.chaos.plan import plan_from_environment
-from tests.chaos.stores import compacted, digest, read_committed, states
+from tests.chaos.plan import Offers, plan_from_environment
+from tests.chaos.report import Journal, unstolen_time
+from tests.chaos.systems import PARTITIONS, Hops, SystemWorkload
 from tests.support.commands import run
 from tests.support.service import SESSION_TIMEOUT_SECONDS, on
 from tests.support.waiting import eventually

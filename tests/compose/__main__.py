@@ -16,11 +16,9 @@ from pathlib import Path
 
 from balance_service.devtools.local.processes import free_port, is_free
 from balance_service.errors import ConfigurationError
-from tests.compose.engine import engine
-from tests.compose.images import ROOT, image_bytes, prepare_images
-from tests.compose.report import Report
+from tests.compose.docker import ROOT, engine, image_bytes, prepare_images
 from tests.compose.stack import Stack
-from tests.compose.story import PARTITIONS, PARTS, play
+from tests.compose.story import PARTITIONS, PARTS, Report, play
 
 _HOST_PORTS = 10
 

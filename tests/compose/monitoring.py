@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.compose.report import Report
     from tests.compose.stack import Stack
+    from tests.compose.story import Report
 
 _PATIENCE_SECONDS = 120.0
 _ANSWER_SECONDS = 10.0

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from balance_service.errors import ConfigurationError
-from tests.compose.images import ROOT
-from tests.compose.programs import run
+from tests.compose.docker import ROOT, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

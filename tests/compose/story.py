@@ -1,4 +1,4 @@
-"""The story: changes to the stack, and the expectations during them."""
+"""The story: changes to the stack, the expectations during them, and a report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,50 @@ from typing import TYPE_CHECKING
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.partitioner import partition_of
 from tests.compose.monitoring import Prometheus, watched
-from tests.compose.recounted import recounted
 from tests.compose.stack import HOST, Stack
-from tests.compose.traffic import Events, Traffic, customer, is_ready
+from tests.compose.traffic import Events, Traffic, customer, is_ready, recounted
 from tests.support.api import Connection, query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from tests.compose.report import Report
+
+class Report:
+    """Collects lines in order and prints each at once."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[str, str, str]] = []
+
+    @property
+    def passed(self) -> bool:
+        """Whether all expectations hold."""
+        return all(verdict != "FAILED" for verdict, _, _ in self._lines)
+
+    def note(self, what: str, found: str) -> None:
+        """Adds information."""
+        self._add("", what, found)
+
+    def expect(self, what: str, holds: bool, found: str) -> None:
+        """Adds an expectation."""
+        self._add("ok" if holds else "FAILED", what, found)
+
+    def check(self, what: str, seconds: float, at_most: float | None = None) -> None:
+        """Adds a time in seconds, with its limit if there is one."""
+        if at_most is None:
+            self.note(what, f"{seconds:.1f} s")
+        else:
+            self.expect(what, seconds < at_most, f"{seconds:.1f} s of {at_most:.0f}")
+
+    def table(self) -> str:
+        """Returns all lines and the verdict."""
+        width = max(len(what) for _, what, _ in self._lines)
+        rows = [f"{verdict:6}  {what:{width}}  {found}\n" for verdict, what, found in self._lines]
+        return "\n" + "".join(rows) + ("all expectations hold\n" if self.passed else "some expectations FAILED\n")
+
+    def _add(self, verdict: str, what: str, found: str) -> None:
+        self._lines.append((verdict, what, found))
+        print(f"{verdict or '-':6}  {what}: {found}", flush=True)
+
 
 PARTITIONS = 6
 PARTS = ("changes", "monitoring", "rebuild")

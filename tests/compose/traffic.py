@@ -6,10 +6,12 @@ One thread appends, one checks readiness, a few query. Shared data is only appen
 from __future__ import annotations
 
 import http.client
+import json
 import random
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -19,13 +21,15 @@ from confluent_kafka import Producer
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.read_models.add_funds import FundsAddedSerializer
-from tests.compose.stack import HOST
+from tests.compose.stack import HOST, Replica, Stack
 from tests.support.api import Connection, query
+from tests.support.recount import recount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.compose.stack import Stack
+    from tests.compose.story import Report
 
 TOPIC = "balance"
 _READERS = 4
@@ -184,3 +188,45 @@ def is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+_CATCH_UP_SECONDS = 900.0
+_ASKED = 300
+
+
+def recounted(stack: Stack, report: Report, title: str, customers: int) -> None:
+    """Queries each replica about a sample of customers and compares with the recount."""
+    truth = recount(stack.bootstrap_servers, stack.registry_url, TOPIC)
+    chooser = random.Random(title)
+    asked = [customer(chooser.randrange(customers)) for _ in range(_ASKED)]
+    replicas = stack.replicas()
+    wrong: list[str] = []
+    deadline = time.monotonic() + _CATCH_UP_SECONDS
+    for replica in replicas:
+        wrong += _differences(replica, asked, truth, deadline)
+    report.expect(
+        f"{title}: recounted",
+        not wrong,
+        f"{len(truth)} customers on the topic; {len(replicas)} replicas asked for {_ASKED} each, "
+        + (f"{len(wrong)} wrong: {wrong[:3]}" if wrong else "all exact"),
+    )
+
+
+def _differences(replica: Replica, asked: Sequence[str], truth: dict[str, Decimal], deadline: float) -> list[str]:
+    """Returns the answers that differ from the recount. Retries until the deadline while a replica catches up."""
+    wrong = []
+    connection = Connection(HOST, replica.port, 20.0)
+    for name in asked:
+        said = "nothing"
+        while True:
+            with suppress(OSError, http.client.HTTPException):
+                reply = connection.ask(query(name))
+                said = f"{reply.status} {reply.body.decode(errors='replace')}"
+                if reply.status == 200 and json.loads(reply.body, parse_float=Decimal)["amount"] == truth[name]:
+                    break
+            if time.monotonic() > deadline:
+                wrong.append(f"{name} at {replica.container[:12]}: {said}, not {truth[name]}")
+                break
+            time.sleep(0.2)
+    connection.close()
+    return wrong

@@ -1,4 +1,4 @@
-"""The images of the compose file: pulled, built, or replaced by stand-ins.
+"""Docker for the compose test: an engine, images, and programs with a time limit.
 
 If an image cannot be pulled, the Python image is a Debian from debootstrap, broker and registry are made of the jars
 of the local stack, and Prometheus is Debian's package. Ports, variables and paths are those of the originals.
@@ -6,16 +6,176 @@ of the local stack, and Prometheus is Debian's package. Ports, variables and pat
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
 from balance_service.process.jars import REGISTRY_JAVA, java_executable, resolve_jars, unpack
-from tests.compose.programs import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_TAIL_LINES = 15
+
+
+def run(
+    command: Sequence[str | Path],
+    timeout_seconds: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    log: Path | None = None,
+) -> str:
+    """Runs a program and returns its output; with `log`, the output goes there and "" is returned.
+
+    Raises:
+        ConfigurationError: the program failed or took too long; with the end of its output.
+    """
+    name = " ".join(str(part) for part in command[:4])
+    try:
+        if log is None:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                check=False,
+            )
+            said = done.stdout + done.stderr
+        else:
+            with log.open("w") as output:
+                done = subprocess.run(
+                    command,
+                    env=environment,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=timeout_seconds,
+                    check=False,
+                )
+            said = log.read_text(errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{name} … failed: {error}") from error
+    if done.returncode:
+        raise ConfigurationError(f"{name} … ended with code {done.returncode}:\n{_end_of(said)}")
+    return done.stdout or ""
+
+
+def _end_of(said: str) -> str:
+    return "\n".join(f"  {line}" for line in said.splitlines()[-_TAIL_LINES:])
+
+
+# Program → Debian package.
+_PACKAGES = {
+    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "docker-compose": "docker-compose",
+    "iptables": "iptables",
+    "debootstrap": "debootstrap",
+}
+_START_SECONDS = 60
+_INSTALL_SECONDS = 900
+
+
+@contextmanager
+def engine(folder: Path) -> Iterator[dict[str, str]]:
+    """Yields the environment in which `docker` and `docker-compose` reach an engine.
+
+    Args:
+        folder: the data of a private engine, whose images are kept for the next run.
+
+    Raises:
+        ConfigurationError: no engine runs, and none can be started.
+    """
+    environment = {**os.environ, "BUILDKIT_PROGRESS": "plain"}
+    if _answers(environment):
+        yield environment
+        return
+    _require_means()
+    folder.mkdir(parents=True, exist_ok=True)
+    socket = folder / "docker.sock"
+    environment["DOCKER_HOST"] = f"unix://{socket}"
+    if _answers(environment):
+        yield environment
+        return
+    with (folder / "dockerd.log").open("wb") as log:
+        daemon = subprocess.Popen(
+            [
+                "dockerd",
+                f"--data-root={folder / 'data'}",
+                f"--exec-root={folder / 'exec'}",
+                f"--pidfile={folder / 'pid'}",
+                f"--host=unix://{socket}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in a terminal would otherwise end the daemon before the containers are removed.
+            start_new_session=True,
+        )
+    try:
+        _wait_for(daemon, environment, folder)
+        yield environment
+    finally:
+        daemon.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            daemon.wait(30)
+        daemon.kill()
+
+
+def _answers(environment: dict[str, str]) -> bool:
+    if not shutil.which("docker"):
+        return False
+    asked = subprocess.run(
+        ["docker", "version", "--format", "{{.Server.Version}}"],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return asked.returncode == 0
+
+
+def _require_means() -> None:
+    missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program)})
+    if os.geteuid() != 0:
+        also = f", with the packages {', '.join(missing)} installed" if missing else ""
+        raise ConfigurationError(
+            f"no Docker engine answers, and only root can start one: start one, or run this as root{also}"
+        )
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise ConfigurationError(f"no Docker engine answers, and this is no Debian: install {', '.join(missing)}")
+    sys.stderr.write(f"installing {', '.join(missing)} …\n")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update"], _INSTALL_SECONDS, environment=environment)
+    run(["apt-get", "install", "--yes", "--no-install-recommends", *missing], _INSTALL_SECONDS, environment=environment)
+
+
+def _wait_for(daemon: subprocess.Popen[bytes], environment: dict[str, str], folder: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not _answers(environment):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            end = (folder / "dockerd.log").read_text(errors="replace").splitlines()[-8:]
+            raise ConfigurationError(
+                "the Docker engine did not start; it needs control groups, network namespaces, iptables and an overlay "
+                "file system, which a container without privileges does not have. Its log ends with:\n" + "\n".join(end)
+            )
+        time.sleep(0.5)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAND_INS = Path(__file__).with_name("stand_ins")
@@ -23,7 +183,7 @@ _PREFIX = "balance-compose-test"
 _PULL_SECONDS = 600
 _BUILD_SECONDS = 3_000
 _DEBIAN = "bookworm"
-_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
+_PYTHON_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]+)\}")
@@ -89,7 +249,7 @@ class _Docker:
         with tempfile.TemporaryDirectory(dir=self._logs) as temporary:
             root = Path(temporary) / "root"
             run(
-                ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _DEBIAN, root],
+                ["debootstrap", "--variant=minbase", f"--include={_PYTHON_PACKAGES}", _DEBIAN, root],
                 _BUILD_SECONDS,
                 log=self._logs / "debootstrap.log",
             )
