@@ -27,18 +27,17 @@ from balance_service.hosting.collectors import EngineCollector, InstanceCollecto
 from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.instance import Instance
 from balance_service.http.answer import unavailable
-from balance_service.http.commands import Writing
-from balance_service.http.dead_letters import DeadLetters, StageLetters
+from balance_service.http.app import HttpServer
+from balance_service.http.commands import CommandContext
+from balance_service.http.dead_letters import DeadLetters
 from balance_service.http.handlers import Handlers
-from balance_service.http.letter_records import LetterRecords
-from balance_service.http.letter_scan import LetterScan
 from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import FairScheduler
-from balance_service.http.wiring import Front
+from balance_service.http.stage_dead_letters import DeadLetterScan, SourceRecords, StageDeadLetters
 from balance_service.kafka.clients import producer_config, reader_config
 from balance_service.kafka.log_reader import records_left_at
 from balance_service.kafka.topics import Watermarks
@@ -111,7 +110,7 @@ class Application:
         self._gave_up = threading.Event()
         self._waits_for = ""
         self._handlers = Handlers(Operations(self))
-        self._front = Front(
+        self._http = HttpServer(
             settings, self._handlers, self._known, commands, tracer=self._tracer, on_refused=self._metrics.refused.inc
         )
         self._state_directory = state_directory or StateDirectory(settings.state_dir, settings.application_id)
@@ -121,7 +120,7 @@ class Application:
     @property
     def port(self) -> int:
         """The port that HTTP listens on."""
-        return self._front.port
+        return self._http.port
 
     async def serve(self) -> None:
         """Serves until SIGTERM or SIGINT, then stops. The process ends within ten seconds of the signal in any case.
@@ -188,7 +187,7 @@ class Application:
 
     def stale_files(self) -> Mapping[str, bool]:
         """Returns, for each kind of security file, whether it is unusable now, so that its former content applies."""
-        return self._front.stale_files
+        return self._http.stale_files
 
     def metrics(self) -> bytes:
         """Returns the metrics in Prometheus' text format."""
@@ -202,7 +201,7 @@ class Application:
             raise FatalError(f"the instance could not go on: {failures[0]}")
 
     async def _run(self, loop: asyncio.AbstractEventLoop, on_stopping: Callable[[], None]) -> None:
-        proxy = await self._front.open()
+        proxy = await self._http.open()
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, loop))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -218,7 +217,7 @@ class Application:
                 instance = await starting
                 await asyncio.to_thread(instance.stop)
             # Requests under way may still wait for a peer.
-            await self._front.close()
+            await self._http.close()
             await asyncio.to_thread(self._stop_tracing, _STOP_TRACING_SECONDS)
             log.info("stopped")
 
@@ -235,11 +234,13 @@ class Application:
             tracer=self._tracer,
         )
         # Before its tasks open their stores.
-        loop.call_soon_threadsafe(self._front.bound, engine.open_files.connections)
+        loop.call_soon_threadsafe(self._http.bound, engine.open_files.connections)
         directory = self._directory(engine, patience)
-        writing = Writing(settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer)
+        context = CommandContext(
+            settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer
+        )
         commands = {
-            command.route.name: patience.until_up(partial(command.taking, writing)) for command in self._commands
+            command.route.name: patience.until_up(partial(command.handler, context)) for command in self._commands
         }
         EngineCollector(engine, directory.table).register(self._metrics.registry)
         instance = Instance(engine=engine, directory=directory, commands=commands)
@@ -248,7 +249,7 @@ class Application:
         return instance
 
     def _directory(self, engine: Engine, patience: Patience) -> Directory:
-        settings, trust = self._settings, self._front.trust
+        settings, trust = self._settings, self._http.trust
         topic, schema = settings.application_servers_topic, load_schema("ApplicationServer")
         table = ServerTable()
         # A stage without states has nothing but its position to keep a copy of.
@@ -318,22 +319,22 @@ class _Queries:
     def of_dead_letters(self) -> DeadLetters:
         return DeadLetters({name: self._letters(tasks) for name, tasks in self._instance.engine.stages.items()})
 
-    def _letters(self, tasks: Tasks) -> StageLetters:
+    def _letters(self, tasks: Tasks) -> StageDeadLetters:
         hosted = tasks.hosted
         routing = self._routing(hosted.name, hosted.source.partitions, hosted.watermarks, tasks)
-        scan = LetterScan(
+        scan = DeadLetterScan(
             stage=hosted.name,
             read_model=hosted.stage.owner,
             key_type=TEXT if hosted.folds is None else hosted.folds.key_type,
             letters=hosted.processor.letters,
         )
-        records = LetterRecords(
+        records = SourceRecords(
             records=partial(records_left_at, self._settings, hosted.topics, hosted.source.name),
             scheduler=self._records,
             timeout_seconds=self._settings.read_timeout_seconds,
         )
         scatter = self._scatter(routing, "/api", tasks, hosted, self._letters_scans)
-        return StageLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
+        return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
     def _elsewhere(self) -> dict[str, int]:
         """Returns the partitions of each read model that the directory names, by the model's name."""

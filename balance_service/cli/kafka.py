@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_json: bool) -> None:
     """Append one FundsAdded event to the topic."""
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.parameters import idempotency_key_of
     from balance_service.kafka.clients import producer_config
     from balance_service.model.keys import checked_key
-    from balance_service.read_models.add_funds import FundsAddedPublisher, amount_of
+    from balance_service.read_models.add_funds import FundsAddedPublisher, amount_of, idempotency_key_of
 
     settings = load_settings()
     quiet_logging()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.http.commands import Taking
+    from balance_service.http.commands import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"
@@ -28,7 +28,7 @@ class Instance:
 
     engine: Engine
     directory: Directory
-    commands: Mapping[str, Taking]
+    commands: Mapping[str, CommandHandler]
 
     def start(self) -> None:
         """Publishes the instance, joins the group and starts to process. Returns at once."""

@@ -1,228 +1,188 @@
-"""Dead letters over HTTP: what there are, on all instances, and what operators decide about them.
+"""Dead letters over HTTP: lists them for operators, and takes operators' decisions about them.
 
-A decision is carried out by the instance that owns the letter's partition, in one transaction with the record of it.
-Any instance takes it, and passes it on. Taken twice it is as if taken once: what is closed stays closed.
+The instance that owns a dead letter's partition carries out a decision, in the transaction that also records it. Any
+instance accepts a decision and forwards it to the owner. Decisions are idempotent: a closed dead letter stays closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
-from aiohttp import web
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from typing_extensions import TypedDict
 
-from balance_service.engine.decisions import NO_LETTER, Decision, LetterId, Verdict, closed_already
-from balance_service.errors import (
-    BalanceServiceError,
-    NotAuthorizedError,
-    RetriableError,
-    StoreFullError,
-    TaskMigratedError,
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import (
+    LETTER_ID_PATTERN,
+    MOST_IDS,
+    NO_LETTER,
+    REASON_PATTERN,
+    STAGE_PATTERN,
+    Decision,
+    LetterId,
+    Verdict,
+    reason_of,
 )
+from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.http.access.authorization import CLIENT
-from balance_service.http.answer import Problem, compact_json, unavailable
-from balance_service.http.bodies import decision
-from balance_service.http.given import Given
-from balance_service.http.letter_parameters import (
-    AFTER_LETTER,
-    CAUSE,
-    LETTERS_FROM,
-    OF_MODEL,
-    OFFSETS,
-    STAGE,
-    STATUS,
-    VERDICT_BY,
-    VERDICT_REASON,
+from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem, json_response, unavailable
+from balance_service.http.commands import json_object
+from balance_service.http.parameters import (
+    POSITION_PATTERN,
+    Limit,
+    Parameters,
+    Partitions,
+    Position,
+    formed,
+    numbers,
+    validated,
 )
-from balance_service.http.parameters import LIMIT, PARTITIONS
-from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.peers.trust import FORWARDED_HEADER
-from balance_service.http.scatter import MALFORMED
+from balance_service.http.route import (
+    MISDIRECTED,
+    Count,
+    RequestBody,
+    Response,
+    Route,
+    Tag,
+    closed,
+    ok,
+    problem,
+    retry_later,
+)
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
+from balance_service.http.stage_dead_letters import PATH, UNREACHABLE, StageDeadLetters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping, Sequence
 
-    from balance_service.http.letter_records import LetterRecords
-    from balance_service.http.letter_scan import LetterScan
-    from balance_service.http.peers.trust import Peer
-    from balance_service.http.scatter import Scatter
-    from balance_service.http.scheduling import Asker
+    from aiohttp import web
 
-PATH = "/api/deadLetters"
 _DEFAULT_LETTERS = 100
-_ATTEMPTS = 2
-_AGAIN_SECONDS = 0.3
 _MISDIRECTED = 421
-_NOT_HERE = "this instance hosts no read model with that stage; ask one that does"
-_NOBODY = "nobody can be asked about its partition now; decide again"
-
-Decide = Callable[[int, Sequence[int], Verdict], Mapping[int, str]]
-"""Partition, offsets, verdict → by offset, why a decision makes no sense; the rest is done. Takes long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLetters:
-    """The dead letters of one stage: `scan` without a place or a condition; `decide` for partitions owned here."""
-
-    scan: LetterScan
-    scatter: Scatter
-    records: LetterRecords
-    decide: Decide
-
-    async def one(self, letter_id: LetterId, asker: Asker) -> Mapping[str, Any] | None:
-        """A letter; None if there is none. Raises Problem 503."""
-        scan = replace(self.scan, start=(letter_id.partition, letter_id.offset), limit=1)
-        if letter_id.partition >= self.scatter.partitions:
-            return None
-        found, _ = await self._told(scan, asker, [letter_id.partition])
-        letters = [one for one in found if one["id"] == str(letter_id)]
-        return next(iter(await self.records.added_to(letters, asker)), None)
-
-    async def page(self, scan: LetterScan, asker: Asker) -> tuple[list[dict[str, Any]], str | None]:
-        """Letters with their records, and the id after which to go on, if there are more. Raises Problem 503."""
-        found, following = await self._told(scan, asker)
-        letters = await self.records.added_to(found, asker)
-        return letters, letters[-1]["id"] if len(letters) < len(found) else following
-
-    async def _told(
-        self, scan: LetterScan, asker: Asker, partitions: Iterable[int] | None = None
-    ) -> tuple[list[Any], str | None]:
-        page = json.loads((await self.scatter.answer("deadLetters", scan, asker, partitions=partitions)).body)
-        return page["deadLetters"], page["next"]
-
-    async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
-        """Have a decision carried out by whoever owns the partition; by offset, why it was not."""
-        if partition >= self.scatter.partitions:
-            return dict.fromkeys(offsets, NO_LETTER)
-        deadline = time.monotonic() + self.scatter.timeout_seconds
-        outcome = _Outcome(offsets, verdict)
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(_AGAIN_SECONDS)
-            try:
-                refused = await self.decided_here(partition, outcome.left, verdict)
-            except BalanceServiceError:
-                outcome.unknown(outcome.left)
-                refused = None
-            if refused is None:
-                await self._decided_there(partition, outcome, deadline)
-            else:
-                outcome.told(outcome.left, refused)
-            if not outcome.left:
-                break
-        return outcome.refused | dict.fromkeys(outcome.left, _NOBODY)
-
-    async def decided_here(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str] | None:
-        """By this instance; None if it does not own the partition.
-
-        Raises:
-            BalanceServiceError: it may have been carried out, or not.
-        """
-        copy = self.scatter.routing.copy(partition)
-        if copy is None or not self.scatter.routing.is_owned(copy):
-            return None
-        try:
-            return await asyncio.to_thread(self.decide, partition, offsets, verdict)
-        except (NotAuthorizedError, StoreFullError) as error:
-            return dict.fromkeys(offsets, str(error))
-        except TaskMigratedError:
-            return None
-
-    async def _decided_there(self, partition: int, outcome: _Outcome, deadline: float) -> None:
-        """By the peer that owns the partition, as far as there is one and it answers."""
-        routing = self.scatter.routing
-        for peer, seconds, _ in routing.in_turn(partition, deadline, takes_standbys=False):
-            if await self._decided_by(peer, partition, outcome, time.monotonic() + seconds):
-                routing.believe(partition, peer)
-                return
-            routing.doubt(partition, peer)
-
-    async def _decided_by(self, peer: Peer, partition: int, outcome: _Outcome, deadline: float) -> bool:
-        """Whether a peer has answered for all that was left."""
-        verdict = outcome.verdict
-        path = f"{PATH}.{verdict.decision.value}"
-        told = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by, "reason": verdict.reason}
-        for asked, parameters in split_to_fit("offsets", outcome.left, path, told):
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                answer = await self.scatter.proxy.get(peer, path, parameters, self.scatter.address, left, method="POST")
-            except RetriableError:
-                outcome.unknown(asked)
-                return False
-            if answer.status != 200:
-                if answer.status != _MISDIRECTED:
-                    outcome.unknown(asked)
-                return False
-            try:
-                refused = {int(offset): str(why) for offset, why in json.loads(answer.body)["refused"].items()}
-            except MALFORMED:
-                outcome.unknown(asked)
-                return False
-            outcome.told(asked, refused)
-        return True
+_NOT_HERE = "this instance hosts no read model with that stage; ask an instance that does"
+_BODY_EXAMPLE = '{"ids": ["balance/1:42"], "reason": "a test event"}'
+_STATUSES = [status.value for status in Status]
+Cause = Annotated[
+    str,
+    # Peers receive it in a URL.
+    formed(".{1,200}", "text of 1 to 200 characters"),
+    Field(description="List only this cause.", examples=["schema-id-unknown"]),
+]
+StatusName = Annotated[
+    Status,
+    formed("|".join(_STATUSES), f"one of {', '.join(_STATUSES)}", Status),
+    Field(description="List only this status.", examples=["waiting"]),
+]
+Reason = Annotated[
+    str,
+    PlainValidator(
+        reason_of,
+        json_schema_input_type=Annotated[
+            str, Field(pattern=REASON_PATTERN, description="The reason, for later readers.")
+        ],
+    ),
+]
+Id = Annotated[
+    str,
+    Field(
+        pattern=LETTER_ID_PATTERN,
+        description="The stage, and the partition and offset of the record in its source.",
+        examples=["balance/1:42"],
+    ),
+]
 
 
-class _Outcome:
-    """What has become of a decision about letters of one partition, while one owner or another is asked.
+class ListParameters(Parameters):
+    model: str | None = Field(None, description="List only this read model.", examples=["balance"])
+    cause: Cause | None = None
+    status: StatusName | None = None
+    after: Annotated[LetterId, PlainValidator(LetterId.parse, json_schema_input_type=Id)] | None = Field(
+        None, description="List dead letters after this one: `next` of the previous page.", examples=["balance/1:42"]
+    )
+    limit: Limit | None = None
 
-    An owner that did not answer may have carried it out. What is then found closed as the decision closes it counts as
-    carried out.
-    """
 
-    def __init__(self, offsets: Sequence[int], verdict: Verdict) -> None:
-        self.verdict = verdict
-        self.left = list(offsets)
-        """Those for which no owner has answered."""
-        self.refused: dict[int, str] = {}
-        """By offset, why it was not carried out."""
-        self._unknown: set[int] = set()
-        self._is_done = closed_already(verdict.decision.closes_as)
+class _ForwardedList(Parameters):
+    stage: str
+    start: Position = Field(alias="from")
+    partitions: Partitions
 
-    def told(self, offsets: Sequence[int], refused: Mapping[int, str]) -> None:
-        """An owner has answered for some, and says which it has refused."""
-        for offset in offsets:
-            why = refused.get(offset)
-            if why is not None and not (offset in self._unknown and why == self._is_done):
-                self.refused[offset] = why
-        self.left = [offset for offset in self.left if offset not in offsets]
 
-    def unknown(self, offsets: Sequence[int]) -> None:
-        """An owner was asked about some, and nobody knows what it did."""
-        self._unknown.update(offsets)
+class _ForwardedDecision(Parameters):
+    stage: str
+    partitions: Partitions
+    by: str
+    reason: Reason
+    offsets: Annotated[list[int], numbers(18, "42,43")]
+
+
+class IdParameters(Parameters):
+    id: Annotated[Id, Field(description="The dead letter's id, percent-encoded.")]
+
+
+class StageAndRecordParameters(Parameters):
+    stage: Annotated[
+        str,
+        Field(pattern=f"^{STAGE_PATTERN}$", description="The part of the id before the slash.", examples=["balance"]),
+    ]
+    record: Annotated[
+        str,
+        Field(pattern=f"^{POSITION_PATTERN}$", description="The part of the id after the slash.", examples=["1:42"]),
+    ]
+
+
+def _checked_ids(given: object) -> object:
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_IDS or not all(type(one) is str for one in given):
+        raise InvalidInputError(f"ids must be a list of 1 to {MOST_IDS} ids of dead letters; send {_BODY_EXAMPLE}")
+    for one in given:
+        LetterId.parse(one)
+    return given
+
+
+class DecisionBody(BaseModel):
+    # A discarded record is lost: a name that might narrow the selection must not be ignored.
+    model_config = ConfigDict(extra="forbid")
+
+    ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_IDS), BeforeValidator(_checked_ids)]
+    reason: Reason
+
+    @classmethod
+    def parse(cls, body: bytes) -> DecisionBody:
+        """Raises InvalidInputError."""
+        return validated(cls, json_object(body, _BODY_EXAMPLE))
+
+    @property
+    def letter_ids(self) -> list[LetterId]:
+        """The ids, without repetitions."""
+        return [*dict.fromkeys(map(LetterId.parse, self.ids))]
 
 
 class DeadLetters:
-    """Answers for the dead letters of the stages that this instance hosts."""
+    """Handles requests for the dead letters of the stages that this instance hosts."""
 
-    def __init__(self, stages: Mapping[str, StageLetters]) -> None:
+    def __init__(self, stages: Mapping[str, StageDeadLetters]) -> None:
         self._stages = dict(sorted(stages.items()))
 
     async def page(self, request: web.Request) -> web.Response:
-        """Letters, by stage, partition and offset, a page at a time."""
-        given = Given(request)
-        cause, status, limit = given.optional(CAUSE), given.optional(STATUS), given.optional(LIMIT) or _DEFAULT_LETTERS
+        """Lists dead letters by stage, partition and offset, a page at a time."""
+        given = ListParameters.of(request)
+        limit = given.limit or _DEFAULT_LETTERS
         if FORWARDED_HEADER in request.headers:
-            stage = self._of(given.required(STAGE))
-            start = given.required(LETTERS_FROM)
-            scan = replace(stage.scan, cause=cause, status=status, start=start, limit=limit)
-            partitions = given.required(PARTITIONS)
-            with ending_with(request):
-                return (await stage.scatter.answer_peer(scan, asker_of(request), partitions, None)).response()
-        after, following = given.optional(AFTER_LETTER), None
+            return await self._page_for_peer(request, given, limit)
+        after, following = given.after, None
         found: list[Any] = []
-        for name in self._named(given.optional(OF_MODEL)):
+        for name in self._stages_of(given.model):
             if after is not None and name < after.stage:
                 continue
             is_here = after is not None and name == after.stage
             start = (after.partition, after.offset + 1) if after is not None and is_here else (0, 0)
             stage = self._stages[name]
-            scan = replace(stage.scan, cause=cause, status=status, start=start, limit=limit - len(found))
+            scan = replace(stage.scan, cause=given.cause, status=given.status, start=start, limit=limit - len(found))
             with ending_with(request):
                 page, following = await stage.page(scan, asker_of(request))
             found += page
@@ -231,10 +191,18 @@ class DeadLetters:
         if following is None and len(found) == limit:
             # Another stage may have more.
             following = found[-1]["id"]
-        return web.json_response({"deadLetters": found, "next": following}, dumps=compact_json)
+        return json_response({"deadLetters": found, "next": following})
+
+    async def _page_for_peer(self, request: web.Request, given: ListParameters, limit: int) -> web.Response:
+        forwarded = _ForwardedList.of(request)
+        stage = self._hosted(forwarded.stage)
+        scan = replace(stage.scan, cause=given.cause, status=given.status, start=forwarded.start, limit=limit)
+        with ending_with(request):
+            answer = await stage.scatter.answer_peer(scan, asker_of(request), forwarded.partitions, None)
+        return answer.response()
 
     async def one(self, request: web.Request) -> web.Response:
-        """One letter, by its id, or by what comes before and after the slash in it."""
+        """Shows one dead letter, by its id or by the parts of the id before and after the slash."""
         letter_id = LetterId.parse("/".join(request.match_info.values()))
         if letter_id.stage not in self._stages:
             raise Problem(404, f"{letter_id}: {_NOT_HERE}")
@@ -242,14 +210,15 @@ class DeadLetters:
             letter = await self._stages[letter_id.stage].one(letter_id, asker_of(request))
         if letter is None:
             raise Problem(404, NO_LETTER)
-        return web.json_response(letter, dumps=compact_json)
+        return json_response(letter)
 
-    async def decide(self, request: web.Request, made: Decision) -> web.Response:
-        """Carry out a decision about some letters, and say which it was refused for."""
+    async def decide(self, request: web.Request, decision: Decision) -> web.Response:
+        """Has owners carry out a decision about some dead letters, and reports those that refuse it."""
         if FORWARDED_HEADER in request.headers:
-            return await self._decide_for_peer(request, made)
-        ids, reason = decision(await request.read())
-        verdict = Verdict(made, request.get(CLIENT) or str(request.remote), reason)
+            return await self._decide_for_peer(request, decision)
+        given = DecisionBody.parse(await request.read())
+        ids = given.letter_ids
+        verdict = Verdict(decision, request.get(CLIENT) or str(request.remote), given.reason)
         by_partition: dict[tuple[str, int], list[int]] = {}
         for letter_id in ids:
             by_partition.setdefault((letter_id.stage, letter_id.partition), []).append(letter_id.offset)
@@ -268,34 +237,32 @@ class DeadLetters:
             "accepted": [str(letter_id) for letter_id in ids if letter_id not in refused],
             "refused": [{"id": str(letter_id), "reason": why} for letter_id, why in refused.items()],
         }
-        return web.json_response(body, status=202, dumps=compact_json)
+        return json_response(body, status=202)
 
-    async def _decide_for_peer(self, request: web.Request, made: Decision) -> web.Response:
-        given = Given(request)
-        stage, (partition, *_) = self._of(given.required(STAGE)), given.required(PARTITIONS)
-        verdict = Verdict(made, given.required(VERDICT_BY), given.required(VERDICT_REASON))
-        offsets = given.required(OFFSETS)
+    async def _decide_for_peer(self, request: web.Request, decision: Decision) -> web.Response:
+        given = _ForwardedDecision.of(request)
+        stage, (partition, *_) = self._hosted(given.stage), given.partitions
         try:
-            refused = await stage.decided_here(partition, offsets, verdict)
+            refused = await stage.decided_here(partition, given.offsets, Verdict(decision, given.by, given.reason))
         except BalanceServiceError as error:
             raise unavailable(str(error)) from error
         if refused is None:
             raise Problem(_MISDIRECTED, f"{stage.scatter.address} does not own partition {partition}")
-        return web.json_response({"refused": {str(offset): why for offset, why in refused.items()}}, dumps=compact_json)
+        return json_response({"refused": {str(offset): why for offset, why in refused.items()}})
 
     async def _decided(self, stage: str, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
         if stage not in self._stages:
             return dict.fromkeys(offsets, _NOT_HERE)
         return await self._stages[stage].decided(partition, offsets, verdict)
 
-    def _named(self, model: str | None) -> list[str]:
-        """The stages of a read model, or all."""
+    def _stages_of(self, model: str | None) -> list[str]:
+        """The names of the stages of a read model; None: of all read models. Raises Problem 404."""
         names = [name for name, stage in self._stages.items() if model in (None, stage.scan.read_model)]
         if not names:
             raise Problem(404, f"this instance does not host a read model '{str(model)[:100]}'")
         return names
 
-    def _of(self, stage: str) -> StageLetters:
+    def _hosted(self, stage: str) -> StageDeadLetters:
         if stage not in self._stages:
             raise Problem(_MISDIRECTED, f"this instance does not host stage '{stage[:100]}'")
         return self._stages[stage]
@@ -303,6 +270,176 @@ class DeadLetters:
 
 def _refusal(letter_id: LetterId, why: str) -> Problem:
     detail = f"{letter_id}: {why}"
-    if why == _NOBODY:
+    if why == UNREACHABLE:
         return unavailable(detail)
     return Problem(404 if why in (NO_LETTER, _NOT_HERE) else 409, detail)
+
+
+@closed
+class TextHeader(TypedDict):
+    name: str
+    value: Annotated[str | None, Field(description="Its value, as text.")]
+
+
+@closed
+class BytesHeader(TypedDict):
+    name: str
+    valueBase64: Annotated[str, Field(description="Its value, if that is not UTF-8.")]
+
+
+@closed
+class DeadLetter(TypedDict):
+    id: Id
+    model: Annotated[str, Field(description="The read model.")]
+    cause: Annotated[str, Field(description="Why the last attempt to apply the record failed.")]
+    status: Annotated[str, Field(description="What happens to it next.", json_schema_extra={"enum": [*_STATUSES]})]
+    attempt: Annotated[Count, Field(description="The number of retries so far.")]
+    dueAt: Annotated[
+        str | None, Field(description="The time of the next retry.", json_schema_extra={"format": "date-time"})
+    ]
+    key: Annotated[
+        str | None, Field(description="The record's key, as text; null if it has none or the key is not UTF-8.")
+    ]
+    keyBase64: NotRequired[Annotated[str, Field(description="The record's key, if it is not UTF-8.")]]
+    headers: Annotated[
+        list[TextHeader | BytesHeader] | None,
+        Field(
+            description="The record's headers, in order, including repetitions; null if the topic has deleted the "
+            "record, or if a name is not UTF-8."
+        ),
+    ]
+    valueBase64: Annotated[
+        str | None, Field(description="The record's value; null if it has none or the topic has deleted the record.")
+    ]
+
+
+@closed
+class DeadLettersPage(TypedDict):
+    deadLetters: list[DeadLetter]
+    next: str | None
+
+
+@closed
+class Refusal(TypedDict):
+    id: Id
+    reason: str
+
+
+@closed
+class DecisionOutcome(TypedDict):
+    accepted: list[Id]
+    refused: list[Refusal]
+
+
+_TAG = Tag("dead letters", "Records that could not be applied: for operators.")
+_SCOPES = frozenset({Scope.OPERATE})
+_EXAMPLE: DeadLetter = {
+    "id": "balance/1:42",
+    "model": "balance",
+    "cause": "schema-id-unknown",
+    "status": "scheduled",
+    "attempt": 0,
+    "dueAt": "2026-01-02T03:04:05.678Z",
+    "key": "alice",
+    "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],
+    "valueBase64": "AAAAAGMC",
+}
+_NONE = problem(404, "There is no such dead letter.", {"none": ("It never existed", NO_LETTER)})
+_UNREADABLE = retry_later(
+    "Some of them cannot be read now.",
+    {"missing": ("A partition is changing hands", "no instance could answer for partitions 1")},
+)
+
+
+def _one(name: str, path: str, parameters: type[Parameters]) -> Route:
+    return Route(
+        name=name,
+        method="GET",
+        path=f"{PATH}/{path}",
+        handle=lambda handlers, request: handlers.letters().one(request),
+        tag=_TAG,
+        scopes=_SCOPES,
+        summary="One dead letter",
+        description="With the record that could not be applied, as its producer sent it.",
+        parameters=parameters,
+        responses=(
+            ok("The dead letter.", DeadLetter, _EXAMPLE),
+            problem(400, "The id is malformed."),
+            _NONE,
+            _UNREADABLE,
+        ),
+    )
+
+
+def _decision(decision: Decision, summary: str, description: str) -> Route:
+    return Route(
+        name=f"{decision.value}DeadLetters",
+        method="POST",
+        path=f"{PATH}.{decision.value}",
+        handle=lambda handlers, request: handlers.letters().decide(request, decision),
+        tag=_TAG,
+        scopes=_SCOPES,
+        is_forwarded=True,
+        summary=summary,
+        description=f"{description} The service keeps the decision, who made it, when and why, permanently; it writes "
+        "them in the transaction in which the decision takes effect. A repeated request has no further effect.",
+        body=RequestBody(
+            description="At most 16 KiB of JSON.",
+            type=DecisionBody,
+            examples={"one": ("One dead letter", {"ids": ["balance/1:42"], "reason": "a test event"})},
+        ),
+        responses=(
+            Response(
+                status=202,
+                description="Carried out for at least one dead letter; `refused` has the others, with the reasons.",
+                type=DecisionOutcome,
+                example={"accepted": ["balance/1:42"], "refused": []},
+            ),
+            problem(400, "The body is not such a JSON object."),
+            _NONE,
+            problem(
+                409,
+                "The decision does not apply to any of them.",
+                {
+                    "final": (
+                        "A permanent cause",
+                        "balance/1:42: its cause, frame-missing, never goes away: discard it",
+                    )
+                },
+            ),
+            problem(413, "The body has more than 16 KiB."),
+            MISDIRECTED,
+            retry_later(
+                "No instance owns the partition of any of them now, or the owner does not respond. Send the decision "
+                "again."
+            ),
+        ),
+    )
+
+
+DEAD_LETTER_ROUTES = (
+    Route(
+        name="listDeadLetters",
+        method="GET",
+        path=PATH,
+        handle=lambda handlers, request: handlers.letters().page(request),
+        tag=_TAG,
+        scopes=_SCOPES,
+        is_forwarded=True,
+        summary="Dead letters",
+        description="Of the read models that this instance hosts, by stage, partition and offset; closed ones for "
+        "seven days. If few have the cause or status, a page may have fewer than `limit` and still a `next`.",
+        parameters=ListParameters,
+        responses=(
+            ok("A page.", DeadLettersPage, {"deadLetters": [_EXAMPLE], "next": None}),
+            problem(400, "A parameter is malformed or repeated."),
+            problem(404, "This instance does not host that read model."),
+            MISDIRECTED,
+            _UNREADABLE,
+        ),
+    ),
+    _one("getDeadLetter", "{id}", IdParameters),
+    _one("getDeadLetterOfStage", "{stage}/{record}", StageAndRecordParameters),
+    _decision(Decision.REDRIVE, "Retry dead letters", "The instance retries their records within a second."),
+    _decision(Decision.DISCARD, "Discard dead letters", "Their records are never applied, not even after a rebuild."),
+)

@@ -1,31 +1,30 @@
-"""Queries for any read model, hosted here or elsewhere: which there are, one key, a range, how many, the greatest."""
+"""Queries for any read model, on this instance or a peer: handlers and routes below `/api/models`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from urllib.parse import quote
 
-from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.answer import Problem, compact_json
-from balance_service.http.given import Given
+from balance_service.http.access.clients import Scope
+from balance_service.http.answer import Problem, json_response
 from balance_service.http.parameters import (
-    AFTER,
-    BY,
-    FROM,
-    KEY,
-    LIMIT,
-    MAX_LAG,
-    MODEL,
-    PARTIAL,
-    PARTITIONS,
-    PREFIX,
-    TO,
+    KeyParameters,
+    Limit,
+    MaxLag,
+    Parameters,
+    Partitions,
+    ScanParameters,
     key_query,
+    key_text,
 )
 from balance_service.http.peers.trust import FORWARDED_HEADER
+from balance_service.http.route import MISDIRECTED, PROVENANCE, Header, Route, Tag, closed, ok, problem, retry_later
+from balance_service.http.route import Count as Number
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
@@ -34,9 +33,12 @@ from balance_service.model.keys import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from aiohttp import web
+
     from balance_service.http.answer import Answer
-    from balance_service.http.api.declarations import Parameter
+    from balance_service.http.parameters import KeyQuery
     from balance_service.http.queries import Queries
+    from balance_service.http.route import Handle
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
     from balance_service.model.keys import KeyType
@@ -45,114 +47,155 @@ if TYPE_CHECKING:
 PATH = "/api/models"
 DEFAULT_ENTRIES, _DEFAULT_TOP = 100, 10
 NUMBERS = ("decimal", "double", "float", "int", "long")
-"""What the types of fields that are numbers begin with."""
+"""Prefixes of the types of numeric fields."""
+
+
+ModelName = Annotated[str, Field(description="The read model; `/api/models` lists them.", examples=["balance"])]
+
+
+class ModelKeyParameters(KeyParameters):
+    model: ModelName
+
+
+class CountParameters(ScanParameters):
+    model: ModelName
+
+
+class EntriesParameters(CountParameters):
+    start: Annotated[str, key_text("from")] | None = Field(
+        None, alias="from", description="The first key to list.", examples=["c1"]
+    )
+    end: Annotated[str, key_text("to")] | None = Field(
+        None, alias="to", description="The last key to list.", examples=["c1"]
+    )
+    prefix: Annotated[str, key_text("prefix")] | None = Field(
+        None, description="The prefix of every key to list.", examples=["c1"]
+    )
+    after: Annotated[str, key_text("after")] | None = Field(
+        None, description="List keys after this one: `next` of the previous page.", examples=["c1"]
+    )
+    limit: Limit | None = None
+
+
+class TopParameters(CountParameters):
+    by: str = Field(description="The field whose greatest values are listed.", examples=["amount"])
+    limit: Limit | None = None
+
+
+class _ForwardedScan(Parameters):
+    partitions: Partitions
+    max_lag: MaxLag | None = Field(None, alias="maxLag")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswers:
-    """What answers queries for one read model."""
+    """Answers queries for one read model."""
 
     queries: Queries
     scatter: Scatter
     description: Mapping[str, Any]
 
-    async def gathered(self, request: web.Request, kind: str, scan: Scan) -> Answer:
-        """The answer to a client's question about all keys, gathered from the instances."""
-        given = Given(request)
-        max_lag, is_partial = given.optional(MAX_LAG), given.optional(PARTIAL) or False
+    async def gathered(self, request: web.Request, given: ScanParameters, kind: str, scan: Scan) -> Answer:
+        """Answers a client's query for all keys, gathered from the instances."""
         with ending_with(request):
-            return await self.scatter.answer(kind, scan, asker_of(request), max_lag=max_lag, is_partial=is_partial)
+            return await self.scatter.answer(
+                kind, scan, asker_of(request), max_lag=given.max_lag, is_partial=given.partial
+            )
 
 
 @dataclass(slots=True, eq=False)
 class ModelQueries:
-    """Answers the routes below `/api/models`."""
+    """Handles the routes below `/api/models`."""
 
     known: Mapping[str, ReadModel]
-    """By name, the read models that this instance can tell of, hosted here or not."""
+    """The read models whose declaration this instance has, hosted here or not, by name."""
     hosted: Mapping[str, ModelAnswers]
-    """By name, what answers for the read models of this instance."""
+    """The read models of this instance, by name."""
     elsewhere: Callable[[], Mapping[str, int]]
-    """Those that peers host, each with the partitions of its source. Raises Problem while that is not known."""
+    """Returns the partition counts of read models that peers host, by name. Raises Problem while they are unknown."""
     of_peers: Callable[[str, int], ModelAnswers]
-    """Such a read model → what answers for it by asking peers."""
+    """Name and partition count of a read model → answers that come from peers."""
 
     async def list(self, _request: web.Request) -> web.Response:
-        """The read models that this instance and its peers host."""
         names = sorted({*self.hosted, *self.elsewhere()})
-        return web.json_response({"models": [self.description_of(name) for name in names]}, dumps=compact_json)
+        return json_response({"models": [description_of(name, self.known) for name in names]})
 
     async def key(self, request: web.Request) -> web.Response:
-        """The state of one key."""
-        answers = self.of(request.match_info[MODEL.name])
-        return await self.one(request, answers, KEY, "key")
+        answers = self.of(request.match_info["model"])
+        return await self.one(request, answers, ModelKeyParameters, "key")
 
-    async def one(self, request: web.Request, answers: ModelAnswers, key: Parameter[str], noun: str) -> web.Response:
-        """The state of the key that a parameter in the path names."""
+    async def one(
+        self, request: web.Request, answers: ModelAnswers, parameters: type[KeyParameters], noun: str
+    ) -> web.Response:
+        """Answers for the key in a request's path."""
+        name = answers.description["name"]
 
-        def path_of(text: str) -> str:
-            return f"{_path(answers)}/keys/{quote(text, safe='')}"
+        def parse() -> KeyQuery:
+            given = parameters.of(request)
+            return key_query(given, f"{PATH}/{name}/keys/{quote(given.key, safe='')}", noun, self.key_type_of(name))
 
-        key_type = self.key_type_of(answers.description["name"])
-        return await answers.queries.get(request, lambda: key_query(request, key, path_of, noun, key_type))
+        return await answers.queries.get(request, parse)
 
-    async def by_route(self, request: web.Request, model: str, key: Parameter[str], declared: Routes) -> web.Response:
-        """The state of one key, asked for at a path that the read model declares."""
-        queries, key_type = self.of(model).queries, self.key_type_of(model)
-        return await queries.get(
-            request, lambda: key_query(request, key, lambda _: declared.path, declared.noun, key_type)
-        )
+    async def by_route(
+        self, request: web.Request, name: str, parameters: type[KeyParameters], declared: Routes
+    ) -> web.Response:
+        """Answers for a key at the path that a read model declares."""
+
+        def parse() -> KeyQuery:
+            given, key_type = parameters.of(request), self.key_type_of(name)
+            return key_query(given, declared.path, declared.noun, key_type, in_query_as=declared.key)
+
+        return await self.of(name).queries.get(request, parse)
 
     async def entries(self, request: web.Request) -> web.Response:
-        """Keys and their states, in key order."""
-        given = Given(request)
-        key_type, prefix = self.key_type_of(request.match_info[MODEL.name]), given.optional(PREFIX)
-        if prefix is not None and key_type.is_number:
-            raise InvalidInputError("prefix is for keys that are text; these are numbers: use from and to")
+        given = EntriesParameters.of(request)
+        key_type = self.key_type_of(given.model)
+        if given.prefix is not None and key_type.is_number:
+            raise InvalidInputError(
+                "prefix requires text keys, and the keys of this read model are numbers: use from, to"
+            )
+        for key in (given.start, given.end, given.after):
+            if key is not None:
+                key_type.parse(key)
         scan = Entries(
-            start=_checked(key_type, given.optional(FROM)),
-            end=_checked(key_type, given.optional(TO)),
-            prefix=prefix,
-            after=_checked(key_type, given.optional(AFTER)),
-            limit=given.optional(LIMIT) or DEFAULT_ENTRIES,
+            start=given.start,
+            end=given.end,
+            prefix=given.prefix,
+            after=given.after,
+            limit=given.limit or DEFAULT_ENTRIES,
             key_type=key_type,
         )
         return await self._scanned(request, given, "entries", scan)
 
     async def count(self, request: web.Request) -> web.Response:
-        """How many keys have a state."""
-        return await self._scanned(request, Given(request), "count", Count())
+        return await self._scanned(request, CountParameters.of(request), "count", Count())
 
     async def top(self, request: web.Request) -> web.Response:
-        """The keys with the greatest value of a field."""
-        given = Given(request)
-        by, answers = given.required(BY), self.of(request.match_info[MODEL.name])
+        given = TopParameters.of(request)
+        answers = self.of(given.model)
         fields = answers.description["fields"]
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
-        if by not in numbers:
-            raise InvalidInputError(f"by must be a field that is a number: {', '.join(numbers) or 'there is none'}")
-        key_type = self.key_type_of(request.match_info[MODEL.name])
-        limit, value = given.optional(LIMIT) or _DEFAULT_TOP, answers.scatter.number(by)
-        scan = Top(by=by, value=value, limit=limit, key_type=key_type)
+        if given.by not in numbers:
+            raise InvalidInputError(f"by must be a numeric field: {', '.join(numbers) or 'there is none'}")
+        scan = Top(
+            by=given.by,
+            value=answers.scatter.number(given.by),
+            limit=given.limit or _DEFAULT_TOP,
+            key_type=self.key_type_of(given.model),
+        )
         return await self._scanned(request, given, "top", scan)
 
-    async def _scanned(self, request: web.Request, given: Given, kind: str, scan: Scan) -> web.Response:
-        answers = self.of(request.match_info[MODEL.name])
-        if FORWARDED_HEADER in request.headers:
-            partitions = given.required(PARTITIONS)
-            max_lag = given.optional(MAX_LAG)
-            with ending_with(request):
-                answer = await answers.scatter.answer_peer(scan, asker_of(request), partitions, max_lag)
-        else:
-            answer = await answers.gathered(request, kind, scan)
+    async def _scanned(self, request: web.Request, given: CountParameters, kind: str, scan: Scan) -> web.Response:
+        answers = self.of(given.model)
+        if FORWARDED_HEADER not in request.headers:
+            return (await answers.gathered(request, given, kind, scan)).response()
+        forwarded = _ForwardedScan.of(request)
+        with ending_with(request):
+            answer = await answers.scatter.answer_peer(scan, asker_of(request), forwarded.partitions, forwarded.max_lag)
         return answer.response()
 
     def of(self, name: str) -> ModelAnswers:
-        """What answers for a read model.
-
-        Raises:
-            Problem: 404 if neither this instance nor a peer hosts it, or if it has no states.
-        """
+        """Raises Problem 404: no instance hosts the read model, or the read model keeps no states."""
         model = self.known.get(name)
         if model is not None and not model.has_states():
             raise Problem(404, f"the read model '{name}' keeps no states: it only emits")
@@ -162,30 +205,216 @@ class ModelQueries:
         partitions = self.elsewhere().get(name)
         if partitions is not None:
             return self.of_peers(name, partitions)
-        raise Problem(404, f"there is no read model '{name[:100]}' here; {PATH} lists those that there are")
+        raise Problem(404, f"there is no read model '{name[:100]}' here; {PATH} lists all read models")
 
     def key_type_of(self, name: str) -> KeyType:
-        """How the keys of a read model are written; text, of one that only peers know."""
+        """The type of a read model's keys; text if only peers know the read model."""
         model = self.known.get(name)
         return TEXT if model is None or not model.has_states() else model.key_type
 
-    def description_of(self, name: str) -> Mapping[str, Any]:
-        """See the function of this name."""
-        return description_of(name, self.known)
-
-
-def _checked(key_type: KeyType, key: str | None) -> str | None:
-    """A key that a query names, if it can be one. Raises InvalidInputError."""
-    if key is not None:
-        key_type.parse(key)
-    return key
-
-
-def _path(answers: ModelAnswers) -> str:
-    return f"{PATH}/{answers.description['name']}"
-
 
 def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, Any]:
-    """A read model as clients are told of it; of one that only peers know, its name."""
+    """A `ModelDescription`. A read model that only peers know has a name and no more."""
     model = known.get(name)
     return {"name": name, "source": "", "key": "", "fields": {}} if model is None else model.description()
+
+
+@closed
+class ModelDescription(TypedDict):
+    name: str
+    source: Annotated[str, Field(description="The topic that it folds.")]
+    key: Annotated[str, Field(description="The column of the keys; empty if the read model keeps no states.")]
+    fields: Annotated[dict[str, str], Field(description="The fields of its answers, with their types.")]
+
+
+@closed
+class Models(TypedDict):
+    models: list[ModelDescription]
+
+
+@closed
+class Entry(TypedDict):
+    key: str
+    value: Annotated[Any, Field(description="The read model's answer for the key; `/api/models` lists its fields.")]
+
+
+@closed
+class EntriesPage(TypedDict):
+    entries: list[Entry]
+    next: str | None
+
+
+@closed
+class TopEntries(TypedDict):
+    entries: list[Entry]
+    next: NotRequired[
+        Annotated[str, Field(description="The last entry's key, if the answer was cut off because it exceeds 1 MiB.")]
+    ]
+
+
+@closed
+class KeyCount(TypedDict):
+    count: Annotated[Number, Field(description="Keys that have a state.")]
+
+
+MODELS = Tag("models", "Queries for any read model.")
+
+
+def _by_partition(name: str, description: str, item: str, example: str) -> Header:
+    return Header(
+        name=name,
+        description=f"For each partition, {description}: `partition:value`, separated by commas.",
+        type=Annotated[str, Field(pattern=f"^[0-9]+:{item}(?:,[0-9]+:{item})*$")],
+        example=example,
+        is_required=False,
+    )
+
+
+SCAN_PROVENANCE = (
+    PROVENANCE[0],
+    _by_partition(
+        "Balance-Position", "the offset below which the answer includes exactly its events", "[0-9]+", "0:12"
+    ),
+    _by_partition("Balance-Epoch", "the fencing number of the task that answered", "[0-9]+", "0:3"),
+    _by_partition("Balance-Role", "the role of that task", "(?:active|standby)", "0:active"),
+    _by_partition("Balance-Lag", "the records that the answer does not include yet, if known", "[0-9]+", "0:0"),
+    Header(
+        name="Balance-Missing",
+        description="The partitions that the answer lacks, if the query allows that.",
+        type=Annotated[str, Field(pattern="^[0-9]+(?:,[0-9]+)*$")],
+        example="1",
+        is_required=False,
+    ),
+)
+_EXAMPLE = {"entries": [{"key": "c1", "value": {"amount": 12.34}}], "next": None}
+
+
+def _scan(
+    name: str,
+    handle: Handle,
+    *,
+    summary: str,
+    description: str,
+    parameters: type[CountParameters],
+    body: Any,
+    example: object,
+) -> Route:
+    """A query for all keys of a read model."""
+    return Route(
+        name=f"{name}OfModel",
+        method="GET",
+        path=f"{PATH}/{{model}}/{name}",
+        handle=handle,
+        tag=MODELS,
+        scopes=frozenset({Scope.READ}),
+        is_forwarded=True,
+        summary=summary,
+        description=f"{description} The instance queries every instance that owns a partition. Each partition is read "
+        "at one position, which the headers name; the answer as a whole is not a snapshot.",
+        parameters=parameters,
+        responses=(
+            ok("The answer.", body, example, SCAN_PROVENANCE),
+            problem(400, "A parameter is missing, malformed or repeated."),
+            problem(
+                404,
+                "There is no such read model.",
+                {
+                    "model": (
+                        "A misspelled name",
+                        "there is no read model 'balances' here; /api/models lists all read models",
+                    )
+                },
+            ),
+            MISDIRECTED,
+            retry_later(
+                "A partition cannot be read now, and the query does not set `partial`; or the client has too many "
+                "scans in progress.",
+                {
+                    "missing": ("A partition is changing hands", "no instance could answer for partitions 1"),
+                    "share": (
+                        "Too many scans of one client",
+                        "this client's share of scans is used up: 2 of its scans are in progress here and 32 wait; "
+                        "retry when some are finished",
+                    ),
+                },
+            ),
+        ),
+    )
+
+
+MODEL_ROUTES = (
+    Route(
+        name="listModels",
+        method="GET",
+        path=PATH,
+        handle=lambda handlers, request: handlers.model_queries().list(request),
+        tag=MODELS,
+        scopes=frozenset({Scope.READ}),
+        summary="The read models",
+        description="The read models that this instance and its peers host, each with the fields of its answers.",
+        responses=(
+            ok(
+                "The read models.",
+                Models,
+                {
+                    "models": [
+                        {
+                            "name": "balance",
+                            "source": "balance",
+                            "key": "customerId",
+                            "fields": {"amount": "decimal(38,2)"},
+                        }
+                    ]
+                },
+            ),
+            retry_later("The instance is starting."),
+        ),
+    ),
+    Route(
+        name="getKeyOfModel",
+        method="GET",
+        path=f"{PATH}/{{model}}/keys/{{key}}",
+        handle=lambda handlers, request: handlers.model_queries().key(request),
+        tag=MODELS,
+        scopes=frozenset({Scope.READ}),
+        is_forwarded=True,
+        summary="The state of one key",
+        description="Answers as `getBalance` does, for any read model.",
+        parameters=ModelKeyParameters,
+        responses=(
+            ok("The key and its value.", Entry, {"key": "c1", "value": {"amount": 12.34}}, PROVENANCE),
+            problem(400, "The key, `minPosition` or `maxLag` is malformed, or `minPosition` is of another partition."),
+            problem(404, "There is no such read model, or the key has no state."),
+            MISDIRECTED,
+            retry_later("No instance can answer now."),
+        ),
+    ),
+    _scan(
+        "entries",
+        lambda handlers, request: handlers.model_queries().entries(request),
+        summary="Keys and their values",
+        description="In key order, by their bytes in UTF-8, both ends inclusive.",
+        parameters=EntriesParameters,
+        body=EntriesPage,
+        example=_EXAMPLE,
+    ),
+    _scan(
+        "count",
+        lambda handlers, request: handlers.model_queries().count(request),
+        summary="The number of keys",
+        description="Each commit maintains the number, so the answer is exact and costs no scan.",
+        parameters=CountParameters,
+        body=KeyCount,
+        example={"count": 3},
+    ),
+    _scan(
+        "top",
+        lambda handlers, request: handlers.model_queries().top(request),
+        summary="The keys with the greatest values",
+        description="The keys with the greatest value of a field; equal values in key order. Reads every key, so it "
+        "takes long if there are many.",
+        parameters=TopParameters,
+        body=TopEntries,
+        example={"entries": _EXAMPLE["entries"]},
+    ),
+)

@@ -1,13 +1,18 @@
-"""Health, metrics and status: what people and orchestrators ask."""
+"""Health, metrics and status of an instance: handlers, response bodies and routes."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Protocol
 
 from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
 
-from balance_service.http.answer import RETRY_AFTER_SECONDS, Problem, compact_json
+from balance_service.http.access.clients import Scope
+from balance_service.http.answer import json_response, unavailable
+from balance_service.http.openapi import answer_with_document
+from balance_service.http.route import OPERATIONS, Count, Response, Role, Route, closed, ok, retry_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -16,23 +21,23 @@ _METRICS_SECONDS = 1.0
 
 
 class Operable(Protocol):
-    """What an instance tells about itself. Called on the event loop's thread; answers without waiting."""
+    """An instance as operators see it. Methods are called on the event loop's thread and return without waiting."""
 
     def unready(self) -> Sequence[str]:
-        """Why it should get no queries now; empty if it should."""
+        """Reasons why the instance should receive no queries now; empty if it should."""
 
     def problems(self) -> Sequence[str]:
-        """What is wrong with what it hosts, whether or not it can answer queries."""
+        """Problems of the hosted read models, whether or not the instance can answer queries."""
 
     def status(self) -> Mapping[str, Any]:
-        """Its view of itself and of the others, as JSON."""
+        """A `Status`."""
 
     def metrics(self) -> bytes:
-        """Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
 
 
 class Operations:
-    """Answers operators."""
+    """Answers operators and orchestrators."""
 
     def __init__(self, instance: Operable, clock: Callable[[], float] = time.monotonic) -> None:
         """Args:
@@ -44,19 +49,16 @@ class Operations:
         self._metrics_at = float("-inf")
 
     async def live(self, _request: web.Request) -> web.Response:
-        """200 while the process answers at all."""
-        return web.json_response({"status": "live"}, dumps=compact_json)
+        return json_response({"status": "live"})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """200 when queries are welcome, with what is wrong besides, else 503 with the reasons."""
         reasons = list(self._instance.unready())
-        if not reasons:
-            ready = {"status": "ready", "problems": list(self._instance.problems())}
-            return web.json_response(ready, dumps=compact_json)
-        raise Problem(503, "; ".join(reasons), retry_after=RETRY_AFTER_SECONDS)
+        if reasons:
+            raise unavailable("; ".join(reasons))
+        return json_response({"status": "ready", "problems": list(self._instance.problems())})
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Metrics for Prometheus, made at most once a second: that takes the event loop's time."""
+        """Collects metrics at most once a second, because that takes the event loop's time."""
         if self._clock() - self._metrics_at >= _METRICS_SECONDS:
             self._metrics, self._metrics_at = self._instance.metrics(), self._clock()
         return web.Response(
@@ -65,5 +67,290 @@ class Operations:
         )
 
     async def status(self, _request: web.Request) -> web.Response:
-        """Instances, partitions, roles, epochs, positions, lags, states."""
-        return web.json_response(self._instance.status(), dumps=compact_json)
+        return json_response(self._instance.status())
+
+
+@closed
+class Live(TypedDict):
+    status: Literal["live"]
+
+
+@closed
+class Ready(TypedDict):
+    status: Literal["ready"]
+    problems: list[str]
+
+
+@closed
+class PublishedTask(TypedDict):
+    """A task as its instance last published it."""
+
+    task: Annotated[str, Field(description="Read model and partition.", pattern="^.+_[0-9]+$", examples=["balance_0"])]
+    partition: Annotated[Count, Field(description="Partition of the source topic.")]
+    role: Annotated[
+        Role,
+        Field(description="`active` folds the source and owns the partition; `standby` follows its changelog."),
+    ]
+    state: Annotated[
+        Literal["CREATED", "RESTORING", "RUNNING", "TAILING", "WAITING", "HALTED", "CLOSED"],
+        Field(
+            description="RESTORING replays the changelog and answers nothing. RUNNING folds and answers. TAILING, a "
+            "standby's state, applies the owner's commits and answers queries that accept stale reads. WAITING answers "
+            "but applies nothing until an external resource is back, such as the registry or space on the disk. HALTED "
+            "does neither until an operator intervenes."
+        ),
+    ]
+    epoch: Annotated[
+        Count,
+        Field(description="Fencing number: increases by one each time the task opens as active; 0 before it is known."),
+    ]
+    position: Annotated[
+        int,
+        Field(
+            ge=-1,
+            description="Next source offset to apply: everything below it is in the store; -1 while there is no store.",
+        ),
+    ]
+
+
+@closed
+class Task(PublishedTask):
+    """The work of one read model on one partition, on this instance."""
+
+    readModel: Annotated[str, Field(examples=["balance"])]
+    lag: Annotated[
+        Count | None,
+        Field(description="Records between position and the source's end; null while the end is not known."),
+    ]
+    reason: Annotated[str, Field(description="Why the task waits or is halted; empty otherwise.")]
+    restored: Annotated[
+        Count, Field(description="Changelog records applied since the restore began; a standby also counts later ones.")
+    ]
+    toRestore: Annotated[Count, Field(description="Changelog offsets to restore, as counted when the restore began.")]
+    secondsLeft: Annotated[
+        Annotated[float, Field(ge=0)] | None,
+        Field(description="Estimated duration of the rest of the restore; null unless the task is RESTORING."),
+    ]
+    storeBytes: Annotated[Count, Field(description="Size of the state store on disk.")]
+
+
+@closed
+class TablePartition(TypedDict):
+    """A partition of a table, as this instance follows it."""
+
+    table: Annotated[str, Field(description="The topic of its rows.", examples=["players"])]
+    partition: Annotated[Count, Field(description="Partition of that topic.")]
+    position: Annotated[int, Field(ge=-1, description="Next offset of the topic to read; -1 while that is not known.")]
+    whole: Annotated[bool, Field(description="Whether it was read to its end since it was opened.")]
+    reason: Annotated[str, Field(description="Why it is not followed now; empty while it is.")]
+    skipped: Annotated[
+        dict[str, Count],
+        Field(description="Records that are not valid rows, by cause, since the instance started."),
+    ]
+    late: Annotated[
+        Count,
+        Field(
+            description="Rows that arrived after an event that they should have been joined with, since the instance "
+            "started."
+        ),
+    ]
+    storeBytes: Annotated[Count, Field(description="Size of its store on disk.")]
+
+
+@closed
+class HostedModel(TypedDict):
+    name: Annotated[str, Field(description="The read model.", examples=["balance"])]
+    source: Annotated[str, Field(description="The topic that it folds.", examples=["balance"])]
+    partitions: Annotated[int, Field(ge=1, description="Partitions of that topic.")]
+
+
+@closed
+class ApplicationServer(TypedDict):
+    """An instance, as this one knows it."""
+
+    applicationServer: Annotated[str, Field(description="`host:port` under which peers reach it.")]
+    incarnation: Annotated[str, Field(description="Random for each start of the process.")]
+    suspect: Annotated[
+        bool,
+        Field(description="Not heard from for 3 s; no request is routed to it until it is heard from again."),
+    ]
+    shared: Annotated[
+        bool,
+        Field(
+            description="Two instances run with this address, so many queries are answered 503: give each its own "
+            "`BALANCE_APPLICATION_SERVER`."
+        ),
+    ]
+    models: Annotated[list[str], Field(description="The read models that it hosts.")]
+    tasks: list[PublishedTask]
+
+
+@closed
+class Status(TypedDict):
+    """This instance's tasks, and all instances as this one knows them."""
+
+    applicationServer: Annotated[str, Field(description="`host:port` under which peers reach this instance.")]
+    ready: Annotated[bool, Field(description="Whether `/health/ready` answers 200.")]
+    reasons: Annotated[list[str], Field(description="Why the instance is not ready; empty while it is.")]
+    partitions: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(description="The largest number of partitions of a source topic; null while the instance is starting."),
+    ]
+    models: Annotated[list[HostedModel], Field(description="The read models that the instance hosts.")]
+    unhosted: Annotated[
+        list[str],
+        Field(
+            description="Tasks of these read models that no instance has: the owner of the partition does not host "
+            "the model, or the partition is changing hands.",
+            examples=[["activity_1"]],
+        ),
+    ]
+    problems: Annotated[
+        list[str],
+        Field(description="Why partitions are not folded now, in the words of Spark and the broker, by read model."),
+    ]
+    leaseHolds: NotRequired[
+        Annotated[
+            bool,
+            Field(
+                description="Whether the group has recently confirmed this instance, so that it may answer as owner; "
+                "absent while the instance is starting."
+            ),
+        ]
+    ]
+    tasks: list[Task]
+    tables: Annotated[list[TablePartition], Field(description="The tables that the read models join with.")]
+    applicationServers: Annotated[
+        list[ApplicationServer], Field(description="All known instances, including this one.")
+    ]
+
+
+class OpenApiDocument(TypedDict):
+    openapi: Annotated[str, Field(pattern=r"^3\.1\.")]
+    info: dict[str, Any]
+    paths: dict[str, Any]
+
+
+_PUBLISHED: PublishedTask = {
+    "task": "balance_0",
+    "partition": 0,
+    "role": "active",
+    "state": "RUNNING",
+    "epoch": 3,
+    "position": 42,
+}
+_STATUS: Status = {
+    "applicationServer": "localhost:5051",
+    "ready": True,
+    "reasons": [],
+    "partitions": 2,
+    "models": [{"name": "balance", "source": "balance", "partitions": 2}],
+    "unhosted": [],
+    "problems": [],
+    "leaseHolds": True,
+    "tasks": [
+        {
+            **_PUBLISHED,
+            "readModel": "balance",
+            "lag": 0,
+            "reason": "",
+            "restored": 12,
+            "toRestore": 12,
+            "secondsLeft": None,
+            "storeBytes": 73_400,
+        }
+    ],
+    "tables": [],
+    "applicationServers": [
+        {
+            "applicationServer": "localhost:5051",
+            "incarnation": "5f0c6a1e",
+            "suspect": False,
+            "shared": False,
+            "models": ["balance"],
+            "tasks": [_PUBLISHED],
+        }
+    ],
+}
+OPERATIONS_ROUTES = (
+    Route(
+        name="getLiveness",
+        method="GET",
+        path="/health/live",
+        handle=lambda handlers, request: handlers.operations.live(request),
+        tag=OPERATIONS,
+        scopes=frozenset(),
+        is_never_refused=True,
+        summary="Is the process alive?",
+        description="200 while the process responds at all. Restart an instance that does not.",
+        responses=(ok("Alive.", Live, {"status": "live"}),),
+    ),
+    Route(
+        name="getReadiness",
+        method="GET",
+        path="/health/ready",
+        handle=lambda handlers, request: handlers.operations.ready(request),
+        tag=OPERATIONS,
+        scopes=frozenset(),
+        is_never_refused=True,
+        summary="Is the instance ready for queries?",
+        description="200 when this instance has joined its group and can answer for at least one of its read models. "
+        "Send it queries only then.",
+        responses=(
+            ok("Ready; `problems` lists problems of read models.", Ready, {"status": "ready", "problems": []}),
+            retry_later(
+                "Not ready; `detail` has the reasons, separated by semicolons.",
+                {
+                    "starting": ("Just started", "this instance is starting"),
+                    "restoring": ("A store is being restored", "balance_0 is RESTORING"),
+                },
+            ),
+        ),
+    ),
+    Route(
+        name="getMetrics",
+        method="GET",
+        path="/metrics",
+        handle=lambda handlers, request: handlers.operations.metrics(request),
+        tag=OPERATIONS,
+        scopes=frozenset({Scope.OPERATIONS}),
+        is_never_refused=True,
+        summary="Metrics of this instance",
+        description="Prometheus' text format, version 0.0.4. Metrics of tasks carry the labels `read_model` and "
+        "`partition`; those of a task's current state also carry `role`.",
+        responses=(
+            Response(
+                status=200,
+                description="All metrics.",
+                type=str,
+                example="# HELP balance_position Next source offset to apply.\n# TYPE balance_position gauge\n"
+                'balance_position{partition="0",read_model="balance",role="active"} 42.0\n',
+                media_type="text/plain",
+            ),
+        ),
+    ),
+    Route(
+        name="getStatus",
+        method="GET",
+        path="/api/status",
+        handle=lambda handlers, request: handlers.operations.status(request),
+        tag=OPERATIONS,
+        scopes=frozenset({Scope.OPERATIONS}),
+        summary="This instance and all others, as this one sees them",
+        description="Its own tasks, exactly; the tasks of all instances as they last published them, at most about a "
+        "second ago unless `suspect`.",
+        responses=(ok("The view of this instance.", Status, _STATUS),),
+    ),
+    Route(
+        name="getOpenApi",
+        method="GET",
+        path="/openapi.json",
+        handle=lambda _handlers, request: answer_with_document(request),
+        tag=OPERATIONS,
+        # Any client that may send any request needs the document.
+        scopes=frozenset(Scope),
+        summary="This document",
+        description="Its version is that of the running service.",
+        responses=(ok("OpenAPI 3.1.", OpenApiDocument),),
+    ),
+)

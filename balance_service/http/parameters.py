@@ -1,18 +1,18 @@
-"""The parameters of requests: each is declared once."""
+"""Parameters of requests, as models of pydantic that validate requests and describe routes in the OpenAPI document."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from pydantic import BaseModel, Field, PlainValidator, ValidationError, create_model
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.api.declarations import Parameter
-from balance_service.http.api.schemas import KEY as KEY_SCHEMA
-from balance_service.http.api.schemas import POSITION_PATTERN
-from balance_service.http.given import Given, formed, numbers, position_of
-from balance_service.model.keys import TEXT, checked_key
+from balance_service.model.keys import CONTROL_CHARACTERS, MAX_KEY_BYTES, TEXT, checked_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,120 +21,207 @@ if TYPE_CHECKING:
 
     from balance_service.model.keys import KeyType
 
-MIN_POSITION = formed(
-    "minPosition",
-    POSITION_PATTERN,
-    "partition:offset, such as 0:42",
-    position_of,
-    description="Read your writes: answer only once the key's partition has been applied up to this position, as "
-    "`partition:offset`. The `Balance-Position` of a command's answer fits. Waits up to the service's "
-    "`BALANCE_READ_TIMEOUT` (5 s unless configured), then answers 503. A partition other than the key's is an error "
-    "(400).",
-    example="1:42",
-)
-MAX_LAG = formed(
-    "maxLag",
-    "[0-9]{1,18}",
-    "a number of records, such as 100",
+Model = TypeVar("Model", bound=BaseModel)
+_MAX_PARAMETERS = 16
+POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
+
+
+def formed(pattern: str, form: str, read: Callable[[str], Any] = str) -> PlainValidator:
+    """A validator for text that matches `pattern`. Its error says "<name> must be <form>"."""
+
+    def parse(text: str) -> Any:
+        if not re.fullmatch(pattern, text):
+            raise PydanticCustomError("form", "must be {form}", {"form": form})
+        return read(text)
+
+    return PlainValidator(parse, json_schema_input_type=Annotated[str, Field(pattern=f"^(?:{pattern})$")])
+
+
+def _position(text: str) -> tuple[int, int]:
+    partition, _, offset = text.partition(":")
+    return int(partition), int(offset)
+
+
+def numbers(most_digits: int, example: str) -> PlainValidator:
+    """A validator for a list of numbers, separated by commas."""
+    number = f"[0-9]{{1,{most_digits}}}"
+    form = f"numbers separated by commas, such as {example}"
+    return formed(f"{number}(?:,{number})*", form, lambda text: [int(one) for one in text.split(",")])
+
+
+Position = Annotated[
+    tuple[int, int], formed(POSITION_PATTERN, "partition:offset, such as 0:42", _position), Field(examples=["1:42"])
+]
+"""Partition and offset."""
+MaxLag = Annotated[
     int,
-    description="Bounds staleness: answer only from a state at most so many records behind the end of the key's "
-    "partition, by a reading of that end at most 3 s old. A standby may answer, and so may an owner that is still "
-    "catching up. If none is that near, 503.",
-    example="100",
+    formed("[0-9]{1,18}", "a number of records, such as 100", int),
+    Field(
+        description="Bounds staleness: answer only from a state at most this many records behind the end of the "
+        "partition, by a reading of that end at most 3 s old. A standby may answer, and so may an owner that is still "
+        "catching up. If no instance is that close, the answer is 503.",
+        examples=["100"],
+    ),
+]
+Limit = Annotated[
+    int,
+    formed("[1-9][0-9]{0,2}|1000", "a number from 1 to 1000", int),
+    Field(description="The maximum number of entries to list, at most 1000.", examples=["100"]),
+]
+Partial = Annotated[bool, formed("true|false", "true or false", lambda text: text == "true"), Field(examples=["true"])]
+Partitions = Annotated[list[int], numbers(5, "0,3")]
+Key = TypeAliasType(
+    "Key",
+    Annotated[
+        str,
+        Field(
+            description=f"1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters (U+0000 to U+001F, U+007F to "
+            "U+009F). The limit is in bytes, not characters: 128 two-byte characters fit, 129 do not.",
+            min_length=1,
+            max_length=MAX_KEY_BYTES,
+            pattern=f"^[^{CONTROL_CHARACTERS}]+$",
+            examples=["c1", "Zoë/42"],
+        ),
+    ],
 )
-_IDEMPOTENCY_KEY = r"[!-~]{1,128}"
+NumberKey = Annotated[str, Field(pattern="^(?:0|-?[1-9][0-9]{0,17})$")]
 
 
-def idempotency_key_of(text: str) -> bytes:
-    """The key by which a repeated command is recognised.
+def key_text(name: str) -> PlainValidator:
+    """A validator for a key that is text; `name` is the parameter's."""
+    return PlainValidator(lambda text: checked_key(text, name), json_schema_input_type=Key)
 
-    Raises:
-        InvalidInputError: the text cannot be one.
+
+def key_of_type(key_type: KeyType) -> PlainValidator:
+    """A validator for a key of one type of a read model; leaves it as text."""
+
+    def parse(text: str) -> str:
+        key_type.parse(text)
+        return text
+
+    return PlainValidator(parse, json_schema_input_type=NumberKey if key_type.is_number else Key)
+
+
+class Parameters(BaseModel):
+    """The parameters of a route. A field's alias is the parameter's name.
+
+    A parameter is in the path if the route's path names it, in a header if `in_header` names it, else in the query.
     """
-    if not re.fullmatch(_IDEMPOTENCY_KEY, text):
-        raise InvalidInputError("Idempotency-Key must have 1 to 128 visible ASCII characters")
-    return text.encode()
+
+    in_header: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def parse(cls, values: Mapping[str, str]) -> Self:
+        """Validates the values of parameters by name.
+
+        Raises:
+            InvalidInputError: a value is missing or malformed; the message names the parameter and the rule.
+        """
+        return validated(cls, values)
+
+    @classmethod
+    def of(cls, request: web.Request) -> Self:
+        """Validates the parameters of a request.
+
+        Raises:
+            InvalidInputError: a parameter is missing, malformed or repeated.
+        """
+        resource = request.match_info.route.resource
+        segments = [] if resource is None else resource.canonical.split("/")
+        query = _query(request)
+        values: dict[str, str] = {}
+        for field_name, field in cls.model_fields.items():
+            name = field.alias or field_name
+            if (segment := f"{{{name}}}") in segments:
+                given = [_from_path(request, segments.index(segment), name)]
+            elif name in cls.in_header:
+                given = request.headers.getall(name, [])
+            else:
+                given = [value for given_name, value in query if given_name == name]
+            if len(given) > 1:
+                raise InvalidInputError(f"{name} is given more than once")
+            if given:
+                values[name] = given[0]
+        return cls.parse(values)
 
 
-IDEMPOTENCY_KEY = Parameter(
-    name="Idempotency-Key",
-    place="header",
-    description="A name for this addition. Of several additions to one customer with the same name within "
-    "`BALANCE_IDEMPOTENCY_WINDOW` (24 h unless configured), the first is applied; one with another amount goes to the "
-    "dead letters. Every retry is answered 202, with the position of the retry. Given at most once.",
-    schema={"type": "string", "pattern": f"^{_IDEMPOTENCY_KEY}$"},
-    parse=idempotency_key_of,
-    example="9b2f0c1e-order-1041",
-)
+def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Validates a mapping as a model. Raises InvalidInputError."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        match first["type"]:
+            case "missing":
+                message = f"{name} is missing"
+            case "extra_forbidden":
+                known = ", ".join(field.alias or name for name, field in model.model_fields.items())
+                message = f"the body has '{name}', which is not known here; it may have {known}"
+            case _:
+                message = f"{name} {first['msg']}"
+        raise InvalidInputError(message) from None
 
 
-MODEL = Parameter(
-    name="model",
-    place="path",
-    description="The read model; `/api/models` lists them.",
-    schema={"type": "string"},
-    parse=str,
-    example="balance",
-    is_required=True,
-)
-KEY = Parameter(
-    name="key",
-    place="path",
-    description="The key, percent-encoded.",
-    schema=KEY_SCHEMA,
-    parse=partial(checked_key, name="key"),
-    example="c1",
-    is_required=True,
-)
+def _from_path(request: web.Request, index: int, name: str) -> str:
+    # aiohttp leaves escapes that are not UTF-8 undecoded, so two different keys would become the same text.
+    raw = request.rel_url.raw_path.split("/")[index]
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeError:
+        raise InvalidInputError(f"{name} is not UTF-8") from None
 
 
-def _bound(name: str, description: str) -> Parameter[str]:
-    return Parameter(
-        name=name,
-        description=description,
-        schema=KEY_SCHEMA,
-        parse=partial(checked_key, name=name),
-        example="c1",
+def _query(request: web.Request) -> list[tuple[str, str]]:
+    raw = request.rel_url.raw_query_string
+    try:
+        # aiohttp's parser in Python passes bytes that are not UTF-8 on as surrogates.
+        raw.encode()
+        return parse_qsl(raw, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
+    except UnicodeError:
+        raise InvalidInputError("the query is not UTF-8") from None
+    except ValueError:
+        raise InvalidInputError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
+
+
+class KeyParameters(Parameters):
+    """A query for one key: the key, and how recent the answer must be."""
+
+    key: Annotated[str, key_text("key")] = Field(description="The key, percent-encoded.", examples=["c1"])
+    min_position: Position | None = Field(
+        None,
+        alias="minPosition",
+        description="Read your writes: answer only once the key's partition has been applied up to this position, as "
+        "`partition:offset`. The `Balance-Position` of a command's answer fits. Waits up to the service's "
+        "`BALANCE_READ_TIMEOUT` (5 s by default), then answers 503. A partition other than the key's is an error "
+        "(400).",
     )
+    max_lag: MaxLag | None = Field(None, alias="maxLag")
 
 
-FROM = _bound("from", "The least key to be listed.")
-TO = _bound("to", "The greatest key to be listed.")
-PREFIX = _bound("prefix", "What every key that is listed begins with.")
-AFTER = _bound("after", "The key after which the list begins: `next` of the page before.")
-LIMIT = formed(
-    "limit",
-    "[1-9][0-9]{0,2}|1000",
-    "a number from 1 to 1000",
-    int,
-    description="Most entries to be listed, at most 1000.",
-    example="100",
-)
-BY = Parameter(
-    name="by",
-    description="The field whose greatest values are listed.",
-    schema={"type": "string"},
-    parse=str,
-    example="amount",
-    is_required=True,
-)
-PARTIAL = formed(
-    "partial",
-    "true|false",
-    "true or false",
-    lambda text: text == "true",
-    description="`true`: answer although some partitions cannot be read; `Balance-Missing` names them.",
-    example="true",
-)
-PARTITIONS = numbers("partitions", 5, "Only between instances: the partitions that are asked about.", example="0,3")
+def key_parameters(name: str, key_type: KeyType, description: str) -> type[KeyParameters]:
+    """`KeyParameters` whose key has a name, type and description of its own."""
+    kind = Annotated[str, key_of_type(key_type) if key_type.is_number else key_text(name)]
+    field = Field(alias=name, description=description, examples=["1" if key_type.is_number else "c1"])
+    return create_model("KeyParameters", __base__=KeyParameters, key=(kind, field))
+
+
+class ScanParameters(Parameters):
+    """A query for all keys of a read model."""
+
+    max_lag: MaxLag | None = Field(None, alias="maxLag")
+    partial: Partial = Field(
+        False,
+        description="`true`: answer even if some partitions cannot be read; `Balance-Missing` names them.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyQuery:
-    """A checked query for one key: where it is asked, the position to wait for, and how stale its answer may be.
+    """A validated query for one key.
 
-    `path` and `parameters` are what a peer is asked with; `noun` is what the key is called. `told_as` is the key beside
-    the value in the answer; None: the answer is the value alone.
+    `path` and `parameters` are those of the request to a peer. `noun` is the word for the key in error texts. `told_as`
+    is the key as the answer shows it next to the value; None: the answer is the value alone.
     """
 
     key: bytes
@@ -147,31 +234,30 @@ class KeyQuery:
 
     @property
     def takes_standbys(self) -> bool:
-        """Whether a standby may answer: only if the query says how recent is recent enough."""
+        """Whether a standby may answer: only if the query says how recent the answer must be."""
         return self.min_position is not None or self.max_lag is not None
 
 
 def key_query(
-    request: web.Request, key: Parameter[str], path_of: Callable[[str], str], noun: str, key_type: KeyType = TEXT
+    given: KeyParameters, path: str, noun: str, key_type: KeyType = TEXT, *, in_query_as: str = ""
 ) -> KeyQuery:
-    """The query for the key that a parameter names. Raises InvalidInputError.
+    """The query that a request's parameters ask for. Raises InvalidInputError: the key is not of its type.
 
     Args:
-        path_of: the key → where a peer is asked for it.
+        path: of the request to a peer.
+        in_query_as: the parameter that names the key; empty if the path names it, and the answer shows it.
     """
-    given = Given(request)
-    value, min_position, max_lag = given.required(key), given.optional(MIN_POSITION), given.optional(MAX_LAG)
-    parameters = {key.name: value} if key.place == "query" else {}
-    if min_position is not None:
-        parameters[MIN_POSITION.name] = f"{min_position[0]}:{min_position[1]}"
-    if max_lag is not None:
-        parameters[MAX_LAG.name] = str(max_lag)
+    parameters = {in_query_as: given.key} if in_query_as else {}
+    if given.min_position is not None:
+        parameters["minPosition"] = f"{given.min_position[0]}:{given.min_position[1]}"
+    if given.max_lag is not None:
+        parameters["maxLag"] = str(given.max_lag)
     return KeyQuery(
-        key=key_type.parse(value),
-        path=path_of(value),
+        key=key_type.parse(given.key),
+        path=path,
         parameters=parameters,
         noun=noun,
-        told_as=value if key.place == "path" else None,
-        min_position=min_position,
-        max_lag=max_lag,
+        told_as=None if in_query_as else given.key,
+        min_position=given.min_position,
+        max_lag=given.max_lag,
     )

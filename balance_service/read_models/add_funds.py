@@ -7,29 +7,24 @@ import re
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from aiohttp import web
 from confluent_kafka import KafkaError, KafkaException
 from opentelemetry.trace import SpanKind
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypeAliasType
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
-from balance_service.http.answer import Problem
-from balance_service.http.answer import unavailable as unavailable_now
-from balance_service.http.api.answers import problem, unavailable
-from balance_service.http.api.declarations import Answer, Body, Component, Content, Header
-from balance_service.http.api.route import Route, Tag
-from balance_service.http.api.schemas import KEY, POSITION, text
-from balance_service.http.bodies import JsonNumber, json_object
-from balance_service.http.commands import Command
-from balance_service.http.given import Given
-from balance_service.http.parameters import IDEMPOTENCY_KEY
+from balance_service.http.answer import Problem, unavailable
+from balance_service.http.commands import Command, JsonNumber, json_object
+from balance_service.http.parameters import POSITION_PATTERN, Key, Parameters, validated
+from balance_service.http.route import Header, RequestBody, Response, Route, Tag, problem, retry_later
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.model.keys import checked_key
@@ -42,19 +37,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.commands import Writing
+    from balance_service.http.commands import CommandContext
     from balance_service.kafka.clients import ClientConfig
 
 PATH = "/api/balance.addFunds"
 _EXAMPLE = '{"customerId": "c1", "amount": 12.34}'
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
-# Digits are checked before conversion: Decimal accepts "Infinity", "1_000" and exponents of any size.
+# Checked before a Decimal is made: Decimal accepts "Infinity", "1_000" and exponents of any size.
 _AMOUNT = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
 _CENTS = Decimal("0.01")
 _EXACT = Context(prec=40, traps=[Inexact, InvalidOperation])
+_IDEMPOTENCY_KEY = r"[!-~]{1,128}"
 AMOUNT_RULE = "amount must be a number or a decimal string, above 0, of at most 16 digits before the point and 2 after"
-
-
 _POLL_SECONDS = 0.1
 # The producer may retry, and reports the last error. These errors would have occurred at the first attempt too.
 _CERTAINLY_NOT_WRITTEN = {
@@ -68,28 +62,24 @@ Delivered = tuple[int, int]
 """Partition and offset of a record."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddFunds:
-    """A checked command."""
-
-    customer_id: str
-    amount: Decimal
-
-
 def amount_of(digits: str) -> Decimal:
-    """Returns an exact amount of money above 0. Raises InvalidInputError if the text is not one."""
+    """Parses an exact amount of money above 0. Raises InvalidInputError."""
     if not _AMOUNT.fullmatch(digits) or Decimal(digits) <= 0:
         raise InvalidInputError(AMOUNT_RULE)
     return Decimal(digits).quantize(_CENTS, context=_EXACT)
 
 
-def add_funds(body: bytes) -> AddFunds:
-    """Returns the command in a request's body. Raises InvalidInputError."""
-    parsed = json_object(body, _EXAMPLE)
-    customer_id = parsed.get("customerId")
-    if isinstance(customer_id, JsonNumber) or not isinstance(customer_id, str):
-        raise InvalidInputError("customerId is missing" if customer_id is None else "customerId is not a string")
-    return AddFunds(checked_key(customer_id, "customerId"), _amount(parsed.get("amount")))
+def idempotency_key_of(text: str) -> bytes:
+    """Parses the key that identifies a repeated command. Raises InvalidInputError."""
+    if not re.fullmatch(_IDEMPOTENCY_KEY, text):
+        raise InvalidInputError("Idempotency-Key must have 1 to 128 visible ASCII characters")
+    return text.encode()
+
+
+def _customer_id(value: Any) -> str:
+    if isinstance(value, JsonNumber) or not isinstance(value, str):
+        raise InvalidInputError("customerId is missing" if value is None else "customerId is not a string")
+    return checked_key(value, "customerId")
 
 
 def _amount(value: Any) -> Decimal:
@@ -99,6 +89,69 @@ def _amount(value: Any) -> Decimal:
     if isinstance(value, JsonNumber) and _JSON_NUMBER.fullmatch(value):
         return amount_of(format(Decimal(value), "f"))
     return amount_of(value)
+
+
+Amount = TypeAliasType(
+    "Amount",
+    Annotated[
+        Any,
+        WithJsonSchema(
+            {
+                "description": f"Money, exactly: {AMOUNT_RULE.removeprefix('amount must be ')} (leading and trailing "
+                "zeros do not count). A number keeps its digits: the service never converts it to a binary float.",
+                "oneOf": [
+                    {
+                        "title": "Number",
+                        "type": "number",
+                        "exclusiveMinimum": 0,
+                        "exclusiveMaximum": 10**16,
+                        "multipleOf": 0.01,
+                    },
+                    {
+                        "title": "Decimal string",
+                        "type": "string",
+                        "description": "No sign, no exponent.",
+                        "pattern": r"^(?=.*[1-9])0*[0-9]{1,16}(\.[0-9]{1,2}0*)?$",
+                    },
+                ],
+                "examples": [12.34, "12.34"],
+            }
+        ),
+    ],
+)
+
+
+class AddFunds(BaseModel):
+    """A customer and an amount to add."""
+
+    customer_id: Annotated[str, PlainValidator(_customer_id, json_schema_input_type=Key)] = Field(alias="customerId")
+    amount: Annotated[Decimal, PlainValidator(_amount, json_schema_input_type=Amount)]
+
+    @classmethod
+    def parse(cls, body: bytes) -> AddFunds:
+        """Raises InvalidInputError."""
+        return validated(cls, json_object(body, _EXAMPLE))
+
+
+class AddFundsParameters(Parameters):
+    in_header: ClassVar[frozenset[str]] = frozenset({"Idempotency-Key"})
+
+    idempotency_key: (
+        Annotated[
+            bytes,
+            PlainValidator(
+                idempotency_key_of, json_schema_input_type=Annotated[str, Field(pattern=f"^{_IDEMPOTENCY_KEY}$")]
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        alias="Idempotency-Key",
+        description="Identifies this addition. Of several additions to one customer with the same key within "
+        "`BALANCE_IDEMPOTENCY_WINDOW` (24 h by default), the service applies the first; one with another amount "
+        "becomes a dead letter. Every retry is answered 202, with the position of the retry. Given at most once.",
+        examples=["9b2f0c1e-order-1041"],
+    )
 
 
 class FundsAddedSerializer:
@@ -218,115 +271,79 @@ class FundsAddedPublisher:
         return RetriableError(f"the event {certainty}: {'; '.join(reasons)}")
 
 
-class AddingFunds:
-    """Executes the command over HTTP."""
+class AddFundsHandler:
+    """Handles the command over HTTP."""
 
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, context: CommandContext) -> None:
         """Raises RetriableError if the registry does not answer, ConfigurationError for an invalid Kafka property."""
-        settings = writing.settings
-        self._metrics = writing.metrics
+        settings = context.settings
+        self._metrics = context.metrics
         self._publisher = FundsAddedPublisher(
             producer_config(settings),
-            writing.registry,
+            context.registry,
             settings.topic,
             settings.read_timeout_seconds,
-            writing.tracer,
+            context.tracer,
         )
 
     async def answer(self, request: web.Request) -> web.Response:
         """Appends `FundsAdded`, and answers with the position from which it is visible."""
         began, status = time.perf_counter(), 500
         try:
-            key = Given(request).optional(IDEMPOTENCY_KEY)
-            command = add_funds(await request.read())
+            key = AddFundsParameters.of(request).idempotency_key
+            command = AddFunds.parse(await request.read())
             try:
                 partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
             except RetriableError as error:
-                raise unavailable_now(str(error)) from error
+                raise unavailable(str(error)) from error
             status = 202
         except InvalidInputError:
             status = 400
             raise
-        except Problem as problem:
-            status = problem.status
+        except Problem as refusal:
+            status = refusal.status
             raise
         finally:
             self._metrics.command_seconds.labels(str(status)).observe(time.perf_counter() - began)
         return web.Response(status=202, headers={"Balance-Position": f"{partition}:{offset + 1}"})
 
     def close(self) -> None:
-        """Waits up to two seconds for events that are being sent."""
         self._publisher.close()
 
 
-_AMOUNT_SCHEMA = Component(
-    "schemas",
-    "Amount",
-    {
-        "description": f"Money, exactly: {AMOUNT_RULE.removeprefix('amount must be ')} (zeros at either end do not "
-        "count). A number keeps its digits: it never passes through a binary float here.",
-        "oneOf": [
-            {
-                "title": "Number",
-                "type": "number",
-                "exclusiveMinimum": 0,
-                "exclusiveMaximum": 10**16,
-                "multipleOf": 0.01,
-            },
-            text(
-                "No sign, no exponent.",
-                title="Decimal string",
-                pattern=r"^(?=.*[1-9])0*[0-9]{1,16}(\.[0-9]{1,2}0*)?$",
-            ),
-        ],
-        "examples": [12.34, "12.34"],
-    },
-)
-_BODY = Component(
-    "schemas",
-    "AddFunds",
-    {
-        "type": "object",
-        "required": ["customerId", "amount"],
-        "properties": {"customerId": KEY, "amount": _AMOUNT_SCHEMA},
-    },
-)
 _ROUTE = Route(
     name="addFunds",
     method="POST",
     path=PATH,
-    answer=lambda handlers, request: handlers.command("addFunds", request),
+    handle=lambda handlers, request: handlers.command("addFunds", request),
     tag=Tag("balance", "Commands."),
     scopes=frozenset({Scope.ADD}),
     summary="Add funds to a customer",
-    description="Appends one `FundsAdded` event, and answers when all in-sync replicas have it. Sent twice, it adds "
-    "twice, unless both name the same `Idempotency-Key`: then only the first counts. After a 503 without a key, read "
-    "in its `detail` whether the event may have been written.",
-    parameters=(IDEMPOTENCY_KEY,),
-    body=Body(
+    description="Appends one `FundsAdded` event, and answers when all in-sync replicas have it. A repeated request "
+    "adds again, unless both have the same `Idempotency-Key`: then only the first counts. After a 503 without a key, "
+    "`detail` says whether the event may have been written.",
+    parameters=AddFundsParameters,
+    body=RequestBody(
         description="At most 16 KiB of JSON.",
-        content=Content(
-            schema=_BODY,
-            examples={
-                "number": ("Amount as a number", {"customerId": "c1", "amount": 12.34}),
-                "string": (
-                    "Amount as a string, for languages whose numbers lose digits",
-                    {"customerId": "c1", "amount": "9007199254740993.01"},
-                ),
-            },
-        ),
+        type=AddFunds,
+        examples={
+            "number": ("Amount as a number", {"customerId": "c1", "amount": 12.34}),
+            "string": (
+                "Amount as a string, for languages whose numbers lose digits",
+                {"customerId": "c1", "amount": "9007199254740993.01"},
+            ),
+        },
     ),
-    answers=(
-        Answer(
+    responses=(
+        Response(
             status=202,
             description="The event is in the topic. The body is empty.",
             headers=(
                 Header(
                     name="Balance-Position",
-                    component="Balance-Position-Written",
                     description="`partition:offset` from which the event is visible; pass it to `getBalance` as "
                     "`minPosition`.",
-                    schema=POSITION,
+                    type=Annotated[str, Field(pattern=f"^{POSITION_PATTERN}$")],
                     example="1:42",
                 ),
             ),
@@ -344,7 +361,7 @@ _ROUTE = Route(
             "The body has more than 16 KiB. Nothing was written.",
             {"large": ("A body of 17,000 bytes", "Maximum request body size 16384 exceeded.")},
         ),
-        unavailable(
+        retry_later(
             "Not acknowledged. `detail` says whether the event was certainly not written (send it again) or may have "
             "been written (compare the balance first).",
             {
@@ -361,4 +378,4 @@ _ROUTE = Route(
     ),
 )
 
-ADD_FUNDS = Command(_ROUTE, AddingFunds)
+ADD_FUNDS = Command(_ROUTE, AddFundsHandler)

@@ -144,7 +144,7 @@ def test_an_invalid_query_is_refused_with_a_detail(instances: Sequence[LocalInst
     assert httpx.get(f"{url}/nothing/count").status_code == 404
     assert httpx.get(f"{url}/balance/keys/nobody").json()["detail"] == "no such key"
     for path, detail in {
-        "/balance/top?by=colour": "by must be a field that is a number: amount",
+        "/balance/top?by=colour": "by must be a numeric field: amount",
         "/balance/entries?limit=1001": "limit must be a number from 1 to 1000",
         "/balance/entries?limit=0": "limit must be a number from 1 to 1000",
         "/balance/top": "by is missing",

@@ -12,7 +12,7 @@ import schemathesis
 from hypothesis import settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from balance_service.http.api.openapi import document
+from balance_service.http.openapi import document
 from balance_service.model.keys import MAX_KEY_BYTES
 from balance_service.process.package import __version__
 from tests.support.shipped import ROUTES

@@ -14,8 +14,8 @@ import aiohttp
 import httpx
 import pytest
 
-from balance_service.http.dead_letters import PATH as LETTERS_PATH
 from balance_service.http.model_queries import PATH as MODELS_PATH
+from balance_service.http.stage_dead_letters import PATH as LETTERS_PATH
 from tests.support.api import GET_BALANCE
 from tests.support.commands import run
 from tests.support.service import application, on

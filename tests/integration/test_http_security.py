@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from balance_service.cli.main import cli
 from balance_service.errors import ConfigurationError
+from balance_service.http.app import HttpServer
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.tls import TlsFiles, client_context
-from balance_service.http.wiring import Front
 from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
 from tests.support.api import GET_BALANCE as PATH
@@ -71,10 +71,10 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[Front]:
+async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[HttpServer]:
     status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
     handlers = Handlers(Operations(Nobody(status)))
-    front = Front(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
+    front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
     handlers.models = instance.models(proxy)
@@ -94,11 +94,11 @@ async def get(
         return answer.status, await answer.text(), answer.headers
 
 
-def question(front: Front) -> str:
+def question(front: HttpServer) -> str:
     return f"https://{HOST}:{front.port}{PATH}?customerId={quote(CUSTOMER)}"
 
 
-def operated(front: Front, path: str = "/api/status") -> str:
+def operated(front: HttpServer, path: str = "/api/status") -> str:
     return f"https://{HOST}:{front.port}{path}"
 
 
@@ -333,13 +333,13 @@ def test_a_probe_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
-            Front(settings, Handlers(Operations(Nobody())), MODELS)
+            HttpServer(settings, Handlers(Operations(Nobody())), MODELS)
 
 
 def test_an_unsecured_non_loopback_listener_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
-        front = Front(settings, Handlers(Operations(Nobody())), MODELS)
+        front = HttpServer(settings, Handlers(Operations(Nobody())), MODELS)
         await front.open()
         await front.close()
         captured = capsys.readouterr()

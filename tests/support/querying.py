@@ -22,7 +22,7 @@ from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
-from balance_service.http.parameters import key_query
+from balance_service.http.parameters import KeyQuery, key_query
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.queries import Queries
@@ -35,7 +35,7 @@ from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import Clock, balance_codec, position_codec
-from tests.support.shipped import CUSTOMER_ID, KNOWN
+from tests.support.shipped import GET_BALANCE_PARAMETERS, KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -204,8 +204,13 @@ class Instance:
             await proxy.close()
 
 
+def balance_query(request: web.Request) -> KeyQuery:
+    """The query in a request of getBalance."""
+    return key_query(GET_BALANCE_PARAMETERS.of(request), PATH, "customer", in_query_as="customerId")
+
+
 async def _balance(queries: Queries, request: web.Request) -> web.Response:
-    return await queries.get(request, lambda: key_query(request, CUSTOMER_ID, lambda _: PATH, "customer"))
+    return await queries.get(request, lambda: balance_query(request))
 
 
 async def _ask(app: web.Application, headers: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import functools
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.assembly import Surroundings
-from balance_service.http.api.routes import routes_of
+from balance_service.http.app import routes_of
 from balance_service.kafka.clients import producer_config
 from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.model.stage import declared_stages
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
+    from balance_service.http.parameters import KeyParameters
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 MODELS = tuple(model() for model in SHIPPED.values())
 KNOWN = {model.name: model for model in MODELS}
 ROUTES = routes_of(MODELS, [ADD_FUNDS])
-(CUSTOMER_ID, *_) = next(route.parameters for route in ROUTES if route.path == GET_BALANCE)
+GET_BALANCE_PARAMETERS = cast(
+    "type[KeyParameters]", next(route.parameters for route in ROUTES if route.path == GET_BALANCE)
+)
 
 
 def hosted(settings: Settings) -> list[ReadModel]:

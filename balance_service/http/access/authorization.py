@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
     from multidict import CIMultiDictProxy
 
-    from balance_service.http.api.route import Routes
+    from balance_service.http.route import RouteTable
     from balance_service.settings import Settings
 
 CLIENT = web.RequestKey("client", str)
@@ -247,7 +247,7 @@ def access_of(settings: Settings) -> Access:
     return Access(authenticator, rate_limit, Browsers(hosts, settings.allowed_origins))
 
 
-def guarded(access: Access, routes: Routes, *, peers_are_proven: bool) -> Middleware:
+def guarded(access: Access, routes: RouteTable, *, peers_are_proven: bool) -> Middleware:
     """The middleware that admits clients. It must run inside the one that checks the marks of peers.
 
     Args:

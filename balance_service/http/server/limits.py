@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Middleware
 
-    from balance_service.http.api.route import Routes
+    from balance_service.http.route import RouteTable
     from balance_service.http.server.ahead_of_aiohttp import AnswerAhead
     from balance_service.http.server.listening import AcceptedSocket, Slots
 
@@ -122,7 +122,7 @@ class UnderWay:
             self._count -= 1
 
 
-def limited(limits: Limits, under_way: UnderWay, routes: Routes) -> Middleware:
+def limited(limits: Limits, under_way: UnderWay, routes: RouteTable) -> Middleware:
     """The middleware that refuses requests beyond the limits. It must run inside the one that answers problems."""
 
     @web.middleware
@@ -141,7 +141,7 @@ def limited(limits: Limits, under_way: UnderWay, routes: Routes) -> Middleware:
     return limit
 
 
-def reserved(routes: Routes, *, peers_are_proven: bool) -> Middleware:
+def reserved(routes: RouteTable, *, peers_are_proven: bool) -> Middleware:
     """The middleware that serves only probes and proven peers on connections in reserved slots.
 
     It must run inside the one that checks the marks of peers.

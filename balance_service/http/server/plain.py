@@ -21,7 +21,7 @@ from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unexpected
 from balance_service.http.model_queries import PATH
-from balance_service.http.parameters import KEY, KeyQuery
+from balance_service.http.parameters import KeyQuery
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
 from balance_service.http.server.limits import headers_fit
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
@@ -198,7 +198,7 @@ def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
         if not model.has_states():
             continue
         of_model = KeyTarget(
-            model=model.name, noun=KEY.name, path=f"{PATH}/{model.name}/keys", key_type=model.key_type, tells_key=True
+            model=model.name, noun="key", path=f"{PATH}/{model.name}/keys", key_type=model.key_type, tells_key=True
         )
         yield of_model
         match model.queries:

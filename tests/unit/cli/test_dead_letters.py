@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from balance_service.cli.client import HttpStatusError
 from balance_service.cli.dead_letters import dead_letters
 from balance_service.errors import BalanceServiceError, RetriableError
-from balance_service.http import bodies
+from balance_service.http.dead_letters import DecisionBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def test_no_request_exceeds_the_limits_of_an_instance(monkeypatch: pytest.Monkey
 
     discard(monkeypatch, instance, ids)
 
-    taken = [bodies.decision(body)[0] for body in instance.bodies]
+    taken = [DecisionBody.parse(body).letter_ids for body in instance.bodies]
     assert [str(one) for batch in taken for one in batch] == ids
     assert len(taken) == 3
 

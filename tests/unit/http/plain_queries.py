@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp.test_utils import TestServer
 
 from balance_service.http.access.authorization import Access
+from balance_service.http.app import make_app, serve
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import PeerTrust
-from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits, UnderWay
 from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from balance_service.http.app import make_app, serve
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from tests.support.api import ADD_FUNDS, GET_BALANCE
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from balance_service.http.app import Site
     from balance_service.http.peers.trust import PeerTrust
-    from balance_service.http.server.app import HttpServer
 
 QUICK = Limits(request_seconds=0.5, head_seconds=0.5, body_seconds=0.5, unsent_seconds=0.5)
 QUESTION = b"GET " + GET_BALANCE.encode() + b"?customerId=c1 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,8 +40,7 @@ class Answering(Handlers):
         super().__init__(Operations(Nobody({"filler": "x" * 100_000})))
         self._answer = answer
 
-    @property
-    def any_model(self) -> Any:
+    def model_queries(self) -> Any:
         return self
 
     async def by_route(self, request: web.Request, *_: object) -> web.Response:
@@ -107,7 +106,7 @@ class Client:
 @dataclass
 class Server:
     port: int
-    http: HttpServer | None = None
+    http: Site | None = None
 
     @property
     def connections(self) -> int:

@@ -16,11 +16,11 @@ from aiohttp.test_utils import TestServer
 from balance_service.errors import ConfigurationError
 from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
 from balance_service.http.access.authorization import Access, RateLimit
-from balance_service.http.api.openapi import document
+from balance_service.http.app import make_app
 from balance_service.http.handlers import Handlers
+from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
-from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
@@ -96,8 +96,7 @@ def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
 class Answering(Handlers):
     """Answers both routes of the API at once."""
 
-    @property
-    def any_model(self) -> Any:
+    def model_queries(self) -> Any:
         return self
 
     async def by_route(self, request: web.Request, *_: object) -> web.Response:

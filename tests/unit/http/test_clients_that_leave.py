@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
+from balance_service.http.app import make_app, serve
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
@@ -17,7 +18,6 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
 from balance_service.http.scan import Top
 from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
-from balance_service.http.server.app import make_app, serve
 from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
 from tests.support.querying import Instance

@@ -7,7 +7,7 @@ import socket
 
 from aiohttp import web
 
-from balance_service.http.server.app import serve
+from balance_service.http.app import serve
 from balance_service.http.server.listening import bind
 
 LINE = b"HTTP/1.1 200 OK\r\n"

@@ -1,4 +1,4 @@
-"""Queries for one key of any read model, through the application: every key that can be is found at its path."""
+"""Queries for one key of a read model, through the application: every valid key is found at its path."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from balance_service.http.api.key_routes import _key_route
-from balance_service.http.api.route import Routes
+from balance_service.http.app import make_app
+from balance_service.http.declared_queries import key_route
 from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
-from balance_service.http.server.app import make_app
+from balance_service.http.route import RouteTable
 from balance_service.kafka.partitioner import partition_of
-from balance_service.model.read_model import Routes as KeyRoutes
+from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
 from tests.support.fakes import Nobody
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def put(instance: Instance, key: bytes) -> None:
-    """A state of 1.00, in the one partition that the instance has."""
+    """Stores 1.00 for a key of the one partition that the instance has."""
     assert partition_of(key, PARTITIONS) == PARTITION
     instance.store.write([(key, STATES.encode({"customerId": "any", "amount": Decimal("1.00")}))], 1)
     instance.move_to(11)
 
 
-def asked(instance: Instance, model: str, *targets: str, routes: Routes = ROUTES) -> list[tuple[int, str]]:
-    """Status and body of what an instance that hosts a read model answers."""
+def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = ROUTES) -> list[tuple[int, str]]:
+    """The status and body of each answer of an instance that hosts a read model."""
 
     async def run() -> list[tuple[int, str]]:
         proxy = Proxy()
@@ -58,7 +58,7 @@ def asked(instance: Instance, model: str, *targets: str, routes: Routes = ROUTES
 
 
 def ours(key: str) -> str:
-    """The key, with what it takes to be in the partition of the instance."""
+    """The key with a suffix that puts it into the partition of the instance."""
     return next(text for n in range(99) if partition_of((text := f"{key}{n}").encode(), PARTITIONS) == PARTITION)
 
 
@@ -74,12 +74,12 @@ def test_a_key_of_any_characters_is_found_at_its_path(tmp_path: Path, key: str) 
     assert '"value":{"amount":1.00}' in body
 
 
-def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(tmp_path: Path) -> None:
+def test_a_numeric_key_is_found_at_the_declared_path_of_its_read_model(tmp_path: Path) -> None:
     key_type = Leaderboard().key_type
     number = next(n for n in range(-99, 0) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
     instance = Instance(tmp_path / "store")
     put(instance, key_type.encode(number))
-    declared = _key_route(Leaderboard(), KeyRoutes("/api/games.getScores", key="gameId", noun="game"))
+    declared = key_route(Leaderboard(), Routes("/api/games.getScores", key="gameId", noun="game"))
 
     at_declared, at_generic, no_number = asked(
         instance,
@@ -87,17 +87,17 @@ def test_a_key_that_is_a_number_is_found_at_a_path_that_its_read_model_declares(
         f"/api/games.getScores?gameId={number}",
         f"/api/models/leaderboard/keys/{number}",
         "/api/games.getScores?gameId=c1",
-        routes=Routes([*ROUTES, declared]),
+        routes=RouteTable([*ROUTES, declared]),
     )
 
     assert at_declared == (200, '{"amount":1.00}')
     assert at_generic == (200, f'{{"key":"{number}","value":{{"amount":1.00}}}}')
     assert no_number[0] == 400
     assert "must be a number" in no_number[1]
-    assert key_type.parse(declared.parameters[0].example)
+    assert [key_type.parse(str(one)) for one in declared.parameters.model_fields["key"].examples or ()]
 
 
-def test_what_a_peer_answers_in_another_form_is_refused(tmp_path: Path) -> None:
+def test_a_malformed_answer_of_a_peer_is_refused(tmp_path: Path) -> None:
     key_type = Leaderboard().key_type
     number = next(n for n in range(99) if partition_of(key_type.encode(n), PARTITIONS) == PARTITION)
     instance = Instance(tmp_path / "store", owns=False)
@@ -117,4 +117,4 @@ def test_what_a_peer_answers_in_another_form_is_refused(tmp_path: Path) -> None:
     status, body = asyncio.run(run())
 
     assert status == 503
-    assert "not of the form" in body
+    assert "does not have the form" in body

@@ -1,25 +1,38 @@
-"""Parameters of queries: what is not exactly right is refused before anything is done with it."""
+"""A query whose parameters are not exactly valid is refused before the instance starts to answer it."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 import pytest
+from aiohttp import web
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_service.errors import InvalidInputError
-from balance_service.http.parameters import KeyQuery, key_query
+from balance_service.http.answer import problems
+from balance_service.http.app import serve
+from balance_service.http.dead_letters import ListParameters
+from balance_service.http.parameters import KeyParameters, KeyQuery
+from balance_service.http.server.listening import bind
 from balance_service.model.keys import checked_key
 from tests.support.api import GET_BALANCE as PATH
-from tests.support.shipped import CUSTOMER_ID
+from tests.support.querying import balance_query
+from tests.unit.http.raw_http import Answer, Server
+
+if TYPE_CHECKING:
+    from unittest.mock import Mock
 
 
 def query(raw: str) -> KeyQuery:
     request = make_mocked_request("GET", f"{PATH}?{raw}")
-    return key_query(request, CUSTOMER_ID, lambda _: PATH, "customer")
+    cast("Mock", request.match_info.route).configure_mock(**{"resource.canonical": PATH})
+    return balance_query(request)
 
 
 def refused_query(raw: str) -> str:
@@ -41,7 +54,7 @@ def refused_query(raw: str) -> str:
         ("customerId=" + "%C3%AB" * 128, "ë" * 128),
     ],
 )
-def test_a_customer_id_is_any_text_of_up_to_256_bytes(raw: str, customer_id: str) -> None:
+def test_a_customer_id_is_text_of_up_to_256_bytes(raw: str, customer_id: str) -> None:
     assert query(raw) == KeyQuery(
         key=customer_id.encode(), path=PATH, parameters={"customerId": customer_id}, noun="customer"
     )
@@ -69,12 +82,12 @@ def test_a_customer_id_is_any_text_of_up_to_256_bytes(raw: str, customer_id: str
         ("customerId=c1" + "&x=1" * 16, "the query has more than 16 parameters"),
     ],
 )
-def test_a_customer_id_that_cannot_be_a_key_is_refused(raw: str, detail: str) -> None:
+def test_an_invalid_customer_id_is_refused_with_the_reason(raw: str, detail: str) -> None:
     assert refused_query(raw) == detail
 
 
 @given(st.text(max_size=300))
-def test_a_customer_id_is_accepted_exactly_if_the_stream_would_accept_it(customer_id: str) -> None:
+def test_a_query_accepts_the_same_customer_ids_as_the_stream(customer_id: str) -> None:
     try:
         size = len(customer_id.encode())
         ok = 1 <= size <= 256 and not re.search(r"[\x00-\x1f\x7f-\x9f]", customer_id)
@@ -88,7 +101,7 @@ def test_a_customer_id_is_accepted_exactly_if_the_stream_would_accept_it(custome
             checked_key(customer_id, "customerId")
 
 
-def test_a_position_to_wait_for_is_a_partition_and_an_offset() -> None:
+def test_min_position_is_a_partition_and_an_offset() -> None:
     assert query("customerId=c1&minPosition=3:42").min_position == (3, 42)
     assert query("customerId=c1&minPosition=0%3A0").min_position == (0, 0)
 
@@ -114,13 +127,13 @@ def test_a_position_to_wait_for_is_a_partition_and_an_offset() -> None:
         "1:" + "9" * 19,
     ],
 )
-def test_a_position_of_another_form_is_refused(position: str) -> None:
+def test_a_malformed_min_position_is_refused(position: str) -> None:
     detail = refused_query(f"customerId=c1&minPosition={quote(position)}")
 
     assert detail == "minPosition must be partition:offset, such as 0:42"
 
 
-def test_a_position_given_twice_is_refused() -> None:
+def test_a_repeated_min_position_is_refused() -> None:
     assert refused_query("customerId=c1&minPosition=0:1&minPosition=0:2") == "minPosition is given more than once"
 
 
@@ -128,7 +141,7 @@ def test_a_position_given_twice_is_refused() -> None:
     st.text(min_size=1, max_size=20).filter(str.isprintable),
     st.none() | st.tuples(st.integers(0, 99), st.integers(0, 10**18 - 1)),
 )
-def test_a_query_survives_being_passed_on(customer_id: str, position: tuple[int, int] | None) -> None:
+def test_a_forwarded_query_is_equal_to_the_original(customer_id: str, position: tuple[int, int] | None) -> None:
     wanted = "" if position is None else f"&minPosition={position[0]}:{position[1]}"
     asked = query(f"customerId={quote(customer_id, safe='')}{wanted}")
 
@@ -136,3 +149,40 @@ def test_a_query_survives_being_passed_on(customer_id: str, position: tuple[int,
 
     assert query(raw) == asked
     assert (asked.key, asked.min_position) == (customer_id.encode(), position)
+
+
+async def read(request: web.Request) -> web.Response:
+    parameters = KeyParameters if "key" in request.match_info else ListParameters
+    return web.json_response({"read": str(parameters.of(request))})
+
+
+def answered(target: bytes) -> Answer:
+    async def run() -> Answer:
+        app = web.Application(middlewares=[problems])
+        app.router.add_get("/letters", read)
+        app.router.add_get("/keys/{key}", read)
+        listener = bind("127.0.0.1", 0)
+        server = await serve(app, listener)
+        try:
+            async with Server(listener.getsockname()[1]).client() as client:
+                return await client.ask(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % target)
+        finally:
+            await server.cleanup()
+
+    return asyncio.run(run())
+
+
+# The parser in C refuses every byte beyond ASCII. The parser in Python runs where aiohttp has no wheel.
+@pytest.mark.parametrize("parser", [HttpRequestParser, HttpRequestParserPy], ids=["as installed", "in Python"])
+@pytest.mark.parametrize(
+    "target", [b"/letters?cause=\x80", b"/letters?x=\xc3&cause=a", b"/letters?\xff=a", b"/keys/\x80", b"/keys/%80"]
+)
+def test_a_request_that_is_not_utf_8_is_answered_400_by_either_parser(
+    monkeypatch: pytest.MonkeyPatch, parser: type[HttpRequestParserPy], target: bytes
+) -> None:
+    monkeypatch.setattr("aiohttp.web_protocol.HttpRequestParser", parser)
+
+    answer = answered(target)
+
+    assert answer.status == 400
+    assert "UTF-8" in answer.detail or "not an HTTP request" in answer.detail

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer, Problem
+from balance_service.http.app import make_app
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
-from balance_service.http.server.app import make_app
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import Clock, Nobody
 from tests.support.shipped import ROUTES

@@ -19,6 +19,7 @@ from balance_service.avro.codec import AvroCodec
 from balance_service.engine.records import Role
 from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
+from balance_service.http.app import HttpServer
 from balance_service.http.handlers import Handlers
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
 from balance_service.http.operations import Operations
@@ -27,7 +28,6 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Address
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.plain import key_targets
-from balance_service.http.wiring import Front
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Collection
 from balance_service.observability.metrics import Metrics
@@ -220,7 +220,7 @@ def test_the_rate_limit_counts_plain_queries(tmp_path: Path, *, is_owner: bool, 
 
     async def run() -> list[bytes]:
         handlers = Handlers(Operations(Nobody()))
-        front = Front(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
+        front = HttpServer(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
         handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(AT_OWNER, SECRET)).app()) as owner:
             instance.hear_of_owner(f"127.0.0.1:{owner.port}")
@@ -734,7 +734,7 @@ def test_a_server_that_stops_waits_for_proxied_queries_for_a_while(
 ) -> None:
     other.timeout_seconds = 30
     if is_in_time:
-        monkeypatch.setattr("balance_service.http.server.app._SHUTDOWN_SECONDS", 30.0)
+        monkeypatch.setattr("balance_service.http.app._SHUTDOWN_SECONDS", 30.0)
     peer = Peer(slow(0.3 if is_in_time else 60))
 
     async def run() -> tuple[bytes, float]:

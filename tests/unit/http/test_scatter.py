@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.http.answer import Problem, compact_json, problems
-from balance_service.http.letter_scan import LetterScan
 from balance_service.http.scan import Count, Entries, Top
 from balance_service.http.server.limits import Limits, UnderWay, limited
+from balance_service.http.stage_dead_letters import DeadLetterScan
 from balance_service.model.keys import TEXT
 from tests.support.fakes import letters
 from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
@@ -169,7 +169,7 @@ def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_ot
 
 
 TOP = Top(by="amount", value=STATES.number("amount"))
-LETTERS = LetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
+LETTERS = DeadLetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
 ODD: list[tuple[Scan, bytes]] = [
     (Count(), b'{"count":"\xff"}'),
     (Count(), b""),

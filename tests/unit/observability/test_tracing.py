@@ -17,9 +17,9 @@ from balance_service.engine.commit import Committed
 from balance_service.engine.records import TaskBatch, TaskId
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.http.answer import PROBLEM_JSON
+from balance_service.http.app import traced
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
-from balance_service.http.server.app import traced
 from balance_service.observability.otlp_tracing import otlp_tracer
 from balance_service.observability.tracing import (
     TRACEPARENT_HEADER,

@@ -1,4 +1,4 @@
-"""Bodies of commands: money to the cent, whatever form it comes in; all else is refused with the reason."""
+"""The body of addFunds: an exact amount of money in every form that JSON permits; anything else is refused."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.engine.decisions import MOST_REASON
 from balance_service.errors import InvalidInputError
-from balance_service.http.bodies import decision
-from balance_service.read_models.add_funds import add_funds
+from balance_service.read_models.add_funds import AddFunds
 
 AMOUNT_RULE = "amount must be a number or a decimal string"
 
 
 def amount(literal: str) -> Decimal:
     """The amount of a command, as a JSON literal."""
-    return add_funds(b'{"customerId": "c1", "amount": %s}' % literal.encode()).amount
+    return AddFunds.parse(b'{"customerId": "c1", "amount": %s}' % literal.encode()).amount
 
 
 def refused(body: bytes) -> str:
     with pytest.raises(InvalidInputError) as caught:
-        add_funds(body)
+        AddFunds.parse(body)
     return str(caught.value)
 
 
@@ -54,7 +52,7 @@ def refused_amount(literal: str) -> str:
         ('"9999999999999999.99"', "9999999999999999.99"),
     ],
 )
-def test_an_amount_is_taken_to_the_cent(literal: str, exact: str) -> None:
+def test_an_amount_is_accepted_to_the_cent(literal: str, exact: str) -> None:
     assert str(amount(literal)) == exact
 
 
@@ -110,23 +108,23 @@ def test_an_amount_is_taken_to_the_cent(literal: str, exact: str) -> None:
         '"twelve"',
     ],
 )
-def test_an_amount_that_is_no_money_is_refused(literal: str) -> None:
+def test_an_invalid_amount_is_refused(literal: str) -> None:
     assert refused_amount(literal).startswith(AMOUNT_RULE)
 
 
 @pytest.mark.parametrize(
     "literal", ["Infinity", "-Infinity", "NaN", "1_000", "+1", "01", ".5", "1.", "0x10", "\u0661", ""]
 )
-def test_an_amount_that_is_no_json_makes_the_body_no_json(literal: str) -> None:
+def test_an_amount_that_is_not_json_makes_the_body_invalid(literal: str) -> None:
     assert refused_amount(literal).startswith("the body is not JSON")
 
 
-def test_a_missing_or_null_amount_is_missing() -> None:
+def test_a_null_amount_is_reported_as_missing() -> None:
     assert refused(b'{"customerId": "c1"}') == "amount is missing"
     assert refused_amount("null") == "amount is missing"
 
 
-def test_a_number_of_a_million_digits_is_refused_without_being_computed() -> None:
+def test_a_number_of_a_million_digits_is_refused_without_computing_it() -> None:
     began = time.monotonic()
 
     assert refused_amount("9" * 1_000_000).startswith(AMOUNT_RULE)
@@ -144,7 +142,7 @@ def test_a_number_of_a_million_digits_is_refused_without_being_computed() -> Non
         b'{"customerId": "c1", "amount": 1, "x": {"y": 1, "y": 2}}',
     ],
 )
-def test_a_name_given_twice_is_refused_for_it_says_two_things(body: bytes) -> None:
+def test_a_repeated_name_is_refused_because_its_value_is_ambiguous(body: bytes) -> None:
     assert "more than once" in refused(body)
 
 
@@ -170,36 +168,16 @@ def test_a_name_given_twice_is_refused_for_it_says_two_things(body: bytes) -> No
         (b'{"customerId": "a\\u0000b", "amount": 1}', "customerId must not contain control characters"),
     ],
 )
-def test_a_body_that_is_no_command_is_refused_with_the_reason(body: bytes, detail: str) -> None:
+def test_an_invalid_body_is_refused_with_the_reason(body: bytes, detail: str) -> None:
     assert refused(body).startswith(detail)
 
 
-@pytest.mark.parametrize("reason", ["x", "a test event", "schön, 好", "x" * MOST_REASON])
-def test_a_decision_keeps_its_reason_as_it_was_given(reason: str) -> None:
-    ids, kept = decision(json.dumps({"ids": ["balance/1:42", "balance/1:42"], "reason": reason}).encode())
-
-    assert ([str(one) for one in ids], kept) == (["balance/1:42"], reason)
-
-
-@pytest.mark.parametrize(
-    "reason", [None, "", " ", " x", "x\n", "\0", "\ud800", "x\udfff", 1, ["x"], "x" * (MOST_REASON + 1)]
-)
-def test_a_decision_without_a_reason_that_can_be_read_is_refused(reason: Any) -> None:
-    with pytest.raises(InvalidInputError, match="reason must be a text of 1 to 200 characters that begins with no"):
-        decision(json.dumps({"ids": ["balance/1:42"], "reason": reason}).encode())
-
-
-def test_a_decision_with_a_name_that_is_unknown_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="the body has 'model', which is not known here"):
-        decision(b'{"ids": ["balance/1:42"], "reason": "x", "model": "balance"}')
-
-
-def test_a_command_may_carry_what_is_unknown_here() -> None:
-    assert add_funds(b'{"amount": 1, "note": "x", "customerId": "c1"}').customer_id == "c1"
+def test_unknown_names_in_a_command_are_ignored() -> None:
+    assert AddFunds.parse(b'{"amount": 1, "note": "x", "customerId": "c1"}').customer_id == "c1"
 
 
 @given(st.integers(1, 10**18 - 1))
-def test_every_amount_of_money_is_taken_exactly_as_number_and_as_string(cents: int) -> None:
+def test_every_amount_is_exact_as_a_number_and_as_a_string(cents: int) -> None:
     digits = f"{cents // 100}.{cents % 100:02}"
 
     for literal in (digits, json.dumps(digits)):
@@ -215,10 +193,10 @@ def test_every_amount_of_money_is_taken_exactly_as_number_and_as_string(cents: i
     | st.none()
     | st.lists(st.integers())
 )
-def test_whatever_comes_is_an_exact_amount_or_refused(value: Any) -> None:
+def test_any_value_is_an_exact_amount_or_is_refused(value: Any) -> None:
     body = json.dumps({"customerId": "c1", "amount": str(value) if isinstance(value, Decimal) else value})
     try:
-        taken = add_funds(body.encode()).amount
+        taken = AddFunds.parse(body.encode()).amount
     except InvalidInputError:
         assert refused(body.encode()).startswith("amount")
         return
@@ -227,7 +205,7 @@ def test_whatever_comes_is_an_exact_amount_or_refused(value: Any) -> None:
     assert taken.as_tuple().exponent == -2
 
 
-def test_the_callers_decimal_context_never_matters() -> None:
+def test_the_decimal_context_of_the_caller_has_no_effect() -> None:
     with localcontext(Context(prec=3)):
         assert str(amount("9999999999999999.99")) == "9999999999999999.99"
         assert str(amount("99999999999999.99e2")) == "9999999999999999.00"

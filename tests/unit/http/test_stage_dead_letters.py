@@ -1,8 +1,9 @@
-"""Decisions about dead letters that an instance has a peer carry out: what is answered tells what was done."""
+"""Dead letters of a stage: pages that fit an answer of a peer, and decisions that peers carry out."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.engine.dead_letter import Letter, Status
-from balance_service.engine.decisions import MOST_REASON, Decision, Verdict
+from balance_service.engine.decisions import MOST_REASON, Decision, LetterId, Verdict
+from balance_service.engine.records import Position
 from balance_service.errors import RetriableError
-from balance_service.http.dead_letters import PATH, StageLetters
-from balance_service.http.letter_records import LetterRecords
-from balance_service.http.letter_scan import LetterScan
+from balance_service.http.peers.connections import MAX_BODY_BYTES
+from balance_service.http.routing import LocalCopy
 from balance_service.http.scheduling import FairScheduler
 from balance_service.http.server.limits import MAX_URL_BYTES
-from balance_service.model.keys import TEXT
+from balance_service.http.stage_dead_letters import PATH, UNREACHABLE, DeadLetterScan, SourceRecords, StageDeadLetters
+from balance_service.model.keys import TEXT, KeyType
 from tests.support import fakes
-from tests.support.querying import PARTITION, Instance
+from tests.support.querying import PARTITION, Instance, read_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,24 +34,26 @@ STAGE = 249 * "s"
 HEART = "\N{BROKEN HEART}"
 DISCARD = Verdict(Decision.DISCARD, "alice", "a test")
 REDRIVE = DISCARD._replace(decision=Decision.REDRIVE)
-NOBODY = "nobody can be asked about its partition now; decide again"
+LONGEST = 64 << 10
+FORTY = 40
+NUMBER = KeyType("n", is_number=True)
 
 
 @dataclass
 class Owner:
-    """Carries decisions out; of each of its first requests it is told what becomes of the answer."""
+    """Carries out decisions. `answers` says what happens to its first answers."""
 
     letters: dict[int, Status] = field(default_factory=lambda: dict.fromkeys(MANY, Status.WAITING))
     answers: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    """How many letters each request was about."""
+    """The number of dead letters in each request."""
     urls: list[int] = field(default_factory=list)
-    """How long its URL was."""
+    """The length of each request's URL."""
 
     def decide(self, _partition: int, offsets: Sequence[int], verdict: Verdict) -> dict[int, str]:
         known = {at: letter(at, self.letters[at]) if at in self.letters else None for at in offsets}
         refused = {at: why for at, of in known.items() if (why := verdict.refusal(of)) is not None}
-        # What is redriven is applied at once.
+        # A redriven record is applied at once.
         status = Status.DISCARDED if verdict.decision is Decision.DISCARD else Status.APPLIED
         self.letters |= dict.fromkeys(set(offsets) - refused.keys(), status)
         return refused
@@ -95,15 +99,15 @@ def decided(
     offsets: Sequence[int] = MANY,
     decide: Callable[..., Mapping[int, str]] | None = None,
 ) -> Mapping[int, str]:
-    """Why a decision was refused, by offset, after an instance has had it carried out."""
+    """The reasons for refusals, by offset, of a decision that an instance forwards."""
 
     async def run() -> Mapping[int, str]:
         nothing: Any = None
         scatter = instance.scatter("/api")
-        stage = StageLetters(
-            scan=LetterScan(stage=STAGE, read_model="balance", key_type=TEXT, letters=fakes.letters()),
+        stage = StageDeadLetters(
+            scan=DeadLetterScan(stage=STAGE, read_model="balance", key_type=TEXT, letters=fakes.letters()),
             scatter=scatter,
-            records=LetterRecords(records=nothing, scheduler=FairScheduler("scan"), timeout_seconds=1.0),
+            records=SourceRecords(records=nothing, scheduler=FairScheduler("scan"), timeout_seconds=1.0),
             decide=decide or owner.decide,
         )
         async with TestServer(owner.app()) as server:
@@ -117,7 +121,9 @@ def decided(
 
 
 @pytest.mark.parametrize("becomes", ["is lost", "says that it took too long", "is of another form"])
-def test_what_was_carried_out_is_not_told_as_refused_where_the_answer_is_lost(instance: Instance, becomes: str) -> None:
+def test_a_decision_is_accepted_although_the_answer_to_the_first_request_is_lost(
+    instance: Instance, becomes: str
+) -> None:
     owner = Owner(answers=[becomes])
 
     assert decided(instance, owner, offsets=[ONE]) == {}
@@ -125,7 +131,7 @@ def test_what_was_carried_out_is_not_told_as_refused_where_the_answer_is_lost(in
 
 
 @pytest.mark.parametrize("becomes", ["is lost", "says that it took too long", "not the owner"])
-def test_what_an_owner_has_answered_for_is_not_asked_again(instance: Instance, becomes: str) -> None:
+def test_dead_letters_with_an_answer_are_not_sent_again(instance: Instance, becomes: str) -> None:
     owner = Owner(answers=["arrives", becomes])
 
     assert decided(instance, owner) == {}
@@ -135,17 +141,17 @@ def test_what_an_owner_has_answered_for_is_not_asked_again(instance: Instance, b
     assert first < len(MANY)
 
 
-def test_what_is_not_carried_out_in_the_end_is_told_by_itself(instance: Instance) -> None:
+def test_only_dead_letters_without_an_answer_are_reported_as_unreachable(instance: Instance) -> None:
     owner = Owner(answers=["arrives", "not the owner", "not the owner"])
 
     refused = decided(instance, owner)
 
-    assert set(refused.values()) == {NOBODY}
+    assert set(refused.values()) == {UNREACHABLE}
     assert [at for at in MANY if at not in refused] == [at for at in MANY if owner.letters[at] is Status.DISCARDED]
     assert 0 < len(refused) < len(MANY)
 
 
-def test_a_decision_of_the_longest_kind_is_passed_on_in_requests_that_are_not_too_long(instance: Instance) -> None:
+def test_the_longest_decision_is_forwarded_in_requests_within_the_limit_of_a_url(instance: Instance) -> None:
     by, reason = f"jwt:{HEART * 64}", HEART * MOST_REASON
     owner = Owner()
 
@@ -156,7 +162,7 @@ def test_a_decision_of_the_longest_kind_is_passed_on_in_requests_that_are_not_to
 
 
 @pytest.mark.parametrize("answers", [[], ["not the owner"]])
-def test_what_was_discarded_before_is_refused(instance: Instance, answers: list[str]) -> None:
+def test_a_second_discard_is_refused(instance: Instance, answers: list[str]) -> None:
     owner = Owner(answers=answers)
     owner.letters[ONE] = Status.DISCARDED
 
@@ -164,22 +170,22 @@ def test_what_was_discarded_before_is_refused(instance: Instance, answers: list[
     assert owner.letters[OTHER] is Status.DISCARDED
 
 
-def test_what_was_applied_before_is_refused_even_where_an_answer_is_lost(instance: Instance) -> None:
+def test_a_discard_of_an_applied_record_is_refused_although_an_answer_is_lost(instance: Instance) -> None:
     owner = Owner(answers=["is lost"])
     owner.letters[ONE] = Status.APPLIED
 
     assert decided(instance, owner, DISCARD, offsets=[ONE]) == {ONE: "it is applied already"}
 
 
-def test_what_is_redriven_and_applied_before_it_is_asked_for_again_is_not_told_as_refused(instance: Instance) -> None:
+def test_a_redrive_is_accepted_although_its_record_is_applied_before_the_second_request(instance: Instance) -> None:
     owner = Owner(answers=["is lost"])
 
-    # It is applied at once, so the second answer says that it is closed.
+    # The record is applied at once, so the second answer reports a closed dead letter.
     assert decided(instance, owner, REDRIVE, offsets=[ONE]) == {}
     assert owner.letters[ONE] is Status.APPLIED
 
 
-def test_what_is_written_here_though_its_commit_seemed_to_fail_is_not_told_as_refused(instance: Instance) -> None:
+def test_a_decision_is_accepted_although_its_commit_here_seemed_to_fail(instance: Instance) -> None:
     instance.owns = True
     owner = Owner()
     failures = [RetriableError("the decision is written, and the store lacks it")]
@@ -193,3 +199,65 @@ def test_what_is_written_here_though_its_commit_seemed_to_fail_is_not_told_as_re
     owner.answers = ["not the owner"]
     assert decided(instance, owner, offsets=[ONE], decide=decide) == {}
     assert owner.letters[ONE] is Status.DISCARDED
+
+
+class Kept:
+    """Dead letters, as a store returns them."""
+
+    def __init__(self, keys: Sequence[bytes | None]) -> None:
+        self._letters = [Letter.first(offset, "key-malformed", key, 0, 1) for offset, key in enumerate(keys)]
+
+    def page(self, _view: object, start: int, limit: int) -> list[Letter]:
+        return self._letters[start : start + limit]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        FORTY * [LONGEST * b"\xff"],
+        FORTY * [LONGEST * b"\0"],
+        FORTY * [LONGEST * b"k"],
+        FORTY * [b"k", LONGEST * b"\xff"],
+    ],
+    ids=["no text", "control characters", "text", "some are long"],
+)
+def test_a_page_of_dead_letters_with_long_keys_fits_an_answer_of_a_peer(keys: Sequence[bytes]) -> None:
+    kept: Any = Kept(keys)
+    # The scan reads only dead letters.
+    nothing: Any = None
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    found: list[str] = []
+    start, is_last = 0, False
+    while not is_last:
+        scan = DeadLetterScan(stage="s", read_model="m", key_type=TEXT, letters=kept, start=(0, start), limit=1000)
+        body = read_to_its_end(scan.read([copy], nothing, nothing))
+        assert len(body) <= MAX_BODY_BYTES
+        page = json.loads(body)
+        found += [letter["id"] for letter in page["deadLetters"]]
+        is_last = page["next"] is None
+        start = 0 if is_last else LetterId.parse(page["next"]).offset + 1
+
+    assert found == [f"s/0:{offset}" for offset in range(len(keys))]
+
+
+@pytest.mark.parametrize(
+    ("key_type", "key", "shown"),
+    [
+        (TEXT, "Zoë".encode(), {"key": "Zoë"}),
+        (TEXT, b"", {"key": ""}),
+        (TEXT, None, {"key": None}),
+        (TEXT, "\ufffd".encode(), {"key": "\ufffd"}),
+        (TEXT, bytes.fromhex("40ff00c3"), {"key": None, "keyBase64": "QP8Aww=="}),
+        (NUMBER, NUMBER.encode(-7), {"key": "-7"}),
+        (NUMBER, b"\xff", {"key": None, "keyBase64": "/w=="}),
+    ],
+)
+def test_a_key_is_shown_as_text_or_as_base64(key_type: Any, key: Any, shown: dict[str, Any]) -> None:
+    kept: Any = Kept([key])
+    nothing: Any = None
+    copy = LocalCopy(0, nothing, nothing, Position(0, 1, "id"), was_owned=True)
+    scan = DeadLetterScan(stage="s", read_model="m", key_type=key_type, letters=kept)
+
+    (letter,) = json.loads(read_to_its_end(scan.read([copy], nothing, nothing)))["deadLetters"]
+
+    assert {name: letter[name] for name in ("key", "keyBase64") if name in letter} == shown

@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole, and its schemas say what the parsers do; a route is declared in one place."""
+"""The OpenAPI document is complete, its schemas agree with the parsers, and it is generated from the routes alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
-from balance_service.http.api.answers import ok
-from balance_service.http.api.declarations import Component, Parameter
-from balance_service.http.api.openapi import document
-from balance_service.http.api.route import Route, Routes, Tag
-from balance_service.http.given import Given
+from balance_service.http.app import make_app, make_health_app
 from balance_service.http.handlers import Handlers
+from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
-from balance_service.http.parameters import IDEMPOTENCY_KEY, MAX_LAG, MIN_POSITION
-from balance_service.http.server.app import make_app, make_health_app
-from balance_service.read_models.add_funds import amount_of
+from balance_service.http.parameters import Parameters
+from balance_service.http.route import Route, RouteTable, Tag, ok
+from balance_service.read_models.add_funds import AddFundsParameters, amount_of
 from tests.support.fakes import Nobody
-from tests.support.shipped import CUSTOMER_ID, ROUTES
+from tests.support.shipped import GET_BALANCE_PARAMETERS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +40,7 @@ _DOCUMENTS = [
 
 
 def accepts(schema: Any, value: Any) -> bool:
-    """Whether a value is of a schema of the document."""
+    """Whether a value conforms to a schema of the document."""
     root = {"allOf": [schema], "components": _DOCUMENTS[0]["components"]}
     return jsonschema_rs.Draft202012Validator(root).is_valid(value)
 
@@ -56,8 +55,13 @@ def schema_of(name: str) -> Any:
     raise AssertionError(name)
 
 
+def resolved(whole: Any, schema: Any) -> Any:
+    """The schema that a reference names."""
+    return whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+
+
 def described(node: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a document that has a schema, with where it stands."""
+    """All parts of a document that have a schema, with their places."""
     if isinstance(node, dict):
         if "schema" in node:
             yield where, node
@@ -69,7 +73,7 @@ def described(node: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("whole", _DOCUMENTS, ids=["open", "guarded"])
-def test_the_document_is_openapi(whole: dict[str, Any]) -> None:
+def test_the_document_is_valid_openapi(whole: dict[str, Any]) -> None:
     schemathesis.openapi.from_dict(whole).validate()
     operations = [operation for methods in whole["paths"].values() for operation in methods.values()]
 
@@ -79,7 +83,7 @@ def test_the_document_is_openapi(whole: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("whole", _DOCUMENTS, ids=["open", "guarded"])
-def test_every_example_is_of_its_schema(whole: dict[str, Any]) -> None:
+def test_every_example_conforms_to_its_schema(whole: dict[str, Any]) -> None:
     examples = 0
     for where, node in described(whole):
         values = [e["value"] for e in node.get("examples", {}).values()] if "examples" in node else []
@@ -103,26 +107,34 @@ _TEXTS = (
 )
 
 
-@pytest.mark.parametrize("parameter", [CUSTOMER_ID, MIN_POSITION, MAX_LAG, IDEMPOTENCY_KEY], ids=lambda p: p.name)
-def test_a_parameter_takes_exactly_what_its_schema_allows(parameter: Parameter[Any]) -> None:
-    schema = schema_of(parameter.name)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("customerId", GET_BALANCE_PARAMETERS),
+        ("minPosition", GET_BALANCE_PARAMETERS),
+        ("maxLag", GET_BALANCE_PARAMETERS),
+        ("Idempotency-Key", AddFundsParameters),
+    ],
+)
+def test_a_parameter_accepts_exactly_what_its_schema_allows(name: str, parameters: type[Parameters]) -> None:
+    schema = schema_of(name)
 
-    # None of them is too long in bytes alone, which JSON Schema does not count.
+    # No text is too long in bytes alone: JSON Schema counts characters.
     @given(_TEXTS)
     def check(text: str) -> None:
         refusal = ""
         try:
-            parameter.parse(text)
+            parameters.parse({"customerId": "c1", name: text})
         except InvalidInputError as error:
             refusal = str(error)
         assert accepts(schema, text) == (not refusal)
-        assert not refusal or refusal.startswith(parameter.name)
+        assert not refusal or refusal.startswith(name)
 
     check()
 
 
 @given(st.text("0123456789.", max_size=22) | st.from_regex(r"[0-9]{1,17}\.[0-9]{1,3}0{0,2}", fullmatch=True))
-def test_an_amount_in_a_string_is_taken_exactly_if_its_schema_allows_it(text: str) -> None:
+def test_an_amount_in_a_string_is_accepted_exactly_if_its_schema_allows_it(text: str) -> None:
     try:
         amount_of(text)
     except InvalidInputError:
@@ -131,19 +143,25 @@ def test_an_amount_in_a_string_is_taken_exactly_if_its_schema_allows_it(text: st
         assert accepts({"$ref": "#/components/schemas/Amount"}, text)
 
 
-def test_two_components_of_one_name_are_refused() -> None:
+def test_two_types_of_one_name_are_both_documented() -> None:
     route = next(iter(ROUTES))
-    other = replace(route, path="/other", answers=(ok("Another.", Component("schemas", "Amount", {"type": "string"})),))
 
-    with pytest.raises(ValueError, match="two components of the name Amount"):
-        document([route, other])
+    class Status(TypedDict):
+        other: str
+
+    shown = document([*ROUTES, replace(route, path="/other", responses=(ok("Another.", Status),))])
+
+    schema = shown["paths"]["/other"][route.method.lower()]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [*resolved(shown, schema)["properties"]] == ["other"]
+    status = shown["paths"]["/api/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "applicationServer" in resolved(shown, status)["properties"]
 
 
 def test_two_routes_of_one_method_and_path_are_refused() -> None:
     route = next(iter(ROUTES))
 
     with pytest.raises(ValueError, match=f"{route.method} {route.path} is declared twice"):
-        Routes([*ROUTES, replace(route, name="another")])
+        RouteTable([*ROUTES, replace(route, name="another")])
 
 
 def test_the_application_answers_the_routes_of_the_document_and_no_others() -> None:
@@ -160,29 +178,28 @@ def test_the_application_answers_the_routes_of_the_document_and_no_others() -> N
     }
 
 
-_THING = Parameter(
-    name="thing", description="Which one.", schema={"type": "string"}, parse=str, example="a", place="path"
-)
+class ThingParameters(Parameters):
+    thing: str = Field(description="The thing.", examples=["a"])
 
 
 async def _thing(request: web.Request) -> web.Response:
-    return web.json_response({"thing": Given(request).required(_THING)})
+    return web.json_response({"thing": ThingParameters.of(request).thing})
 
 
-def test_a_route_is_answered_and_documented_once_it_is_declared() -> None:
+def test_a_declared_route_is_answered_and_documented() -> None:
     route = Route(
         name="getThing",
         method="GET",
         path="/api/things/{thing}/parts",
-        answer=lambda _handlers, request: _thing(request),
+        handle=lambda _handlers, request: _thing(request),
         tag=Tag("things", "Things."),
         scopes=frozenset({Scope.READ}),
         summary="A thing",
         description="One of the things.",
-        parameters=(_THING,),
-        answers=(ok("It.", {"type": "object"}),),
+        parameters=ThingParameters,
+        responses=(ok("It.", dict[str, str]),),
     )
-    routes = Routes((*ROUTES, route))
+    routes = RouteTable((*ROUTES, route))
 
     async def run() -> tuple[Any, Any, int]:
         app = make_app(Handlers(Operations(Nobody())), routes)

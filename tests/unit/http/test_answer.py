@@ -1,4 +1,4 @@
-"""Every answer, of every part of the server: no cache may store it, and HEAD is GET without a body."""
+"""Every answer of every part of the server forbids caching; HEAD answers as GET does, without the body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from balance_service.http.access.authorization import Access, Browsers
+from balance_service.http.app import make_health_app, serve
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
-from balance_service.http.server.app import make_health_app, serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
 from tests.support.fakes import Nobody
@@ -46,7 +46,7 @@ def instance(tmp_path: Path) -> Instance:
 
 
 async def heads(port: int, data: bytes) -> bytes:
-    """All that is answered until the server closes, or is silent for a moment."""
+    """The bytes that arrive until the server closes the connection, or sends nothing for 2 s."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     answer = b""
@@ -95,7 +95,7 @@ def asked(path: str, method: str = "GET") -> bytes:
         (POST + b"Content-Type: application/json\r\nConnection: close\r\n\r\n{}", 503),
     ],
 )
-def test_no_answer_may_be_stored_or_taken_for_another_type(instance: Instance, data: bytes, status: int) -> None:
+def test_every_answer_forbids_caching_and_type_sniffing(instance: Instance, data: bytes, status: int) -> None:
     answer = answer_to(instance, data, access=Access(browsers=Browsers(["x"])))
 
     assert answer.split()[1] == str(status).encode()
@@ -103,7 +103,7 @@ def test_no_answer_may_be_stored_or_taken_for_another_type(instance: Instance, d
     assert [answer.count(header) for header in HEADERS] == [count] * 3
 
 
-def test_nor_that_to_a_head_or_a_body_that_is_too_slow(instance: Instance) -> None:
+def test_the_answer_to_a_slow_request_forbids_caching_and_type_sniffing(instance: Instance) -> None:
     limits = Limits(head_seconds=0.1, body_seconds=0.1)
     for data in (b"GET / HTTP/1.1\r\n", POST + b"Content-Type: application/json\r\nConnection: close\r\n\r\n"):
         answer = answer_to(instance, data, limits)
@@ -113,7 +113,7 @@ def test_nor_that_to_a_head_or_a_body_that_is_too_slow(instance: Instance) -> No
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
-def test_nor_that_of_the_port_for_probes(path: str) -> None:
+def test_the_answers_of_the_health_port_forbid_caching_and_type_sniffing(path: str) -> None:
     async def run() -> bytes:
         listener = bind("127.0.0.1", 0)
         server = await serve(make_health_app(Handlers(Operations(Nobody())), ROUTES), listener)
@@ -140,7 +140,7 @@ def test_head_is_answered_as_get_without_the_body(instance: Instance, path: str)
     assert body
 
 
-def test_head_of_what_is_only_posted_is_refused(instance: Instance) -> None:
+def test_head_is_refused_where_only_post_is_accepted(instance: Instance) -> None:
     answer = answer_to(instance, asked("/api/balance.addFunds", "HEAD"))
 
     assert answer.startswith(b"HTTP/1.1 405 ")
@@ -152,7 +152,7 @@ def test_all_json_is_without_white_space(instance: Instance) -> None:
 
     assert b'{"amount":12.34}' in answers
     for answer in answers:
-        # Texts of problems and descriptions have blanks within.
+        # Strings may contain white space.
         assert not re.search(rb'[\]}"0-9el](?:, |: )["\[{0-9]', re.sub(rb'"(?:[^"\\]|\\.)*"', b'""', answer)), answer[
             :99
         ]

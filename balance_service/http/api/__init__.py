@@ -1,1 +1,0 @@
-"""The routes as values, and what is made of them."""

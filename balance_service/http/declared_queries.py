@@ -1,0 +1,323 @@
+"""Queries that read models declare with `Routes` or `Collection`: handlers and routes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, WithJsonSchema, create_model
+
+from balance_service.http.access.clients import Scope
+from balance_service.http.model_queries import DEFAULT_ENTRIES, MODELS, NUMBERS, SCAN_PROVENANCE, KeyCount
+from balance_service.http.parameters import (
+    KeyParameters,
+    Limit,
+    Parameters,
+    ScanParameters,
+    key_of_type,
+    key_parameters,
+)
+from balance_service.http.route import MISDIRECTED, PROVENANCE, Route, ok, problem, retry_later
+from balance_service.http.scan import Count, Entries
+from balance_service.http.scatter import MALFORMED, malformed_answer
+from balance_service.http.scheduling import asker_of
+from balance_service.model.json_view import exact_json
+from balance_service.model.read_model import Collection, Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from aiohttp import web
+
+    from balance_service.http.model_queries import ModelQueries
+    from balance_service.http.route import Header
+    from balance_service.model.read_model import ReadModel
+
+_OK = 200
+_VALUES = list[Any]
+_BY_KEY = dict[str, list[Any]]
+
+
+def declared_routes(models: Iterable[ReadModel]) -> Iterator[Route]:
+    """The routes that read models declare."""
+    for model in models:
+        match model.queries:
+            case Routes() as declared:
+                yield key_route(model, declared)
+            case Collection() as declared:
+                yield from _collection_routes(model, declared)
+
+
+def key_route(model: ReadModel, declared: Routes) -> Route:
+    """A route for one key, which the query names."""
+    parameters = key_parameters(
+        declared.key, model.key_type, f"The {declared.noun}. Percent-encoded UTF-8, given exactly once."
+    )
+
+    def handle(handlers: Any, request: web.Request) -> Awaitable[web.Response]:
+        models: ModelQueries = handlers.model_queries()
+        return models.by_route(request, model.name, parameters, declared)
+
+    noun = declared.noun
+    fields = {name: _field_schema(kind) for name, kind in model.field_types.items()}
+    return Route(
+        name=declared.path.rpartition(".")[2].rpartition("/")[2],
+        method="GET",
+        path=declared.path,
+        handle=handle,
+        tag=MODELS,
+        scopes=frozenset({Scope.READ}),
+        is_forwarded=True,
+        summary=f"The answer of '{model.name}' for a {noun}",
+        description=f"Answered from the state store of the instance that owns the {noun}'s partition; the headers name "
+        "it. Without `minPosition` the answer is the owner's newest, which may lack the last events; `Balance-Lag` "
+        "says how many. With `maxLag` or `minPosition` a standby may answer too; `Balance-Role` shows that. Reads "
+        "are monotonic per instance: it never answers from an earlier position than before, unless the answering "
+        "server, its role or its epoch has changed.",
+        parameters=parameters,
+        responses=(
+            ok(
+                "The state, with exactly its digits.",
+                Annotated[
+                    dict[str, Any],
+                    WithJsonSchema(
+                        {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": [*fields],
+                            "properties": fields,
+                        }
+                    ),
+                ],
+                None,
+                PROVENANCE,
+            ),
+            problem(
+                400,
+                f"`{declared.key}` is missing, empty, repeated, too long or malformed; `minPosition` is malformed, "
+                "repeated or of another partition; or `maxLag` is malformed or repeated.",
+                {
+                    "missing": (f"No {noun} named", f"{declared.key} is missing"),
+                    "partition": (
+                        "A position of another partition",
+                        f"minPosition is of partition 0, the {noun}'s is 1",
+                    ),
+                },
+            ),
+            problem(
+                403,
+                "Only between instances: the header `Balance-Forwarded` lacks the proof that `BALANCE_PEER_SECRET` "
+                "requires.",
+                {
+                    "unproven": (
+                        "A mark without proof",
+                        "a forwarded query needs a proof; give all instances the same BALANCE_PEER_SECRET",
+                    )
+                },
+            ),
+            problem(
+                404,
+                f"No event has named this {noun} below the position in `Balance-Position`. Or no instance hosts "
+                f"'{model.name}'.",
+                {"unknown": (f"A {noun} without events", f"no such {noun}")},
+                headers=tuple(replace(header, is_required=False) for header in PROVENANCE),
+            ),
+            MISDIRECTED,
+            retry_later(
+                "No instance can answer now: the owner is starting, restoring, changing or unreachable, "
+                "`minPosition` was not reached in time, or no instance is within `maxLag`. The response says nothing "
+                f"about whether the {noun} exists.",
+                {
+                    "behind": ("minPosition not reached in time", "position 1:42 was not reached in time"),
+                    "ownerless": ("The partition is changing hands", "no instance is known to own partition 1"),
+                },
+            ),
+        ),
+    )
+
+
+def _field_schema(kind: str) -> dict[str, Any]:
+    return {"type": "number"} if kind.startswith(NUMBERS) and not kind.endswith("?") else {}
+
+
+class PageParameters(ScanParameters):
+    """A page of a collection."""
+
+    after: str | None = None
+    limit: Limit | None = None
+
+
+class RangeParameters(PageParameters):
+    start: str = Field(alias="from")
+    end: str = Field(alias="to")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionQueries:
+    """Answers queries for a read model as a collection. Peers receive them at the routes of every read model."""
+
+    model: ReadModel
+    declared: Collection
+    key_parameters: type[KeyParameters]
+    page_parameters: type[PageParameters]
+    range_parameters: type[RangeParameters]
+
+    @staticmethod
+    def of(model: ReadModel, declared: Collection) -> CollectionQueries:
+        noun = declared.noun
+        example = ["1"]
+        kind: Any = Annotated[str, key_of_type(model.key_type)]
+        after = Field(
+            None,
+            description=f"List from the {noun} after this one; `Link` of the previous page has it.",
+            examples=example,
+        )
+        start = Field(alias="from", description=f"The first {noun} to list.", examples=example)
+        end = Field(alias="to", description=f"The last {noun} to list.", examples=example)
+        return CollectionQueries(
+            model=model,
+            declared=declared,
+            key_parameters=key_parameters(declared.key, model.key_type, f"The {noun}."),
+            page_parameters=create_model("PageParameters", __base__=PageParameters, after=(kind | None, after)),
+            range_parameters=create_model(
+                "RangeParameters",
+                __base__=RangeParameters,
+                after=(kind | None, after),
+                start=(kind, start),
+                end=(kind, end),
+            ),
+        )
+
+    async def one(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """The value of one key."""
+        answer = await models.one(request, models.of(self.model.name), self.key_parameters, self.declared.noun)
+        if answer.status != _OK:
+            return answer
+        without_value = exact_json({"key": self.key_parameters.of(request).key, "value": None})
+        body = answer.body if isinstance(answer.body, bytes) else b""
+        value = body.removeprefix(without_value.removesuffix("null}").encode())[:-1]
+        try:
+            json.loads(value)
+        except MALFORMED as error:
+            raise malformed_answer() from error
+        answer.body = value
+        return answer
+
+    async def all(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """A page of values, by key."""
+        return await self._entries(models, request, self.page_parameters.of(request))
+
+    async def range(self, models: ModelQueries, request: web.Request) -> web.Response:
+        """A page of values in a range of keys, both ends inclusive."""
+        given = self.range_parameters.of(request)
+        return await self._entries(models, request, given, given.start, given.end)
+
+    async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
+        given = ScanParameters.of(request)
+        return (await models.of(self.model.name).gathered(request, given, "count", Count())).response()
+
+    async def count_local(self, models: ModelQueries, request: web.Request) -> web.Response:
+        answer = await models.of(self.model.name).scatter.answer_owned(Count(), asker_of(request))
+        return answer.response()
+
+    async def _entries(
+        self,
+        models: ModelQueries,
+        request: web.Request,
+        given: PageParameters,
+        start: str | None = None,
+        end: str | None = None,
+    ) -> web.Response:
+        limit = given.limit or DEFAULT_ENTRIES
+        scan = Entries(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
+        answer = await models.of(self.model.name).gathered(request, given, "entries", scan)
+        page = json.loads(answer.body, parse_float=Decimal)
+        response = answer.response()
+        response.body = exact_json({entry["key"]: entry["value"] for entry in page["entries"]}).encode()
+        if page["next"] is not None:
+            following = request.rel_url.update_query({"after": page["next"]})
+            response.headers["Link"] = f'<{following}>; rel="next"'
+        return response
+
+
+def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, ...]:
+    noun, name = declared.noun, model.name
+    queries = CollectionQueries.of(model, declared)
+
+    def route(
+        operation: str,
+        path: str,
+        answer: Callable[[ModelQueries, web.Request], Awaitable[web.Response]],
+        summary: str,
+        description: str,
+        *,
+        body: Any,
+        parameters: type[Parameters] = Parameters,
+        headers: tuple[Header, ...] = SCAN_PROVENANCE,
+        unknown: str = f"No instance hosts '{name}'.",
+    ) -> Route:
+        def handle(handlers: Any, request: web.Request) -> Awaitable[web.StreamResponse]:
+            return answer(handlers.model_queries(), request)
+
+        return Route(
+            name=f"{name}{operation}",
+            method="GET",
+            path=f"{declared.path}{path}",
+            handle=handle,
+            tag=MODELS,
+            scopes=frozenset({Scope.READ}),
+            summary=summary,
+            description=description,
+            parameters=parameters,
+            responses=(
+                ok("The answer.", body, None, headers),
+                problem(400, "A parameter is missing, malformed or repeated."),
+                problem(404, unknown),
+                retry_later("A partition cannot be read now."),
+            ),
+        )
+
+    paged = f"In key order. If there are more than `limit`, `Link` names the next page. Of {name}."
+    # Fixed paths come before paths with parameters.
+    return (
+        route("All", "", queries.all, f"All, by {noun}", paged, parameters=queries.page_parameters, body=_BY_KEY),
+        route(
+            "Count",
+            "/count",
+            queries.count,
+            "The number of keys",
+            "On all instances.",
+            parameters=ScanParameters,
+            body=KeyCount,
+        ),
+        route(
+            "CountLocal",
+            "/count/local",
+            queries.count_local,
+            "The number of keys that this instance owns",
+            "Queries no other instance.",
+            body=KeyCount,
+        ),
+        route(
+            "One",
+            f"/{{{declared.key}}}",
+            queries.one,
+            f"One {noun}",
+            "Answered as `getBalance` is, by the instance that owns the key's partition.",
+            parameters=queries.key_parameters,
+            body=_VALUES,
+            headers=PROVENANCE,
+            unknown=f"No event has named this {noun}, or no instance hosts '{name}'.",
+        ),
+        route(
+            "Range",
+            "/{from}/{to}",
+            queries.range,
+            f"All from one {noun} to another",
+            f"Both ends inclusive. {paged}",
+            parameters=queries.range_parameters,
+            body=_BY_KEY,
+        ),
+    )

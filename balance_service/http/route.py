@@ -1,0 +1,250 @@
+"""Routes as values. The application, authorization, limits, tracing and the OpenAPI document all read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from aiohttp import hdrs, web
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
+from balance_service.http.parameters import POSITION_PATTERN, Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from balance_service.http.access.clients import Scope
+
+_GET = hdrs.METH_GET
+
+closed = with_config(ConfigDict(extra="forbid"))
+"""Declares that objects of a TypedDict have no other properties."""
+Count = Annotated[int, Field(ge=0)]
+Role = Literal["active", "standby"]
+
+Handle = Callable[[Any, web.Request], Awaitable[web.StreamResponse]]
+"""`Handlers` (whose module imports this one) and a request → the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A group of routes in the OpenAPI document."""
+
+    name: str
+    description: str
+
+
+OPERATIONS = Tag("operations", "For people and orchestrators.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """A header of a response. Its schema is made from `type`."""
+
+    name: str
+    description: str
+    type: Any
+    example: Any = None
+    is_required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One of the responses of a route. The schema of its body is made from `type`; None: the body is empty.
+
+    `examples` are by name, each a summary and a value.
+    """
+
+    status: int
+    description: str
+    type: Any = None
+    example: Any = None
+    examples: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    headers: tuple[Header, ...] = ()
+    media_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBody:
+    """The body that a request must have, as JSON. `examples` are as in `Response`."""
+
+    description: str
+    type: Any
+    examples: Mapping[str, tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A method and a path, the handler, and the description for the OpenAPI document.
+
+    `path` may hold `{names}` of parameters.
+    """
+
+    name: str
+    """The document's `operationId`."""
+    method: str
+    path: str
+    handle: Handle
+    tag: Tag
+    scopes: frozenset[Scope]
+    """A client needs one of these. A route without any is open to all, and is served on the health port too."""
+    summary: str
+    description: str
+    parameters: type[Parameters] = Parameters
+    body: RequestBody | None = None
+    responses: tuple[Response, ...]
+    is_never_refused: bool = False
+    """Whether the limit on concurrent requests does not apply."""
+    is_forwarded: bool = False
+    """Whether instances forward such requests to one another."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests need no token and have no rate limit."""
+        return not self.scopes
+
+    @property
+    def is_of_operations(self) -> bool:
+        """Whether the route is about the service, not its data. Such requests are frequent and have no spans."""
+        return self.tag is OPERATIONS
+
+
+class RouteTable:
+    """The routes of an application. Raises ValueError if two have the same method and path."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes: dict[tuple[str, str], Route] = {}
+        for route in routes:
+            if self._routes.setdefault((route.method, route.path), route) is not route:
+                raise ValueError(f"{route.method} {route.path} is declared twice; give one of the two another path")
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes.values())
+
+    @property
+    def probes(self) -> RouteTable:
+        return RouteTable(route for route in self if route.is_open)
+
+    def of(self, request: web.Request) -> Route | None:
+        """The route that aiohttp matched; None if no route has the path and method.
+
+        Uses the match, not the path as sent: no spelling of a path gets around a check.
+        """
+        matched = request.match_info.route
+        if matched.resource is None:
+            return None
+        method = _GET if matched.method == hdrs.METH_HEAD else matched.method
+        return self._routes[method, matched.resource.canonical]
+
+    def add_to(self, app: web.Application, handlers: Any) -> None:
+        """Registers the routes; HEAD like GET, without the body (RFC 9110, section 9.3.2)."""
+        for route in self:
+            # aiohttp's default pattern does not match a parameter that contains a brace.
+            path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
+            handler = _handler(route.handle, handlers)
+            for method in (_GET, hdrs.METH_HEAD) if route.method == _GET else (route.method,):
+                app.router.add_route(method, path, handler)
+
+
+def _handler(handle: Handle, handlers: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await handle(handlers, request)
+
+    return handler
+
+
+@closed
+class ProblemDetails(TypedDict):
+    """Problem details, RFC 9457."""
+
+    type: Annotated[Literal["about:blank"], Field(description="No information beyond the status.")]
+    title: Annotated[str, Field(description="The name of the status.")]
+    status: Annotated[int, Field(ge=400, le=599, description="The HTTP status.")]
+    detail: Annotated[str, Field(min_length=1, description="One sentence for the caller.")]
+
+
+RETRY_AFTER = Header(
+    name="Retry-After",
+    description="Seconds to wait before the next attempt.",
+    type=Annotated[int, Field(ge=1)],
+    example=1,
+)
+PROVENANCE = (
+    Header(
+        name="Balance-Application-Server",
+        description="`host:port` of the instance whose store gave the answer.",
+        type=Annotated[str, Field(pattern="^.+:[0-9]{1,5}$")],
+        example="localhost:5051",
+    ),
+    Header(
+        name="Balance-Role",
+        description="Role of the task that gave the answer. `active`: the owner of the partition. `standby`: follows "
+        "the owner's changelog.",
+        type=Role,
+        example="active",
+    ),
+    Header(
+        name="Balance-Position",
+        description="`partition:offset`: the answer includes exactly the events of the partition below this offset.",
+        type=Annotated[str, Field(pattern=f"^{POSITION_PATTERN}$")],
+        example="1:42",
+    ),
+    Header(
+        name="Balance-Epoch",
+        description="Fencing number of the task that gave the answer: a later owner has a higher one.",
+        type=Count,
+        example=3,
+    ),
+    Header(
+        name="Balance-Lag",
+        description="Records of the partition that the answer does not include yet, by a reading of the topic's end at "
+        "most 3 s old; absent without such a reading.",
+        type=Count,
+        example=0,
+        is_required=False,
+    ),
+)
+"""The instance, role and position behind an answer for one key."""
+
+
+def ok(description: str, body: Any, example: object = None, headers: tuple[Header, ...] = ()) -> Response:
+    """200 with JSON."""
+    return Response(status=200, description=description, type=body, example=example, headers=headers)
+
+
+def problem(
+    status: int,
+    description: str,
+    examples: Mapping[str, tuple[str, str]] | None = None,
+    headers: tuple[Header, ...] = (),
+) -> Response:
+    """An error.
+
+    Args:
+        examples: by name, each a summary and the problem's detail.
+    """
+    shown = {name: (summary, Problem(status, detail).body) for name, (summary, detail) in (examples or {}).items()}
+    return Response(
+        status=status,
+        description=description,
+        type=ProblemDetails,
+        examples=shown,
+        headers=headers,
+        media_type=PROBLEM_JSON,
+    )
+
+
+def retry_later(description: str, examples: Mapping[str, tuple[str, str]] | None = None) -> Response:
+    """503 with `Retry-After`."""
+    return problem(503, description, examples, (RETRY_AFTER,))
+
+
+MISDIRECTED = problem(
+    421,
+    "Only between instances: a peer asked for partitions that this instance does not have.",
+    {"misdirected": ("Ownership has moved", "localhost:5052 does not have partitions 1")},
+)

@@ -1,0 +1,349 @@
+"""Dead letters of one stage, on all instances: lists them, reads their records, and carries out decisions.
+
+A peer answers with dead letters only. Records may be larger than an answer of a peer, so the instance that the client
+asked reads them from the source topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import heapq
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from balance_service.engine.dead_letter import Status
+from balance_service.engine.decisions import NO_LETTER, LetterId, Verdict, closed_already
+from balance_service.errors import (
+    BalanceServiceError,
+    NotAuthorizedError,
+    RetriableError,
+    StoreFullError,
+    TaskMigratedError,
+)
+from balance_service.http.answer import compact_json, unavailable
+from balance_service.http.peers.proxy import split_to_fit
+from balance_service.http.scan import MAX_BYTES
+from balance_service.http.scatter import MALFORMED
+from balance_service.http.scheduling import in_one_step
+from balance_service.kafka.messages import shown_headers, text_or_base64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from confluent_kafka import Message
+
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.dead_letters import Letters
+    from balance_service.http.peers.trust import Peer
+    from balance_service.http.routing import LocalCopy
+    from balance_service.http.scan import Render, Steps, View
+    from balance_service.http.scatter import Scatter
+    from balance_service.http.scheduling import Asker, FairScheduler
+    from balance_service.model.keys import KeyType
+
+PATH = "/api/deadLetters"
+UNREACHABLE = "no instance can be reached for its partition now; send the decision again"
+_STEP = 200
+_NUMBER_BYTES = 8
+# A page ends here even if it is not full, because few dead letters have the cause or status: no page takes long.
+_MOST_LOOKED_AT = 20_000
+# A page whose records take longer to read ends early: the client's deadline may be near.
+_PAGE_SECONDS = 0.3
+_ATTEMPTS = 2
+_AGAIN_SECONDS = 0.3
+_MISDIRECTED = 421
+
+Records = Callable[[int, Sequence[int], float, int], tuple[Sequence[int], Mapping[int, "Message"]]]
+"""`records_left_at`: partition, offsets, seconds, bytes → the offsets that it looked up, and their records."""
+Decide = Callable[[int, Sequence[int], Verdict], Mapping[int, str]]
+"""Partition, offsets, verdict → the reasons for refusals by offset; carries out the rest. Blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterScan:
+    """A `Scan` of the dead letters of a stage, by partition and offset, optionally of one cause or status.
+
+    A body is `{"deadLetters": […], "next": the id after which the next page begins, or null}`.
+    """
+
+    stage: str
+    read_model: str
+    key_type: KeyType
+    """The type of the source's keys."""
+    letters: Letters = field(repr=False)
+    cause: str | None = None
+    status: Status | None = None
+    start: tuple[int, int] = (0, 0)
+    """Partition and offset."""
+    limit: int = 100
+
+    def parameters(self) -> dict[str, str]:
+        given = {"stage": self.stage, "limit": str(self.limit), "from": f"{self.start[0]}:{self.start[1]}"}
+        if self.cause is not None:
+            given["cause"] = self.cause
+        if self.status is not None:
+            given["status"] = self.status.value
+        return given
+
+    def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:  # noqa: ARG002
+        shown: list[dict[str, Any]] = []
+        last, size = "", 0
+        for looked_at, (partition, letter) in enumerate(self._from(copies)):
+            if looked_at % _STEP == 0:
+                yield
+            if len(shown) == self.limit or looked_at == _MOST_LOOKED_AT:
+                return _body(shown, last)
+            name = str(LetterId(self.stage, partition, letter.offset))
+            if self.cause in (None, letter.cause) and self.status in (None, letter.status):
+                one = self._shown(name, letter)
+                # A control character of a key becomes six bytes of JSON.
+                size += len(compact_json(one))
+                if shown and size > MAX_BYTES:
+                    return _body(shown, last)
+                shown.append(one)
+            last = name
+        return _body(shown, None)
+
+    def merge(self, bodies: Sequence[str]) -> str:
+        pages = [json.loads(body) for body in bodies]
+        # An instance whose page is cut short may have dead letters that precede those of other pages.
+        known_up_to = min((LetterId.parse(page["next"]) for page in pages if page["next"]), default=None)
+        ordered = heapq.merge(*(page["deadLetters"] for page in pages), key=_id_of)
+        # Parses every id, so a page without one raises an error here.
+        by_id = ((_id_of(letter), letter) for letter in ordered)
+        known = [letter for its_id, letter in by_id if known_up_to is None or its_id <= known_up_to]
+        is_all = known_up_to is None and len(known) <= self.limit
+        last = known[: self.limit][-1]["id"] if len(known) > self.limit else known_up_to
+        return _body(known[: self.limit], None if is_all else str(last))
+
+    def _from(self, copies: Sequence[LocalCopy]) -> Iterator[tuple[int, Letter]]:
+        for copy in sorted(copies, key=lambda copy: copy.partition):
+            if copy.partition < self.start[0]:
+                continue
+            start = self.start[1] if copy.partition == self.start[0] else 0
+            while True:
+                some = self.letters.page(copy.view, start, _STEP)
+                yield from ((copy.partition, letter) for letter in some)
+                if len(some) < _STEP:
+                    break
+                start = some[-1].offset + 1
+
+    def _shown(self, name: str, letter: Letter) -> dict[str, Any]:
+        return {
+            "id": name,
+            "model": self.read_model,
+            "cause": letter.cause,
+            "status": letter.status.value,
+            "attempt": letter.attempt,
+            "dueAt": _timestamp(letter.due_ms) if letter.status is Status.SCHEDULED else None,
+            "key": None,
+            **self._key(letter.key),
+        }
+
+    def _key(self, key: bytes | None) -> dict[str, Any]:
+        if key is not None and self.key_type.is_number and len(key) == _NUMBER_BYTES:
+            return {"key": self.key_type.text(key)}
+        return text_or_base64("key", key)
+
+
+def _body(letters: Sequence[Mapping[str, Any]], following: str | None) -> str:
+    return compact_json({"deadLetters": letters, "next": following})
+
+
+def _timestamp(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _id_of(letter: Mapping[str, Any]) -> LetterId:
+    return LetterId.parse(letter["id"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecords:
+    """Reads the records of one stage's dead letters from the source topic."""
+
+    records: Records = field(repr=False)
+    scheduler: FairScheduler
+    timeout_seconds: float
+
+    async def added_to(self, letters: Sequence[Mapping[str, Any]], asker: Asker) -> list[dict[str, Any]]:
+        """Returns the first of the dead letters with `headers` and `valueBase64`: as many as fit a page, at least one.
+
+        Raises:
+            Problem: 503, the broker does not respond, or the client has used up its share.
+        """
+        if not letters:
+            return []
+        try:
+            async with (
+                asyncio.timeout(self.timeout_seconds),
+                self.scheduler.admitted(asker, self.timeout_seconds / 2),
+            ):
+                return await self.scheduler.run(asker, in_one_step(self._read, letters))
+        except (TimeoutError, RetriableError) as error:
+            raise unavailable("the records of dead letters cannot be read now") from error
+
+    def _read(self, letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = []
+        size, until = 0, time.monotonic() + _PAGE_SECONDS
+        for partition, of_it in groupby(letters, key=lambda letter: _id_of(letter).partition):
+            if shown and time.monotonic() > until:
+                return shown
+            by_offset = {_id_of(letter).offset: letter for letter in of_it}
+            looked_for, records = self.records(partition, [*by_offset], until - time.monotonic(), MAX_BYTES)
+            for offset in looked_for:
+                one = {**by_offset[offset], **_content_of(records.get(offset))}
+                size += len(compact_json(one))
+                if shown and size > MAX_BYTES:
+                    return shown
+                shown.append(one)
+            if len(looked_for) < len(by_offset):
+                return shown
+        return shown
+
+
+def _content_of(record: Message | None) -> dict[str, Any]:
+    value = None if record is None else record.value()
+    return {
+        "headers": None if record is None else shown_headers(record),
+        "valueBase64": None if value is None else base64.b64encode(value).decode(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDeadLetters:
+    """The dead letters of one stage.
+
+    `scan` has neither a start nor a condition. `decide` is for partitions that this instance owns.
+    """
+
+    scan: DeadLetterScan
+    scatter: Scatter
+    records: SourceRecords
+    decide: Decide
+
+    async def one(self, letter_id: LetterId, asker: Asker) -> Mapping[str, Any] | None:
+        """Returns a dead letter; None if there is none. Raises Problem 503."""
+        if letter_id.partition >= self.scatter.partitions:
+            return None
+        scan = replace(self.scan, start=(letter_id.partition, letter_id.offset), limit=1)
+        found, _ = await self._listed(scan, asker, [letter_id.partition])
+        letters = [one for one in found if one["id"] == str(letter_id)]
+        return next(iter(await self.records.added_to(letters, asker)), None)
+
+    async def page(self, scan: DeadLetterScan, asker: Asker) -> tuple[list[dict[str, Any]], str | None]:
+        """Returns dead letters with their records, and the id after which the next page begins. Raises Problem 503."""
+        found, following = await self._listed(scan, asker)
+        letters = await self.records.added_to(found, asker)
+        return letters, letters[-1]["id"] if len(letters) < len(found) else following
+
+    async def _listed(
+        self, scan: DeadLetterScan, asker: Asker, partitions: Iterable[int] | None = None
+    ) -> tuple[list[Any], str | None]:
+        page = json.loads((await self.scatter.answer("deadLetters", scan, asker, partitions=partitions)).body)
+        return page["deadLetters"], page["next"]
+
+    async def decided(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str]:
+        """Has the owner of the partition carry out a decision. Returns the reasons for refusals, by offset."""
+        if partition >= self.scatter.partitions:
+            return dict.fromkeys(offsets, NO_LETTER)
+        deadline = time.monotonic() + self.scatter.timeout_seconds
+        outcome = _Outcome(offsets, verdict)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            try:
+                refused = await self.decided_here(partition, outcome.left, verdict)
+            except BalanceServiceError:
+                outcome.unknown(outcome.left)
+                refused = None
+            if refused is None:
+                await self._decided_by_peers(partition, outcome, deadline)
+            else:
+                outcome.known(outcome.left, refused)
+            if not outcome.left:
+                break
+        return outcome.refused | dict.fromkeys(outcome.left, UNREACHABLE)
+
+    async def decided_here(self, partition: int, offsets: Sequence[int], verdict: Verdict) -> Mapping[int, str] | None:
+        """Carries out a decision on this instance. Returns None if it does not own the partition.
+
+        Raises:
+            BalanceServiceError: the outcome is unknown.
+        """
+        copy = self.scatter.routing.copy(partition)
+        if copy is None or not self.scatter.routing.is_owned(copy):
+            return None
+        try:
+            return await asyncio.to_thread(self.decide, partition, offsets, verdict)
+        except (NotAuthorizedError, StoreFullError) as error:
+            return dict.fromkeys(offsets, str(error))
+        except TaskMigratedError:
+            return None
+
+    async def _decided_by_peers(self, partition: int, outcome: _Outcome, deadline: float) -> None:
+        routing = self.scatter.routing
+        for peer, seconds, _ in routing.in_turn(partition, deadline, takes_standbys=False):
+            if await self._decided_by(peer, partition, outcome, time.monotonic() + seconds):
+                routing.believe(partition, peer)
+                return
+            routing.doubt(partition, peer)
+
+    async def _decided_by(self, peer: Peer, partition: int, outcome: _Outcome, deadline: float) -> bool:
+        """Sends what is left to a peer. Returns whether it answered for everything."""
+        verdict = outcome.verdict
+        path = f"{PATH}.{verdict.decision.value}"
+        common = {"stage": self.scan.stage, "partitions": str(partition), "by": verdict.by, "reason": verdict.reason}
+        for asked, parameters in split_to_fit("offsets", outcome.left, path, common):
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                answer = await self.scatter.proxy.get(peer, path, parameters, self.scatter.address, left, method="POST")
+            except RetriableError:
+                outcome.unknown(asked)
+                return False
+            if answer.status != 200:
+                if answer.status != _MISDIRECTED:
+                    outcome.unknown(asked)
+                return False
+            try:
+                refused = {int(offset): str(why) for offset, why in json.loads(answer.body)["refused"].items()}
+            except MALFORMED:
+                outcome.unknown(asked)
+                return False
+            outcome.known(asked, refused)
+        return True
+
+
+class _Outcome:
+    """The outcome of a decision about dead letters of one partition, over several requests to possible owners.
+
+    An owner that did not respond may have carried out the decision. A dead letter that is then found closed as the
+    decision closes it counts as carried out.
+    """
+
+    def __init__(self, offsets: Sequence[int], verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.left = list(offsets)
+        """Offsets for which no owner has answered."""
+        self.refused: dict[int, str] = {}
+        """Reasons for refusals, by offset."""
+        self._unknown: set[int] = set()
+        self._is_done = closed_already(verdict.decision.closes_as)
+
+    def known(self, offsets: Sequence[int], refused: Mapping[int, str]) -> None:
+        """An owner answered for `offsets`, and refused some."""
+        for offset in offsets:
+            why = refused.get(offset)
+            if why is not None and not (offset in self._unknown and why == self._is_done):
+                self.refused[offset] = why
+        self.left = [offset for offset in self.left if offset not in offsets]
+
+    def unknown(self, offsets: Sequence[int]) -> None:
+        """An owner received a request for `offsets`, and may or may not have carried it out."""
+        self._unknown.update(offsets)
