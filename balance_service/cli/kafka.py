@@ -83,7 +83,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
             lambda n: bar.advance(task, n),
         )
         seconds = bar.tasks[task].elapsed or 0.0
-    click.echo(f"{events} events acknowledged, amounts total {total}, {events / max(seconds, 1e-9):,.0f} events/s")
+    click.echo(f"{events} events of {total} in total acknowledged, {events / max(seconds, 1e-9):,.0f} events/s")
 
 
 @click.command()

@@ -1,1 +1,1 @@
-"""What stands beside the service: a local stack, sample events, load, the copy of a topic."""
+"""Tools for development: a local stack, sample events, load, copies of topics."""

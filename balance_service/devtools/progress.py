@@ -1,4 +1,4 @@
-"""A progress bar for commands that take long."""
+"""A progress bar for long commands."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+
 @contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on stderr with the rate and the time left; a total of None is told later."""
+def progress_bar(description: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on stderr with the present rate and the remaining time; `total` None if it is not known yet."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,11 +38,4 @@ def progress_bar(what: str, total: int | None) -> Iterator[tuple[Progress, TaskI
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield bar, bar.add_task(what, total=total)
-
-
-class _RateColumn(ProgressColumn):
-    """Records per second, lately."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+        yield bar, bar.add_task(description, total=total)

@@ -1,4 +1,4 @@
-"""The reference of all settings, `docs/settings.md`, made of their fields. Run as a module, this prints it."""
+"""Generates the reference of settings, `docs/settings.md`, from their fields; as a program, prints it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _HEAD = """\
 # Settings
 
 Settings are environment variables. A wrong value stops the process with exit code 2 and a sentence that names the
-variable. `balance-service serve --print-config` prints all values, secrets hidden. This page is made of the fields of
-`balance_service/settings` by `make settings-docs`.
+variable. `balance-service serve --print-config` prints all values except secrets. `make settings-docs` generates this
+page from the fields of `balance_service/settings`.
 """
 _TAIL = """\
-## Beside the settings
+## Other variables
 
-Java is looked for in `JAVA_HOME`, then on `PATH`. Jars and what is made from them are kept under `XDG_CACHE_HOME`
-(`~/.cache`); behind a proxy they are fetched with `JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`.
-`get-balance`, `status` and `dead-letters` heed `HTTPS_PROXY` and its like where `--url` is given. Whatever asks
-the schema registry always does.
-`spark-defaults.conf` in `SPARK_CONF_DIR` counts where the service sets nothing itself; JVM options there do nothing.
+Java is found in `JAVA_HOME`, then on `PATH`. Jars, and files that are generated from them, are kept under
+`XDG_CACHE_HOME` (`~/.cache`); behind a proxy, they are downloaded with
+`JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=… -Dhttps.proxyPort=…"`. Requests to the schema registry use `HTTPS_PROXY` and
+related variables; `get-balance`, `status` and `dead-letters` use them if `--url` is given. `spark-defaults.conf` in
+`SPARK_CONF_DIR` applies to options that the service does not set; JVM options there have no effect.
 """
 _TYPES: dict[Any, str] = {
     bool: "`true` or `false`",
@@ -47,7 +47,6 @@ _TYPES: dict[Any, str] = {
 
 
 def reference() -> str:
-    """The page, as Markdown."""
     parts: dict[str, type[BaseSettings]] = {
         "Kafka and the schema registry": KafkaSettings,
         "Security of HTTP": HttpSecuritySettings,
@@ -90,7 +89,6 @@ def _bound(constraint: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    # As it is where nothing is set.
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value in ("", ()):
         return "none"

@@ -1,4 +1,4 @@
-"""Records of a topic as lines of JSON, as they are committed."""
+"""Follows a topic and renders its records as lines of JSON."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: bool) -> Generator[str]:
-    """The records that are committed from now on, or all, each as a JSON object, until told to stop.
+    """Yield committed records as JSON objects until `stopping` is set: all, or only those from now on.
 
-    Records of one partition come in offset order.
+    Records of one partition are in offset order.
 
     Raises:
-        ConfigurationError: there is no such topic, or it may not be read.
+        ConfigurationError: the topic does not exist, or reading it is not authorized.
         RetriableError: the brokers or the registry do not answer.
     """
     topics = Topics(settings)
@@ -51,10 +51,10 @@ def tail(settings: Settings, topic: str, stopping: Event, *, from_beginning: boo
 
 
 def line_of(message: Message, frames: FrameReader) -> str:
-    """A record as a JSON object, with every digit of its decimals.
+    """A record as a JSON object, with all digits of its decimals.
 
-    What is no UTF-8, or does not decode, is base64 under a name with `Base64` at its end. Headers are in their order,
-    or null where a name of one is no UTF-8.
+    Content that is not UTF-8, or cannot be decoded, is base64 under a name that ends with `Base64`. Headers are in
+    order; null if the name of a header is not UTF-8.
 
     Raises:
         RetriableError: the registry does not answer.
@@ -82,7 +82,7 @@ def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:
 
 
 def _moment(milliseconds: int) -> datetime | int:
-    """A timestamp; as a number, where it is beyond the years that have a form in ISO 8601."""
+    """A timestamp; a number if ISO 8601 cannot represent its year."""
     try:
         return _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:

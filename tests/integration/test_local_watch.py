@@ -18,7 +18,7 @@ _STOP_SECONDS = 60.0
 
 @pytest.mark.parametrize(
     ("program", "name", "log"),
-    [("kafka.Kafka", "the Kafka broker", "broker.log"), ("quarkus-run.jar", "the schema registry", "registry.log")],
+    [("kafka.Kafka", "Kafka broker", "broker.log"), ("quarkus-run.jar", "schema registry", "registry.log")],
 )
 def test_a_server_that_ends_unexpectedly_is_named_and_no_process_is_left(
     tmp_path: Path, program: str, name: str, log: str
@@ -31,5 +31,5 @@ def test_a_server_that_ends_unexpectedly_is_named_and_no_process_is_left(
         server.kill()
         done = local.wait(_STOP_SECONDS)
 
-    assert_refused(done, 1, f"{name} ended by itself", str(tmp_path / "data" / "logs" / log))
+    assert_refused(done, 1, f"{name} ended unexpectedly", str(tmp_path / "data" / "logs" / log))
     assert not any(child.is_running() for child in children)

@@ -1,14 +1,13 @@
-"""Guard: the small process between this program and a child, so that no child outlives the program.
+"""The guard process between a program and a child process, which ends the child when the program ends.
 
-Run as a script (`python -I -S guard.py PARENT_PID COMMAND…`), in a session of its own; imports nothing
-of ours. Its standard input is a pipe from the parent:
+Runs as a script (`python -I -S guard.py PARENT_PID COMMAND…`) in its own session, without other modules of this
+package. Standard input is a pipe from the parent:
 
-    end of file      the parent wants the child stopped, or has died, be it by SIGKILL: SIGTERM, and
-                     SIGKILL after GRACE_SECONDS
-    the byte K       SIGKILL at once
+    end of file      the parent stops the child, or has ended, even by SIGKILL: the guard sends SIGTERM, and SIGKILL
+                     after GRACE_SECONDS
+    the byte K       the guard sends SIGKILL
 
-It ends with its child's exit code, after the child has ended and been reaped. The main thread waits for
-the child; a second one watches the pipe.
+The guard exits with the exit code of the child. The main thread waits for the child; another thread reads the pipe.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import sys
 import threading
 import time
 
-# More than an instance gives itself to stop. Its own constant is out of reach here.
+# Longer than an instance takes to stop; its own constant cannot be imported here.
 GRACE_SECONDS = 11.0
 KILL = b"K"
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Run `command` until it ends, or until the parent says so or is gone; its exit code."""
-    # A SIGTERM to the whole session must end the child alone: the guard goes after it.
+    """Run `command` until it ends or the parent ends it; returns its exit code."""
+    # A SIGTERM to the session ends the child, and then the guard exits.
     signal.signal(signal.SIGTERM, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     threading.Thread(target=_watch, args=(parent, child), daemon=True).start()
@@ -37,7 +36,7 @@ def main(parent: int, command: list[str]) -> int:
 
 
 def _watch(parent: int, child: subprocess.Popen[bytes]) -> None:
-    # A process that the parent forked may hold the pipe open after the parent's death: hence getppid.
+    # A process that the parent forked can keep the pipe open after the parent's end, hence getppid.
     while os.getppid() == parent:
         if select.select([0], [], [], 1.0)[0]:
             if os.read(0, 1) == KILL:

@@ -1,4 +1,4 @@
-"""`balance-service local`: broker, registry and instances, until Ctrl-C."""
+"""`balance-service local`: runs a broker, a registry and instances until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
-_LOOK_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 1.0
 
 
 def run_local(
@@ -35,15 +35,15 @@ def run_local(
     known: Callable[[Settings], Sequence[ReadModel]],
     sample_events: bool,
 ) -> None:
-    """Run all of it in the foreground.
+    """Run a stack in the foreground.
 
     Args:
-        known: the stack's settings → the read models that are known.
-        sample_events: add samples for those that are hosted.
+        known: returns the known read models; called with the settings of the stack.
+        sample_events: append samples for the hosted read models.
 
     Raises:
         ConfigurationError: a port or the data directory is in use, or Java is missing.
-        FatalError: broker, registry or an instance ended by itself.
+        FatalError: the broker, the registry or an instance ended unexpectedly.
     """
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,7 +53,7 @@ def run_local(
         stack = cleanup.enter_context(LocalStack(data_dir, kafka_port, registry_port))
         say(f"  Kafka            {stack.bootstrap_servers}")
         say(f"  schema registry  {stack.schema_registry_url}")
-        running = start_instances(cleanup, stack, instances, http_port, _own_modules())
+        running = start_instances(cleanup, stack, instances, http_port, _import_path())
         for instance in running:
             say(f"  {instance.name}       {instance.url}   log: {instance.log}")
         say("for other commands:")
@@ -68,7 +68,7 @@ def run_local(
             for command in tries:
                 say(f"  {command}")
         say("ready; Ctrl-C stops everything")
-        while not stopping.wait(_LOOK_EVERY_SECONDS):
+        while not stopping.wait(_CHECK_EVERY_SECONDS):
             stack.require_running()
             for instance in running:
                 instance.require_running()
@@ -83,10 +83,10 @@ def start_instances(
     http_port: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> list[LocalInstance]:
-    """Start some instances side by side and wait until all are ready; `cleanup` stops them."""
+    """Start instances and wait until all are ready; `cleanup` stops them."""
     if not count:
         return []
-    say(f"starting {count} instance(s) …")
+    say(f"starting {count} {'instance' if count == 1 else 'instances'} …")
     instances = [LocalInstance(n + 1, stack, http_port + n if http_port else 0, environment) for n in range(count)]
     for instance in instances:
         cleanup.callback(instance.stop)
@@ -97,21 +97,20 @@ def start_instances(
 
 
 def _addresses(stack: LocalStack, instances: Sequence[LocalInstance]) -> dict[str, str]:
-    """What other commands need to reach the stack."""
-    of_one = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
+    """The settings of commands that connect to the stack."""
+    server = {"BALANCE_APPLICATION_SERVER": f"{HOST}:{instances[0].port}"} if instances else {}
     return {
         "BALANCE_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "BALANCE_SCHEMA_REGISTRY_URL": stack.schema_registry_url,
-        **of_one,
+        **server,
     }
 
 
-def _own_modules() -> dict[str, str]:
-    """Lets the instances, whose working directory is another, find read models in this one, as `serve` does."""
+def _import_path() -> dict[str, str]:
+    """Lets instances, which have another working directory, import read models from this one."""
     paths = filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def say(line: str) -> None:
-    """Tell the person."""
     click.echo(line)

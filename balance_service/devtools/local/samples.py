@@ -1,4 +1,4 @@
-"""What the local stack is given to show each read model: samples, and queries that they answer."""
+"""Sample events for each read model, and queries that they answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
-_LOOK_EVERY_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _VISIBLE_SECONDS = 60.0
-_ANSWER_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 _FUNDS = (
     ("alice", "12.34"),
     ("bob", "100"),
@@ -40,13 +40,12 @@ class SampleFile:
 
     @property
     def path(self) -> str:
-        """Where it is."""
         return f"samples/{self.topic}.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What shows a read model: what it is fed, what may then be asked, and the topics that it writes."""
+    """The sample files of a read model, queries that they answer, and the topics that the model writes."""
 
     files: tuple[SampleFile, ...] = ()
     queries: tuple[str, ...] = ()
@@ -73,7 +72,7 @@ SAMPLES: Mapping[str, Samples] = {
         ("notifications",),
     ),
     "leaderboard": Samples(
-        # A score joins what is known of its player when it comes.
+        # A score is joined with the player's row as of its time, so players come first.
         (SampleFile("players"), SampleFile("products"), SampleFile("score-events", key_separator=None)),
         ("/leaderboard/1", "/leaderboard", "/leaderboard/count", "/leaderboard/1/6"),
         ("high-scores",),
@@ -82,24 +81,24 @@ SAMPLES: Mapping[str, Samples] = {
 
 
 def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: Sequence[ReadModel]) -> list[str]:
-    """Feed the read models that are hosted, and wait until every instance answers.
+    """Append samples for the hosted read models, and wait until each instance answers queries to them.
 
     Args:
         settings: with the addresses of the local stack.
-        models: that are known.
+        models: the known models.
 
     Returns:
         Commands to try.
 
     Raises:
-        BalanceServiceError: the samples do not show.
+        BalanceServiceError: a query is not answered in time.
     """
     hosted = {model: SAMPLES.get(model, Samples()) for model in settings.models}
     files = dict.fromkeys(file for samples in hosted.values() for file in samples.files)
     for file in files:
         lines = resource(file.path).read_bytes().splitlines()
         produce(settings, models, file.topic, lines, key_separator=file.key_separator)
-    with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
+    with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
         if "balance" in hosted:
             _add_funds(client, instances)
         for samples in hosted.values():
@@ -108,13 +107,13 @@ def add_samples(instances: Sequence[LocalInstance], settings: Settings, models: 
 
 
 def _queries(instances: Sequence[LocalInstance], hosted: Mapping[str, Samples]) -> list[str]:
-    """Of each model the first query to every instance, for any of them answers, and the others to one."""
-    asked = []
+    """For each model, the first query to every instance, to show that each one answers, and the others to one."""
+    commands = []
     for samples in hosted.values():
         first, others = samples.queries[:1], samples.queries[1:]
-        asked += [f"curl -i '{instance.url}{query}'" for query in first for instance in instances]
-        asked += [f"curl -i '{instances[-1].url}{query}'" for query in others]
-    return asked
+        commands += [f"curl -i '{instance.url}{query}'" for query in first for instance in instances]
+        commands += [f"curl -i '{instances[-1].url}{query}'" for query in others]
+    return commands
 
 
 def _commands(
@@ -124,18 +123,18 @@ def _commands(
         f"BALANCE_BOOTSTRAP_SERVERS={settings.bootstrap_servers} "
         f"BALANCE_SCHEMA_REGISTRY_URL={settings.schema_registry_url} .venv/bin/balance-service"
     )
-    tries = []
+    commands = []
     if "balance" in hosted:
-        tries.append(
+        commands.append(
             f"curl -i -X POST {instance.url}/api/balance.addFunds "
             """-H 'Content-Type: application/json' -d '{"customerId": "alice", "amount": 1.23}'"""
         )
     for file in files:
         separator = "" if file.key_separator is None else f" --key-separator '{file.key_separator}'"
-        tries.append(f"{command} produce {file.topic}{separator} < {file.path}")
+        commands.append(f"{command} produce {file.topic}{separator} < {file.path}")
     written = dict.fromkeys(topic for samples in hosted.values() for topic in samples.writes)
-    tries += [f"{command} tail {topic} --from-beginning" for topic in written]
-    return [*tries, f"curl {instance.url}/api/status"]
+    commands += [f"{command} tail {topic} --from-beginning" for topic in written]
+    return [*commands, f"curl {instance.url}/api/status"]
 
 
 def _add_funds(client: httpx.Client, instances: Sequence[LocalInstance]) -> None:
@@ -154,5 +153,5 @@ def _wait_until_answered(client: httpx.Client, urls: Iterable[str]) -> None:
     for url in urls:
         while (answer := client.get(url)).is_error:
             if time.monotonic() > deadline:
-                raise BalanceServiceError(f"the samples do not show at {url}: {answer.text}")
-            time.sleep(_LOOK_EVERY_SECONDS)
+                raise BalanceServiceError(f"{url} did not answer from the samples in time: {answer.text}")
+            time.sleep(_POLL_SECONDS)
