@@ -48,7 +48,7 @@ from balance_service.model.placing import hosted_stages, stages_of_retries
 from balance_service.observability.metrics import Metrics
 from balance_service.observability.tracing import start_tracing
 from balance_service.process.runtime import exit_within, favour_short_work, thread_failures
-from balance_service.settings.address import address_of
+from balance_service.settings.network import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

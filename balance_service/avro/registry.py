@@ -14,7 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistry
 
 from balance_service.avro.schemas import full_name, subject_of
 from balance_service.errors import ConfigurationError, RetriableError
-from balance_service.settings.proxies import heeding_proxies
+from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SchemaRegistry:
             }
         if ca_file is not None:
             config["ssl.ca.location"] = str(ca_file)
-        with heeding_proxies():
+        with environment_proxies():
             self.client = SchemaRegistryClient(config)
 
     @classmethod

@@ -11,7 +11,7 @@ import httpx
 from balance_service.errors import BalanceServiceError, ConfigurationError, RetriableError
 from balance_service.http.server.tls import TlsFiles, client_context
 from balance_service.settings import load_settings
-from balance_service.settings.proxies import heeding_proxies
+from balance_service.settings.network import environment_proxies
 
 if TYPE_CHECKING:
     import ssl
@@ -111,7 +111,7 @@ def request(
     verify: ssl.SSLContext | bool = _context(settings) if base.scheme == "https" else False
     # Instances connect to each other's addresses without a proxy; a URL for clients may be behind one.
     uses_proxy = url is not None
-    with heeding_proxies():
+    with environment_proxies():
         client = httpx.Client(verify=verify, headers=headers, timeout=_TIMEOUT_SECONDS, trust_env=uses_proxy)
     try:
         with client:

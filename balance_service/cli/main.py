@@ -82,7 +82,7 @@ def serve(*, print_config: bool) -> None:
             click.echo(f"{name}={value}")
         return
     configure_logging(settings.log_level)
-    arm(settings.failpoints)
+    arm(os.environ.get("BALANCE_FAILPOINTS", ""))
     # The JVM inherits the limit.
     raise_limit()
     from balance_service.engine.state_directory import StateDirectory

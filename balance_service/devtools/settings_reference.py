@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import SecretStr
 
 from balance_service.settings.http_security import HttpSecuritySettings
-from balance_service.settings.kafka_settings import KafkaSettings
+from balance_service.settings.kafka import KafkaSettings
 from balance_service.settings.settings import Settings, variable_of
 
 if TYPE_CHECKING:

@@ -12,11 +12,9 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from balance_service.errors import ConfigurationError
-from balance_service.settings import kafka_properties as properties
-from balance_service.settings.address import DEFAULT_PORT, OWN_HOST_NAME, address_of, default_server
 from balance_service.settings.http_security import HttpSecuritySettings
-from balance_service.settings.kafka_properties import HIDDEN
-from balance_service.settings.kafka_settings import KafkaSettings
+from balance_service.settings.kafka import HIDDEN, KafkaSettings, printable_properties
+from balance_service.settings.network import DEFAULT_PORT, OWN_HOST_NAME, address_of, default_server
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -24,16 +22,16 @@ if TYPE_CHECKING:
 PREFIX = "BALANCE_"
 _OWN_TOPIC = "balance"
 _NAME = r"^[a-zA-Z0-9._-]{1,200}$"
-# Kafka takes these for directories.
+# Kafka refuses these, which are directories.
 _NO_TOPICS = (".", "..")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-# The last label begins with a letter, as no address does that is mistyped.
+# The last label begins with a letter, so that a mistyped IP address is no host name.
 _HOST_NAME = re.compile(r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)")
-# Also of a URL without its scheme, which is easily forgotten, and of a password that has a slash in it.
+# Also matches a URL whose scheme is missing, and a password with a slash.
 _USER_IN_URL = re.compile(r"(//)\S*@|(?<![^\s'\"])(?!\S*//)[^\s'\"@]*:\S*@")
 _LEAST_HEAP_MB = 500
 _MEGABYTES = {"m": 1, "g": 1024}
-_NEVER_TOLD = {
+_SECRETS = {
     "kafka_config",
     "peer_secret",
     "schema_registry_password",
@@ -161,9 +159,6 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. Needs "
         "the extra `tracing`.",
     )
-    failpoints: str = Field(
-        "", description="For tests alone: where this process is to die or stall, and how large parts are."
-    )
     log_level: str = Field(
         "INFO",
         pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
@@ -258,7 +253,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         for name in type(self).model_fields:
             value = getattr(self, name)
             if name == "kafka_config":
-                value = properties.printable(value)
+                value = printable_properties(value)
             elif isinstance(value, tuple):
                 value = ",".join(value)
             shown[variable_of(name)] = "" if value is None else without_user(str(value))
@@ -301,7 +296,7 @@ def _sentence(error: ErrorDetails) -> str:
         return message
     name = str(error["loc"][0])
     variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
-    if name in _NEVER_TOLD:
+    if name in _SECRETS:
         return f"{variable}: {message}"
     given = without_user(repr(error["input"]))
     ours = error["type"] == "value_error"

@@ -15,7 +15,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from balance_service.errors import FatalError
-from balance_service.settings.jvm_properties import jvm_properties
+from balance_service.settings.kafka import jvm_properties
 from balance_service.spark.jvm import launch_jvm
 
 if TYPE_CHECKING:

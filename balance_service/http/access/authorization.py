@@ -30,7 +30,7 @@ from balance_service.http.answer import Problem
 from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.server.ahead_of_aiohttp import AheadOfAiohttp
 from balance_service.http.server.reloading import Reloaded
-from balance_service.settings.address import address_of
+from balance_service.settings.network import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

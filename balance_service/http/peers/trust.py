@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS, SharedSecret
 from balance_service.http.answer import Problem
-from balance_service.settings.address import address_of
+from balance_service.settings.network import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,13 +9,13 @@ import pytest
 
 from balance_service.model.stage import Stage
 from balance_service.settings import Settings, load_settings
-from balance_service.settings.kafka_properties import printable
+from balance_service.settings.kafka import printable_properties
 from tests.support.fakes import refusal
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_of_the_settings() -> None:
     settings = load_settings()
 
     assert {
@@ -49,14 +49,14 @@ def test_the_internal_topics_are_named_after_the_application() -> None:
     assert stage.dead_letters == "funds-dead-letters"
 
 
-def test_a_read_model_of_another_topic_has_topics_of_its_own() -> None:
+def test_a_read_model_of_another_topic_has_its_own_internal_topics() -> None:
     settings = load_settings(application_id="app", topic="funds")
     stage = Stage(name="orders", owner="orders", application_id="app", source=settings.topic_of("shop"))
 
     assert (stage.source, stage.changelog, stage.dead_letters) == ("shop", "app-orders-changelog", "shop-dead-letters")
 
 
-def test_read_models_are_listed_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_models_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BALANCE_MODELS", "balance, orders,")
 
     assert load_settings().models == ("balance", "orders")
@@ -73,7 +73,7 @@ def test_a_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
     assert (load_settings().topic, load_settings().partitions) == ("funds", 12)
 
 
-def test_a_variable_without_the_prefix_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_without_the_prefix_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPIC", "funds")
 
     assert load_settings().topic == "balance"
@@ -97,12 +97,12 @@ def test_an_override_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert load_settings(topic="other").topic == "other"
 
 
-def test_an_override_that_is_no_setting_is_refused() -> None:
+def test_an_unknown_override_is_refused() -> None:
     with pytest.raises(TypeError, match="topci"):
         load_settings(topci="balance")
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().topic = "other"
 
@@ -174,7 +174,7 @@ def test_a_bad_value_is_refused_in_one_sentence_that_names_it(
     assert message.count("BALANCE_") == 1
 
 
-def test_a_refusal_reads_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sentences_of_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch, BALANCE_PARTITIONS="0") == (
         "BALANCE_PARTITIONS: Input should be greater than or equal to 1, not '0'"
     )
@@ -195,14 +195,14 @@ def test_a_refusal_reads_well(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"sasl.password": "hunter2"', "not JSON; give an object of property names and values"),
     ],
 )
-def test_a_bad_kafka_config_is_refused_without_telling_its_secrets(
+def test_a_bad_kafka_config_is_refused_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, value: str, sentence: str
 ) -> None:
     assert refusal(monkeypatch, BALANCE_KAFKA_CONFIG=value) == f"BALANCE_KAFKA_CONFIG: {sentence}"
 
 
 @pytest.mark.parametrize("variable", ["BALANCE_SCHEMA_REGISTRY_USER", "BALANCE_SCHEMA_REGISTRY_PASSWORD"])
-def test_half_a_credential_is_refused_without_telling_it(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_half_a_credential_is_refused_without_its_value(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     message = refusal(monkeypatch, **{variable: "hunter2"})
 
     assert message == (
@@ -210,7 +210,7 @@ def test_half_a_credential_is_refused_without_telling_it(monkeypatch: pytest.Mon
     )
 
 
-def test_every_bad_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_bad_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(monkeypatch, BALANCE_PARTITIONS="0", BALANCE_HTTP_PORT="x")
 
     assert "BALANCE_PARTITIONS: " in message
@@ -219,9 +219,7 @@ def test_every_bad_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("variable", ["BALANCE_SCHEMA_REGISTRY_URL", "BALANCE_TRACING_ENDPOINT"])
 @pytest.mark.parametrize("url", ["ftp://me:hunter2@there", "me:hunter2@there:8081", "ftp://me:a/hunter2@there"])
-def test_a_url_with_credentials_is_not_told_when_refused(
-    monkeypatch: pytest.MonkeyPatch, variable: str, url: str
-) -> None:
+def test_a_url_is_refused_without_its_credentials(monkeypatch: pytest.MonkeyPatch, variable: str, url: str) -> None:
     message = refusal(monkeypatch, **{variable: url})
 
     assert "hunter2" not in message
@@ -229,7 +227,7 @@ def test_a_url_with_credentials_is_not_told_when_refused(
 
 
 @pytest.mark.parametrize("password", ["hunter2", "a/hunter2", "a@hunter2"])
-def test_a_url_with_credentials_is_printed_without_them(password: str) -> None:
+def test_a_url_is_printed_without_its_credentials(password: str) -> None:
     shown = load_settings(schema_registry_url=f"https://me:{password}@there:8081/v7").printable()
 
     assert shown["BALANCE_SCHEMA_REGISTRY_URL"] == "https://********@there:8081/v7"
@@ -251,7 +249,7 @@ def test_an_address_peers_can_reach_is_accepted(address: str) -> None:
     assert load_settings(application_server=address).application_server == address
 
 
-def test_an_instance_can_advertise_its_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_can_advertise_its_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "3f9c0a51e2d4")
 
     assert load_settings(application_server="{hostname}:5051").application_server == "3f9c0a51e2d4:5051"
@@ -263,7 +261,7 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("socket.gethostname", lambda: "3f9c0a51e2d4")
     mark = tmp_path / ".dockerenv"
-    monkeypatch.setattr("balance_service.settings.address._OF_CONTAINERS", (str(tmp_path / "other"), str(mark)))
+    monkeypatch.setattr("balance_service.settings.network._CONTAINER_FILES", (str(tmp_path / "other"), str(mark)))
     return mark
 
 
@@ -281,21 +279,21 @@ def test_in_a_container_the_default_address_is_its_host_name(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_in_a_container_that_listens_on_loopback_alone_the_default_address_is_localhost(host: str, marks: Path) -> None:
+def test_in_a_container_that_listens_only_on_loopback_the_default_address_is_localhost(host: str, marks: Path) -> None:
     marks.touch()
 
     assert load_settings(http_host=host).application_server == "localhost:5051"
 
 
 @pytest.mark.usefixtures("marks")
-def test_outside_a_container_the_default_address_is_localhost_with_the_port_of_http() -> None:
+def test_outside_a_container_the_default_address_is_localhost_with_the_http_port() -> None:
     assert load_settings(http_host="0.0.0.0").application_server == "localhost:5051"
     assert load_settings(http_port=5062).application_server == "localhost:5062"
     assert load_settings(http_port=0).application_server == "localhost:5051"
 
 
 @pytest.mark.usefixtures("marks")
-def test_an_address_that_is_set_counts_in_a_container_too(marks: Path) -> None:
+def test_a_given_address_overrides_the_default_in_a_container(marks: Path) -> None:
     marks.touch()
 
     assert load_settings(http_host="0.0.0.0", application_server="a:1").application_server == "a:1"
@@ -314,18 +312,18 @@ def test_peers_may_be_hosts_domains_addresses_and_networks(monkeypatch: pytest.M
     )
 
 
-def test_no_list_of_peers_allows_any() -> None:
+def test_without_an_allow_list_any_host_may_be_a_peer() -> None:
     assert load_settings().peer_allow_list == ()
 
 
-def test_a_short_peer_secret_is_refused_without_telling_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_peer_secret_is_refused_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(monkeypatch, BALANCE_PEER_SECRET="hunter2")
 
     assert message.startswith("BALANCE_PEER_SECRET: ")
     assert "hunter2" not in message
 
 
-def test_every_setting_is_printed_by_its_variable() -> None:
+def test_every_setting_is_printed_with_its_variable() -> None:
     printed = load_settings().printable()
 
     assert len(printed) == len(Settings.model_fields)
@@ -334,7 +332,7 @@ def test_every_setting_is_printed_by_its_variable() -> None:
     assert printed["BALANCE_SPARK_JARS"] == ""
 
 
-def test_what_is_printed_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_settings_can_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(kafka_config={"client.rack": "r1"}, read_timeout_seconds=1.5, create_topics=False)
     for name, value in settings.printable().items():
         if value:
@@ -370,7 +368,7 @@ def test_secrets_are_never_printed() -> None:
     assert printed["BALANCE_SCHEMA_REGISTRY_URL"].endswith("@registry:8081/path")
 
 
-def test_where_a_key_lies_is_no_secret(tmp_path: Path) -> None:
+def test_the_location_of_a_key_is_no_secret(tmp_path: Path) -> None:
     config = {"ssl.key.location": "/k", "ssl.keystore.location": "/s", "ssl.key.pem": "hunter2"}
 
-    assert json.loads(printable(config)) == {**config, "ssl.key.pem": "********"}
+    assert json.loads(printable_properties(config)) == {**config, "ssl.key.pem": "********"}

@@ -1,4 +1,4 @@
-"""Settings of HTTP's security: what is half set, or without what it needs, is refused in one sentence that names it."""
+"""Security settings of HTTP: incomplete combinations are refused in one sentence that names the settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
         ({"RATE_LIMIT": "5", "RATE_LIMIT_BURST": "0", "PEER_SECRET": SECRET}, ["RATE_LIMIT_BURST"]),
     ],
 )
-def test_a_setting_that_cannot_be_right_is_named(
+def test_a_wrong_or_incomplete_security_setting_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], named: list[str]
 ) -> None:
     message = refusal(monkeypatch, **{f"BALANCE_{name}": value for name, value in given.items()})
@@ -46,7 +46,7 @@ def test_a_setting_that_cannot_be_right_is_named(
     assert SECRET not in message
 
 
-def test_all_is_off_unless_it_is_set() -> None:
+def test_security_is_off_by_default() -> None:
     settings = load_settings()
 
     assert not settings.speaks_tls
@@ -56,7 +56,7 @@ def test_all_is_off_unless_it_is_set() -> None:
 
 
 @pytest.mark.parametrize(("rate", "burst", "expected"), [(5.0, None, 5), (0.2, None, 1), (2.5, None, 3), (5.0, 1, 1)])
-def test_a_burst_is_a_seconds_worth_unless_it_is_set(rate: float, burst: int | None, expected: int) -> None:
+def test_the_default_burst_is_the_requests_of_one_second(rate: float, burst: int | None, expected: int) -> None:
     assert load_settings(rate_limit=rate, rate_limit_burst=burst, peer_secret=SECRET).burst == expected
 
 

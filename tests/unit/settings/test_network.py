@@ -1,4 +1,4 @@
-"""Proxies that the environment names: one that cannot be used is told by its variable, and without its password."""
+"""Proxies of the environment: an unusable one is refused with its variable and without its password."""
 
 from __future__ import annotations
 
@@ -23,41 +23,39 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def told_of(variable: str) -> str:
-    return f"{variable} names a proxy that cannot be used here; give one with http://, or unset it"
+def refusal_of(variable: str) -> str:
+    return f"{variable} names a proxy that cannot be used; set one with http://, or unset it"
 
 
 @pytest.mark.parametrize("proxy", UNUSABLE)
-def test_a_command_tells_a_proxy_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_a_command_refuses_an_unusable_proxy(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", "proxy:3128")
     monkeypatch.setenv("https_proxy", proxy)
 
     failed = CliRunner().invoke(cli, ["status", "--url", "http://balances.example"]).exception
 
     assert isinstance(failed, ConfigurationError)
-    assert str(failed) == told_of("HTTPS_PROXY")
+    assert str(failed) == refusal_of("HTTPS_PROXY")
 
 
 @pytest.mark.parametrize("proxy", UNUSABLE)
-def test_whoever_asks_the_registry_tells_a_proxy_that_cannot_be_used(
-    monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
+def test_the_registry_client_refuses_an_unusable_proxy(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
 
     with pytest.raises(ConfigurationError) as caught:
         SchemaRegistry.from_settings(load_settings())
 
-    assert str(caught.value) == told_of("ALL_PROXY")
+    assert str(caught.value) == refusal_of("ALL_PROXY")
 
 
-def test_what_is_not_a_proxys_fault_is_not_laid_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_is_not_attributed_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "http://proxy:3128")
 
     with pytest.raises(ValueError, match="url"):
         SchemaRegistry("ftp://registry")
 
 
-def test_an_instances_own_address_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_to_the_default_address_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", UNUSABLE[0])
     monkeypatch.setattr("httpx.Client.send", lambda _client, _request: httpx.Response(200, text='{"amount": 1}'))
 
