@@ -1,4 +1,4 @@
-"""A peer that does with each query what it is told, and somebody who asks it."""
+"""A peer that misbehaves as told, its answers as bytes, and a client of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,66 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from balance_service.errors import RetriableError
+from balance_service.http.peers.connections import (
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+)
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer as TrustedPeer
-from tests.unit.http.peer_answers import answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+
+BODY = b'{"amount": 12.34}'
+
+
+def answer(*lines: str, status: str = "HTTP/1.1 200 OK", body: bytes = BODY) -> bytes:
+    usual = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+    return "".join(f"{line}\r\n" for line in (status, *(lines or usual), "")).encode("latin-1") + body
+
+
+TYPE, LENGTH = "Content-Type: application/json", "Content-Length: 17"
+REFUSED = {
+    "bytes after it": (answer() + b"x", "more bytes"),
+    "another answer after it": (answer() + answer(), "more bytes"),
+    "a length that is too small": (answer(TYPE, "Content-Length: 16"), "more bytes"),
+    "no length": (answer(TYPE), "the number of bytes"),
+    "a length that is none": (answer(TYPE, "Content-Length: +17"), "the number of bytes"),
+    "a list of lengths": (answer(TYPE, "Content-Length: 17, 17"), "the number of bytes"),
+    "a length of many digits": (answer(TYPE, f"Content-Length: {'9' * 5000}"), "the number of bytes"),
+    "two lengths": (answer(TYPE, LENGTH, "Content-Length: 3"), "two headers content-length"),
+    "the same length twice": (answer(TYPE, LENGTH, "content-LENGTH: 17"), "two headers content-length"),
+    "chunks": (answer(TYPE, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\n"), "the number of bytes"),
+    "chunks and a length": (answer(TYPE, LENGTH, "Transfer-Encoding: chunked"), "the number of bytes"),
+    "an encoding": (answer(TYPE, LENGTH, "Content-Encoding: gzip"), "answered 200"),
+    "an interim answer": (b"HTTP/1.1 100 Continue\r\n\r\n" + answer(), "answered 100"),
+    "an interim answer with a length": (answer(status="HTTP/1.1 103 Early Hints"), "answered 103"),
+    "a redirect": (answer(TYPE, LENGTH, "Location: /", status="HTTP/1.1 302 Found"), "answered 302"),
+    "nothing": (answer(status="HTTP/1.1 204 No Content", body=b""), "answered 204"),
+    "not modified": (answer(status="HTTP/1.1 304 Not Modified"), "answered 304"),
+    "another type": (answer("Content-Type: text/html", LENGTH), "answered 200 with text/html"),
+    "no type": (answer(LENGTH), "answered 200 with none"),
+    "two types": (answer(TYPE, LENGTH, "Content-Type: text/html"), "two headers content-type"),
+    "HTTP/1.0": (answer(status="HTTP/1.0 200 OK"), "HTTP/1.1"),
+    "HTTP/2": (b"\0\0\x12\x04\0\0\0\0\0", "HTTP/1.1"),
+    "TLS": (b"\x15\x03\x03\0\x02\x02\x0a", "HTTP/1.1"),
+    "a status of four digits": (answer(status="HTTP/1.1 2000 OK"), "HTTP/1.1"),
+    "an empty line before it": (b"\r\n" + answer(), "HTTP/1.1"),
+    "a folded line": (answer(TYPE, LENGTH, "X: y", " Content-Length: 3"), "not HTTP's"),
+    "a space before the colon": (answer(TYPE, "Content-Length : 17", LENGTH), "not HTTP's"),
+    "a bare line feed": (answer(TYPE, "X: y\nContent-Length: 3", LENGTH), "not HTTP's"),
+    "a bare carriage return": (answer(TYPE, "X: y\rContent-Length: 3", LENGTH), "not HTTP's"),
+    "a line without a colon": (answer(TYPE, LENGTH, "X"), "not HTTP's"),
+    "a NUL": (answer(TYPE, LENGTH, "X: \0"), "not HTTP's"),
+    "a long body": (answer(body=b" " * (MAX_BODY_BYTES + 1)), f"more than {MAX_BODY_BYTES} bytes"),
+    "a long head": (answer(TYPE, LENGTH, f"X: {'x' * MAX_HEAD_BYTES}"), "a head of more than"),
+    "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * MAX_HEAD_BYTES, "a head of more than"),
+    "a position given twice": (
+        answer(TYPE, LENGTH, "Balance-Position: 0:1", "Balance-Position: 0:2"),
+        "two headers balance-position",
+    ),
+}
 
 
 PATH = "/api/customers.getBalance"

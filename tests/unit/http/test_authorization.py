@@ -1,4 +1,4 @@
-"""Who is let in where: tokens of the file, scopes of the routes, limits of the clients."""
+"""Access control: scopes of the routes, and rate limits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
-from balance_service.errors import ConfigurationError
 from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
 from balance_service.http.access.authorization import Access, RateLimit
-from balance_service.http.app import make_app
+from balance_service.http.answer import Problem
+from balance_service.http.api.openapi import document
 from balance_service.http.handlers import Handlers
-from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
+from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
-from tests.support.fakes import Nobody
+from tests.support.fakes import Clock, Nobody
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
+
 
 SECRET = "a secret of all instances"
 TRUST = PeerTrust(SECRET)
@@ -45,37 +48,6 @@ def write_tokens(file: Path, **scopes: Sequence[str]) -> Path:
     ]
     file.write_text(json.dumps({"tokens": entries}))
     return file
-
-
-GOOD = {"name": "a", "sha256": "0" * 64, "scopes": ["balance:read"]}
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        None,
-        {},
-        [7],
-        [{**GOOD, "name": ""}],
-        [{**GOOD, "name": 7}],
-        [{**GOOD, "sha256": "hunter2"}],
-        [{**GOOD, "sha256": "A" * 64}],
-        [{**GOOD, "scopes": []}],
-        [{**GOOD, "scopes": "balance:read"}],
-        [{**GOOD, "scopes": ["balance:everything"]}],
-        [GOOD, {**GOOD, "name": "b"}],
-        [GOOD, {**GOOD, "sha256": "1" * 64}],
-    ],
-)
-def test_a_file_of_tokens_that_cannot_be_used_is_named_and_no_hash_is_told(tmp_path: Path, tokens: Any) -> None:
-    file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": tokens}))
-
-    with pytest.raises(ConfigurationError, match=f"^BALANCE_TOKENS_FILE: {file}") as caught:
-        load_tokens(file)
-
-    assert "0" * 64 not in str(caught.value)
-    assert "hunter2" not in str(caught.value)
 
 
 def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
@@ -96,7 +68,8 @@ def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
 class Answering(Handlers):
     """Answers both routes of the API at once."""
 
-    def model_queries(self) -> Any:
+    @property
+    def any_model(self) -> Any:
         return self
 
     async def by_route(self, request: web.Request, *_: object) -> web.Response:
@@ -314,3 +287,72 @@ def test_the_document_says_which_scopes_are_needed_and_what_is_answered_without(
 def test_only_probes_are_open_to_all() -> None:
     assert {route.path for route in ROUTES if route.is_open} == {"/health/live", "/health/ready"}
     assert "securitySchemes" not in document(ROUTES)["components"]
+
+
+# --- the rate limit alone
+
+
+def is_taken(limit: RateLimit, client: str = "c") -> bool:
+    try:
+        limit.take(client)
+    except Problem as problem:
+        return problem.status != 429
+    return True
+
+
+def test_a_burst_is_taken_and_then_as_many_as_the_rate_says() -> None:
+    clock = Clock()
+    limit = RateLimit(2.0, burst=3, now=clock)
+
+    assert [is_taken(limit) for _ in range(4)] == [True, True, True, False]
+    clock.now += 0.5
+    assert [is_taken(limit) for _ in range(2)] == [True, False]
+    clock.now += 60
+    assert [is_taken(limit) for _ in range(4)] == [True, True, True, False]
+
+
+def test_one_client_does_not_use_up_what_is_anothers() -> None:
+    limit = RateLimit(1.0, burst=1, now=Clock())
+
+    assert [is_taken(limit, client) for client in "aab"] == [True, False, True]
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(1.0, 1), (0.1, 10), (0.01, 100), (50.0, 1)])
+def test_who_is_refused_is_told_when_to_come_back_and_is_served_then(rate: float, seconds: int) -> None:
+    clock = Clock()
+    limit = RateLimit(rate, burst=1, now=clock)
+    limit.take("c")
+
+    with pytest.raises(Problem) as caught:
+        limit.take("c")
+
+    assert caught.value.headers["Retry-After"] == str(seconds)
+    clock.now += seconds
+    assert is_taken(limit)
+
+
+def test_no_more_clients_are_remembered_than_there_is_room_for() -> None:
+    limit = RateLimit(1.0, burst=1, now=Clock(), max_clients=100)
+
+    for number in range(10_000):
+        assert is_taken(limit, f"client {number}")
+
+    assert len(limit) == 100
+    assert not is_taken(limit, "client 9999")
+    assert is_taken(limit, "client 0")
+
+
+@given(st.integers(1, 10), st.integers(1, 8), st.lists(st.integers(0, 8), max_size=60))
+def test_it_is_a_token_bucket(rate: int, burst: int, eighths: list[int]) -> None:
+    """Compared with the bucket as the books have it, in exact arithmetic: time in eighths of an interval."""
+    clock = Clock(0.0)
+    limit = RateLimit(float(rate), burst, now=clock)
+    tokens = burst * 8
+    waited = 0
+    for pause in eighths:
+        waited += pause
+        clock.now = waited / 8 / rate
+        tokens = min(burst * 8, tokens + pause)
+        expected = tokens >= 8
+        tokens -= 8 if expected else 0
+        assert is_taken(limit) == expected

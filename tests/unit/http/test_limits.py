@@ -1,15 +1,29 @@
-"""What a client may cost: each limit at its edge, against a real server on a real socket."""
+"""Limits on the cost of a client, each at its edge, against a real server on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import socket
+import time
+from dataclasses import replace
 
 import pytest
+from aiohttp import web
 
-from balance_service.http.server.limits import MAX_BODY_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, MAX_URL_BYTES
+from balance_service.http.answer import Problem
+from balance_service.http.server.limits import (
+    MAX_BODY_BYTES,
+    MAX_HEADERS,
+    MAX_HEADERS_BYTES,
+    MAX_URL_BYTES,
+    Limits,
+    UnderWay,
+)
 from tests.support.api import ADD_FUNDS, GET_BALANCE
-from tests.unit.http.raw_http import COMMAND, LIVE, QUICK, Answer, ask, question, serving
+from tests.support.waiting import until
+from tests.unit.http.raw_http import COMMAND, LIVE, QUESTION, QUICK, Answer, ask, question, serving
 
 
 def test_a_url_has_at_most_4_kib() -> None:
@@ -119,3 +133,318 @@ def test_a_client_that_asks_whether_to_go_on_is_told_to() -> None:
 
     assert interim.status == 100
     assert (answer.status, json.loads(answer.body)) == (200, {"bytes": 3})
+
+
+# --- time and number
+
+
+# Half a second and a look at all connections, on a busy machine.
+SOON = 10.0
+# More than the buffers of two sockets hold.
+LARGE = 16 << 20
+
+
+def test_a_request_that_takes_too_long_is_a_503_problem() -> None:
+    async def for_ever(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def run() -> Answer:
+        async with serving(QUICK, for_ever) as server, server.client() as client:
+            return await client.ask(QUESTION)
+
+    answer = asyncio.run(run())
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "more than 0.5 s" in answer.detail
+
+
+def test_a_timeout_of_somebody_else_is_not_taken_for_the_requests_own() -> None:
+    async def fails(_request: web.Request) -> web.Response:
+        raise TimeoutError
+
+    async def run() -> Answer:
+        async with serving(QUICK, fails) as server, server.client() as client:
+            return await client.ask(QUESTION)
+
+    assert asyncio.run(run()).status == 500
+
+
+@pytest.mark.parametrize("start", [b"", QUESTION], ids=["first request", "a later one"])
+@pytest.mark.parametrize("head", [b"G", QUESTION[:-2]])
+def test_a_head_that_does_not_end_is_answered_408_and_the_connection_closed(start: bytes, head: bytes) -> None:
+    async def run() -> tuple[Answer, bool, float]:
+        async with serving() as server, server.client() as client:
+            if start:
+                assert (await client.ask(start)).status == 200
+            began = time.monotonic()
+            await client.send(head)
+            return await client.answer(), await client.is_closed_within(SOON), time.monotonic() - began
+
+    answer, is_closed, seconds = asyncio.run(run())
+
+    assert answer.status == 408
+    assert "head" in answer.detail
+    assert is_closed
+    assert 0.5 < seconds < SOON
+
+
+def test_a_head_that_dribbles_is_cut_off_too() -> None:
+    async def run() -> float:
+        async with serving() as server, server.client() as client:
+            began = time.monotonic()
+            while not client.reader.at_eof() and time.monotonic() < began + 2 * SOON:
+                try:
+                    await client.send(b"G")
+                    await asyncio.sleep(0.05)
+                except ConnectionError:
+                    break
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) < SOON
+
+
+def test_a_body_that_dribbles_is_answered_408_and_the_connection_closed() -> None:
+    async def run() -> tuple[Answer, bool]:
+        async with serving() as server, server.client() as client:
+            await client.send(COMMAND % 1000)
+
+            async def dribble() -> None:
+                while True:
+                    await client.send(b"x")
+                    await asyncio.sleep(0.05)
+
+            dribbling = asyncio.ensure_future(dribble())
+            answer = await client.answer()
+            is_closed = await client.is_closed_within(SOON)
+            dribbling.cancel()
+            await asyncio.gather(dribbling, return_exceptions=True)
+            return answer, is_closed
+
+    answer, is_closed = asyncio.run(run())
+
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
+    assert "body" in answer.detail
+    assert is_closed
+
+
+def test_an_idle_connection_outlasts_the_time_of_a_head() -> None:
+    body = b"x" * 100
+
+    async def run() -> list[int]:
+        async with serving(replace(QUICK, body_seconds=SOON)) as server, server.client() as client:
+            statuses = []
+            for data in (QUESTION, COMMAND % len(body), LIVE, QUESTION):
+                await client.send(data)
+                if b"POST" in data:
+                    await asyncio.sleep(0.2)
+                    await client.send(body)
+                statuses.append((await client.answer()).status)
+                await asyncio.sleep(1.2)
+            return statuses
+
+    assert asyncio.run(run()) == [200, 200, 200, 200]
+
+
+def test_a_client_that_reads_no_answers_is_cut_off() -> None:
+    async def run() -> bool:
+        async with serving() as server, server.client() as client:
+            client.writer.write(b"GET /api/status HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+            await until(lambda: server.connections == 1, "it is connected")
+            await until(lambda: server.connections == 0, "it is cut off")
+            return await client.is_closed_within(SOON)
+
+    assert asyncio.run(run())
+
+
+def test_a_head_that_does_not_end_behind_an_answer_that_is_not_read_keeps_no_connection() -> None:
+    async def large(_request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * LARGE)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving(replace(QUICK, unsent_seconds=SOON), large) as server:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", server.port))
+                await loop.sock_sendall(client, QUESTION)
+                await loop.sock_recv(client, 1)
+                await loop.sock_sendall(client, b"G")
+                await until(lambda: server.connections == 0, "it is cut off")
+
+    asyncio.run(run())
+
+
+def test_a_connection_on_which_nothing_is_asked_is_closed_after_the_time_of_a_head() -> None:
+    async def run() -> tuple[bytes, float]:
+        async with serving() as server, server.client() as client:
+            began = time.monotonic()
+            return await asyncio.wait_for(client.reader.read(), SOON), time.monotonic() - began
+
+    sent, seconds = asyncio.run(run())
+
+    assert sent == b""
+    assert 0.4 < seconds < SOON
+
+
+@pytest.mark.parametrize(
+    "request_before",
+    [
+        QUESTION,
+        (COMMAND % 3) + b"end",
+        COMMAND.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked") + b"3\r\nend\r\n0\r\n\r\n",
+    ],
+    ids=["without a body", "with a body", "in chunks"],
+)
+def test_a_head_that_comes_in_one_piece_with_a_request_and_does_not_end_is_answered_408(request_before: bytes) -> None:
+    async def run() -> tuple[int, int, bool]:
+        async with serving(replace(QUICK, idle_seconds=60.0)) as server, server.client() as client:
+            first = await client.ask(request_before + b"GET / HT")
+            second = await client.answer()
+            return first.status, second.status, await client.is_closed_within(SOON)
+
+    assert asyncio.run(run()) == (200, 408, True)
+
+
+@pytest.mark.parametrize("sent_before", [b"", LIVE], ids=["first", "after another request"])
+@pytest.mark.parametrize("protocol", [b"h2c", b"foo"])
+def test_a_request_behind_one_for_another_protocol_is_answered_or_the_connection_closed(
+    protocol: bytes, sent_before: bytes
+) -> None:
+    upgrade = LIVE.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n")
+
+    async def run() -> tuple[Answer, bool, list[int]]:
+        async with serving(replace(QUICK, idle_seconds=60.0)) as server:
+            async with server.client() as client:
+                if sent_before:
+                    await client.ask(sent_before)
+                answer = await client.ask(upgrade + LIVE)
+                is_closed = await client.is_closed_within(SOON)
+            async with server.client() as client:
+                return answer, is_closed, [(await client.ask(data)).status for data in (upgrade, LIVE)]
+
+    answer, is_closed, apart = asyncio.run(run())
+
+    assert (answer.status, answer.headers["connection"], is_closed) == (200, "close", True)
+    assert apart == [200, 200]
+
+
+@pytest.mark.parametrize("data", [QUESTION, (COMMAND % 3) + b"end", LIVE], ids=["query", "command", "probe"])
+def test_a_compressed_body_is_answered_415(data: bytes) -> None:
+    answer = ask(data.replace(b"Host: x", b"Host: x\r\nContent-Encoding: gzip"))
+
+    assert (answer.status, answer.detail) == (415, "no route takes a compressed body; send it without Content-Encoding")
+    assert ask(data.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")).status == 200
+
+
+def test_a_compressed_body_is_never_unpacked() -> None:
+    packed = gzip.compress(bytes(256 << 20))
+
+    async def run() -> int:
+        async with serving(Limits()) as server, server.client() as client:
+            head = (COMMAND % len(packed)).replace(b"Host: x", b"Host: x\r\nContent-Encoding: gzip")
+            answer = await client.ask(head + packed)
+            # The server reads the rest of the body before it closes the connection, or for a while.
+            await client.is_closed_within(Limits().of_connections["lingering_time"] + 1)
+            return answer.status
+
+    began = time.process_time()
+    gzip.decompress(packed)
+    unpacked = time.process_time()
+    status = asyncio.run(run())
+    answered = time.process_time()
+
+    assert status == 415
+    assert answered - unpacked < (unpacked - began) / 10
+
+
+def test_of_the_defaults_no_request_costs_a_connection_more_than_10_s_before_it_is_handled() -> None:
+    limits = Limits()
+
+    assert limits.head_seconds < 9
+    assert limits.body_seconds + limits.of_connections["lingering_time"] < 9
+
+
+# --- how many
+
+
+def test_a_request_too_many_is_answered_503_at_once_and_probes_still_200() -> None:
+    limits = Limits(max_concurrent_requests=2)
+    go_on, begun = asyncio.Event(), list[web.Request]()
+
+    async def wait(request: web.Request) -> web.Response:
+        begun.append(request)
+        await go_on.wait()
+        return web.json_response({})
+
+    async def run() -> tuple[list[Answer], list[Answer]]:
+        async with (
+            serving(limits, wait) as server,
+            server.client() as first,
+            server.client() as second,
+            server.client() as third,
+        ):
+            for client in (first, second):
+                await client.send(QUESTION)
+            await until(lambda: len(begun) == 2, "two requests are under way")
+            probes = [LIVE.replace(b"/health/live", path) for path in (b"/health/live", b"/health/ready", b"/metrics")]
+            meanwhile = [await third.ask(data) for data in (QUESTION, *probes)]
+            go_on.set()
+            return meanwhile, [await first.answer(), await second.answer(), await third.ask(QUESTION)]
+
+    meanwhile, later = asyncio.run(run())
+
+    assert [answer.status for answer in meanwhile] == [503, 200, 200, 200]
+    assert meanwhile[0].headers["retry-after"] == "1"
+    assert "2 requests are in progress" in meanwhile[0].detail
+    assert [answer.status for answer in later] == [200, 200, 200]
+
+
+def test_a_request_whose_body_is_still_to_come_takes_nobodys_place() -> None:
+    async def run() -> tuple[Answer, Answer]:
+        async with (
+            serving(Limits(max_concurrent_requests=1)) as server,
+            server.client() as slow,
+            server.client() as quick,
+        ):
+            await slow.send(COMMAND % 3)
+            await asyncio.sleep(0.2)
+            meanwhile = await quick.ask(QUESTION)
+            return meanwhile, await slow.ask(b"end")
+
+    assert [answer.status for answer in asyncio.run(run())] == [200, 200]
+
+
+def test_connections_never_take_most_of_the_files_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(max_concurrent_requests=100_000)
+
+    for files, most in ((1024, 512), (1, 1), (10**7, 400_100)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
+        assert limits.max_connections == most
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    assert limits.max_connections == 400_100
+
+
+def test_the_server_stops_while_clients_are_connected() -> None:
+    async def run() -> float:
+        async with serving() as server, server.client() as idle, server.client() as half:
+            assert (await idle.ask(LIVE)).status == 200
+            await half.send(b"GET")
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) < SOON
+
+
+def test_a_request_that_is_not_begun_is_told_of() -> None:
+    refused: list[str] = []
+
+    async def run() -> None:
+        under_way = UnderWay(Limits(max_concurrent_requests=0), lambda: refused.append("one"))
+        with pytest.raises(Problem, match="0 requests are in progress"):
+            await under_way.run(lambda: asyncio.sleep(0))
+
+    asyncio.run(run())
+
+    assert refused == ["one"]

@@ -1,4 +1,4 @@
-"""How a server accepts connections, and how long each holds its place: real sockets, and many of them."""
+"""Accepting connections: binding, slots, and real sockets, many at a time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 import structlog
 from aiohttp import web
 
+from balance_service.errors import ConfigurationError
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server import listening
+from balance_service.http.server.app import serve
 from balance_service.http.server.limits import Limits
-from balance_service.http.server.listening import AcceptedSocket, Listener, Slots, bind
+from balance_service.http.server.listening import AcceptedSocket, Listener, Slot, Slots, bind
 from balance_service.http.server.tls import TlsFiles, load_tls
 from tests.support.credentials import Authority
 from tests.support.waiting import until
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
     from pathlib import Path
+
 
 SOON = 10.0
 # More than the small buffer of a client takes, and less than the server's.
@@ -239,3 +242,233 @@ def test_a_server_that_is_closed_closes_what_is_still_being_opened(tls: tuple[ss
             return await asyncio.wait_for(client.reader.read(), SOON)
 
     assert asyncio.run(run()) == b""
+
+
+# --- a renewed certificate
+
+
+LINE = b"HTTP/1.1 200 OK\r\n"
+
+
+async def answer(_request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def first_line(client: socket.socket) -> bytes:
+    reader, writer = await asyncio.open_connection(sock=client)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await asyncio.wait_for(reader.readline(), 10)
+    except (OSError, TimeoutError) as error:
+        return repr(error).encode()
+    finally:
+        writer.close()
+
+
+def test_who_was_accepted_just_before_is_answered() -> None:
+    async def run() -> list[bytes]:
+        app = web.Application()
+        app.router.add_get("/", answer)
+        listener = bind("127.0.0.1", 0)
+        server = await serve(app, listener)
+        lines = []
+        for turns in range(40):
+            # In the backlog: the loop accepts it some turns later, be it before, while or after another listens.
+            client = socket.create_connection(listener.getsockname())
+            client.setblocking(False)
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            server.listen()
+            lines.append(await first_line(client))
+        await server.cleanup()
+        return lines
+
+    assert set(asyncio.run(run())) == {LINE}
+
+
+# --- binding
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "ü" * 64])
+def test_a_host_that_no_resolver_can_be_asked_for_is_refused(host: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"BALANCE_HTTP_HOST {host} is neither an address nor a host name; name"
+    ):
+        bind(host, 0)
+
+
+def test_a_port_in_use_is_refused_by_its_setting() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+
+        with pytest.raises(ConfigurationError, match=f"port {port} on 127.0.0.1 is in use; .* set BALANCE_HEALTH_PORT"):
+            bind("127.0.0.1", port, "BALANCE_HEALTH_PORT")
+
+
+# --- slots
+
+
+class Crowd:
+    """160 slots, ten of them reserved, and a clock that the test moves."""
+
+    def __init__(self, trusted_proxies: tuple[str, ...] = ()) -> None:
+        self.time = 0.0
+        self.closed: list[Slot] = []
+        self.slots = Slots(160, trusted_proxies, lambda: self.time)
+
+    def take(self, address: str) -> Slot | None:
+        self.time += 1
+        slot = self.slots.take(address)
+        if slot is not None:
+            slot.close_now = lambda: self.closed.append(slot)
+        return slot
+
+    def take_all(self, count: int, address: str = "10.{}.0.1", *, busy: bool = False) -> list[Slot]:
+        """Takes slots, each for another address if `address` has a placeholder."""
+        taken = [self.take(address.format(number)) for number in range(count)]
+        slots = [slot for slot in taken if slot is not None]
+        assert len(slots) == count
+        for slot in slots:
+            if busy:
+                slot.idle_since = None
+        return slots
+
+
+def test_one_address_has_what_it_wants_while_there_is_room() -> None:
+    crowd = Crowd()
+
+    crowd.take_all(113, "10.0.0.1")
+
+    assert crowd.closed == []
+
+
+def test_of_one_address_with_its_share_the_longest_idle_connection_makes_room_for_its_next() -> None:
+    crowd = Crowd()
+    others = crowd.take_all(80)
+    own = crowd.take_all(37, "192.0.2.1")
+
+    crowd.take_all(2, "192.0.2.1")
+
+    assert crowd.closed == own[:2]
+    assert len(crowd.slots) == 117
+    assert not set(others).intersection(crowd.closed)
+
+
+def test_one_address_whose_connections_are_all_busy_gets_no_more_than_its_share() -> None:
+    crowd = Crowd()
+    crowd.take_all(80)
+    crowd.take_all(37, "192.0.2.1", busy=True)
+
+    assert crowd.take("192.0.2.1") is None
+    assert crowd.take("198.51.100.1") is not None
+    assert crowd.closed == []
+
+
+def test_addresses_of_one_ipv6_site_are_one_client() -> None:
+    crowd = Crowd()
+    crowd.take_all(113, "2001:db8::{}")
+
+    assert crowd.take("2001:db8::ffff") is not None
+    assert len(crowd.closed) == 1
+
+
+def test_when_all_is_full_the_connection_that_is_idle_longest_makes_room() -> None:
+    crowd = Crowd()
+    slots = crowd.take_all(150)
+    slots[0].idle_since = crowd.time
+    slots[1].idle_since = None
+
+    newcomer = crowd.take("198.51.100.1")
+
+    assert newcomer is not None
+    assert not newcomer.is_reserved
+    assert crowd.closed == [slots[2]]
+
+
+def test_a_connection_that_was_used_since_it_was_found_idle_is_not_closed() -> None:
+    crowd = Crowd()
+    slots = crowd.take_all(150)
+    crowd.take("198.51.100.1")
+    slots[1].idle_since = crowd.time
+
+    crowd.take("198.51.100.2")
+
+    assert crowd.closed == [slots[0], slots[2]]
+
+
+def test_when_all_are_busy_the_reserved_places_are_taken_and_then_no_more() -> None:
+    crowd = Crowd()
+    crowd.take_all(150, busy=True)
+
+    reserved = crowd.take_all(10, "198.51.{}.1", busy=True)
+
+    assert all(slot.is_reserved for slot in reserved)
+    assert crowd.take("203.0.113.1") is None
+
+
+def test_a_silent_connection_in_a_reserved_place_makes_room_for_the_next() -> None:
+    crowd = Crowd()
+    crowd.take_all(150, busy=True)
+    silent = crowd.take_all(10, "198.51.{}.1")
+    assert crowd.closed == []
+
+    assert crowd.take("203.0.113.1") is not None
+    assert crowd.closed == silent[:1]
+
+
+def test_a_trusted_proxy_has_no_share() -> None:
+    crowd = Crowd(("192.0.2.0/24",))
+
+    crowd.take_all(150, "192.0.2.7")
+
+    assert crowd.closed == []
+    # Mapped into IPv6, as a dual-stack socket reports it.
+    crowd.take_all(1, "::ffff:192.0.2.7")
+    assert len(crowd.closed) == 1
+
+
+def test_connections_that_show_a_token_count_for_its_holder_and_for_their_address_no_more() -> None:
+    crowd = Crowd()
+    for slot in crowd.take_all(112, "192.0.2.1"):
+        crowd.slots.attribute(slot, "token:billing")
+
+    crowd.take_all(20, "192.0.2.1")
+
+    assert crowd.closed == []
+
+
+def test_of_a_token_with_its_share_the_longest_idle_connection_makes_room_for_the_next() -> None:
+    crowd = Crowd(("192.0.2.1",))
+    slots = crowd.take_all(120, "192.0.2.1")
+    for slot in slots[:37]:
+        crowd.slots.attribute(slot, "token:billing")
+
+    crowd.slots.attribute(slots[60], "token:billing")
+
+    assert crowd.closed == [slots[0]]
+    assert len(crowd.slots) == 119
+
+
+def test_a_place_may_be_given_up_twice_and_is_there_again() -> None:
+    crowd = Crowd()
+    slots = crowd.take_all(150, busy=True)
+
+    crowd.slots.release(slots[0])
+    crowd.slots.release(slots[0])
+
+    newcomer = crowd.take("198.51.100.1")
+    assert newcomer is not None
+    assert not newcomer.is_reserved
+    assert len(crowd.slots) == 150
+
+
+def test_where_there_are_fewer_places_than_before_the_connections_that_are_idle_longest_are_closed() -> None:
+    crowd = Crowd()
+    busy, idle = crowd.take_all(10, busy=True), crowd.take_all(10, "198.51.{}.1")
+
+    crowd.slots.resize(16)
+
+    assert crowd.closed == idle[:5]
+    crowd.slots.resize(2)
+    assert crowd.closed == idle
+    assert len(crowd.slots) == len(busy)

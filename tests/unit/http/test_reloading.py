@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from balance_service.errors import ConfigurationError
 from balance_service.http.access.authentication import load_tokens
 from balance_service.http.server.reloading import Reloaded
 
@@ -57,3 +59,47 @@ def test_a_file_that_lists_no_tokens_takes_all_of_them_out_of_force(file: Path) 
 
     assert reloaded.refresh()
     assert (reloaded.value, reloaded.is_stale) == ({}, False)
+
+
+def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text("1")
+    source = Reloaded([file], lambda: int(file.read_text()))
+
+    assert (source.refresh(), source.value) == (False, 1)
+    file.write_text("22")
+    assert (source.refresh(), source.value) == (True, 22)
+    assert (source.refresh(), source.value) == (False, 22)
+
+
+def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
+    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
+    for file, text in ((one, "1"), (two, "2")):
+        file.write_text(text)
+        os.utime(file, (1, 1))
+    link.symlink_to(one)
+    source = Reloaded([link], lambda: link.read_text())
+
+    (tmp_path / "new").symlink_to(two)
+    (tmp_path / "new").replace(link)
+
+    assert (source.refresh(), source.value) == (True, "2")
+
+
+def test_what_was_read_before_stays_in_force_while_a_changed_file_is_wrong_or_gone(tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text("1")
+
+    def load() -> int:
+        try:
+            return int(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError("no number") from error
+
+    source = Reloaded([file], load)
+    for spoil in (lambda: file.write_text("x"), file.unlink):
+        spoil()
+        assert (source.refresh(), source.value) == (False, 1)
+
+    file.write_text("333")
+    assert (source.refresh(), source.value) == (True, 333)

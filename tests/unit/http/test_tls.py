@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.server.reloading import Reloaded
 from balance_service.http.server.tls import TlsFiles, client_context, load_tls
 from tests.support.credentials import Authority
 
@@ -100,50 +98,3 @@ def test_a_command_trusts_the_systems_authorities_unless_told(authority: Authori
     assert len(client_context(authority.certificate).get_ca_certs()) == 1
     with pytest.raises(ConfigurationError, match="BALANCE_TLS_CA"):
         client_context(authority.certificate.with_suffix(".gone"))
-
-
-# --- files that change
-
-
-def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
-    file = tmp_path / "value"
-    file.write_text("1")
-    source = Reloaded([file], lambda: int(file.read_text()))
-
-    assert (source.refresh(), source.value) == (False, 1)
-    file.write_text("22")
-    assert (source.refresh(), source.value) == (True, 22)
-    assert (source.refresh(), source.value) == (False, 22)
-
-
-def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
-    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
-    for file, text in ((one, "1"), (two, "2")):
-        file.write_text(text)
-        os.utime(file, (1, 1))
-    link.symlink_to(one)
-    source = Reloaded([link], lambda: link.read_text())
-
-    (tmp_path / "new").symlink_to(two)
-    (tmp_path / "new").replace(link)
-
-    assert (source.refresh(), source.value) == (True, "2")
-
-
-def test_what_was_read_before_stays_in_force_while_a_changed_file_is_wrong_or_gone(tmp_path: Path) -> None:
-    file = tmp_path / "value"
-    file.write_text("1")
-
-    def load() -> int:
-        try:
-            return int(file.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigurationError("no number") from error
-
-    source = Reloaded([file], load)
-    for spoil in (lambda: file.write_text("x"), file.unlink):
-        spoil()
-        assert (source.refresh(), source.value) == (False, 1)
-
-    file.write_text("333")
-    assert (source.refresh(), source.value) == (True, 333)

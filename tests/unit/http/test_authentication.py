@@ -1,4 +1,4 @@
-"""JWTs of a provider, and all that only looks like them."""
+"""Authentication: tokens of a file, JSON Web Tokens, and values that only look like them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import RSAAlgorithm
 
 from balance_service.errors import ConfigurationError
-from balance_service.http.access.authentication import LEEWAY_SECONDS, InvalidTokenError, Jwts, load_jwts
+from balance_service.http.access.authentication import LEEWAY_SECONDS, InvalidTokenError, Jwts, load_jwts, load_tokens
 from balance_service.http.access.clients import Scope
 from tests.support.credentials import AUDIENCE, ED_KEY, ISSUER, RSA_KEY, public_keys, token, write_jwks
 
@@ -237,3 +237,37 @@ def test_keys_for_other_purposes_are_passed_over(tmp_path: Path) -> None:
 
     jwts.client_of(token("ES256"))
     refusal(jwts, token(header={"kid": "enc"}))
+
+
+# --- tokens of a file
+
+
+GOOD = {"name": "a", "sha256": "0" * 64, "scopes": ["balance:read"]}
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        None,
+        {},
+        [7],
+        [{**GOOD, "name": ""}],
+        [{**GOOD, "name": 7}],
+        [{**GOOD, "sha256": "hunter2"}],
+        [{**GOOD, "sha256": "A" * 64}],
+        [{**GOOD, "scopes": []}],
+        [{**GOOD, "scopes": "balance:read"}],
+        [{**GOOD, "scopes": ["balance:everything"]}],
+        [GOOD, {**GOOD, "name": "b"}],
+        [GOOD, {**GOOD, "sha256": "1" * 64}],
+    ],
+)
+def test_a_file_of_tokens_that_cannot_be_used_is_named_and_no_hash_is_told(tmp_path: Path, tokens: Any) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"tokens": tokens}))
+
+    with pytest.raises(ConfigurationError, match=f"^BALANCE_TOKENS_FILE: {file}") as caught:
+        load_tokens(file)
+
+    assert "0" * 64 not in str(caught.value)
+    assert "hunter2" not in str(caught.value)

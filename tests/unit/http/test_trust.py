@@ -1,52 +1,30 @@
-"""Peers: whom an instance may ask, and how those who ask it prove that they are one of us."""
+"""Trust between peers: marks, proofs of answers, used marks, and the allow-list of addresses."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import string
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestServer
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from balance_service.cluster.signatures import CLOCKS_AGREE_SECONDS
-from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer, Problem
-from balance_service.http.app import make_app
-from balance_service.http.handlers import Handlers
-from balance_service.http.operations import Operations
-from balance_service.http.peers.proxy import Proxy
-from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
+from balance_service.http.peers.trust import MAX_ASKERS, WINDOW, PeerTrust, UsedMarks
 from balance_service.http.peers.trust import Peer as Asked
 from tests.support.api import GET_BALANCE as PATH
-from tests.support.fakes import Clock, Nobody
-from tests.support.shipped import ROUTES
+from tests.support.fakes import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 SECRET = "a secret of all instances"
 TARGET = f"{PATH}?customerId=c1"
 QUESTION = f"GET {TARGET}"
-AWKWARD_IDS = [
-    "a b",
-    "a+b",
-    "a&b=c",
-    "50%",
-    "%41",
-    "a%2Bb",
-    "ö",
-    "客户",
-    "👩\u200d👧",
-    "a#b?c/d",
-    "'\"\\",
-    "[]{}|^`",
-    "~!*();:@$,",
-]
 
 
 def trust(secret: str | None = SECRET, now: float = 1000.0, allow_list: Sequence[str] = ()) -> PeerTrust:
@@ -239,154 +217,146 @@ def test_the_proof_of_a_mark_is_not_that_of_an_answer() -> None:
     assert not asked.is_proven(ANSWER, mark, mark[-64:])
 
 
-# --- over the wire
+# --- used marks
 
 
-def get(
-    peer: web.Application, asker: PeerTrust, customer_id: str, address: str | None = None, incarnation: str = "i"
-) -> tuple[Answer | str, str]:
-    """Ask a peer through the proxy: its answer, or why there is none; and the peer's address."""
-
-    async def run() -> tuple[Answer | str, str]:
-        proxy = Proxy(asker)
-        try:
-            async with TestServer(peer) as server:
-                asked = address or f"{server.host}:{server.port}"
-                try:
-                    named = Asked(asked, incarnation)
-                    return await proxy.get(named, PATH, {"customerId": customer_id}, "asker:1", 5), asked
-                except RetriableError as error:
-                    return str(error), asked
-        finally:
-            await proxy.close()
-
-    return asyncio.run(run())
+NEAR = st.integers(0, 40)
+FAR = st.integers(0, 3 * WINDOW)
 
 
-def peer(accepts: PeerTrust) -> web.Application:
-    """The real application of an instance that is starting: 503 to whom it trusts."""
-    return make_app(Handlers(Operations(Nobody())), ROUTES, trust=accepts)
+@settings(max_examples=300)
+@given(st.lists(NEAR | FAR | st.integers(-40, 40).map(lambda n: WINDOW + n), max_size=60))
+@example([0, WINDOW + 8, 0])
+@example([WINDOW, WINDOW + 7, 8 * (WINDOW // 8) + 8, 0])
+def test_a_mark_is_used_once_and_each_within_the_window_can_be(numbers: list[int]) -> None:
+    used, seen = UsedMarks(), set[int]()
+    for number in numbers:
+        is_taken = used.take("asker", number, 0.0)
+
+        assert not (is_taken and number in seen)
+        if number > max(seen, default=0) - WINDOW:
+            assert is_taken == (number not in seen)
+        if is_taken:
+            seen.add(number)
 
 
-@pytest.mark.parametrize("customer_id", AWKWARD_IDS)
-def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> None:
-    asked = PeerTrust(SECRET)
-    answer, _ = get(peer(accepts=asked), PeerTrust(SECRET), customer_id, incarnation=asked.incarnation)
+def test_each_asker_counts_for_itself() -> None:
+    used = UsedMarks()
 
-    assert isinstance(answer, Answer), answer
-    assert answer.status == 503
-    assert b"starting" in answer.body
+    assert [used.take(asker, 1, 0.0) for asker in ("a", "b", "a", "b")] == [True, True, False, False]
 
 
-def test_a_peer_with_another_secret_is_unavailable_and_the_reason_names_the_setting() -> None:
-    asked = PeerTrust("another secret altogether")
-    reason, address = get(peer(accepts=asked), PeerTrust(SECRET), "c1", incarnation=asked.incarnation)
+def test_an_asker_is_forgotten_only_long_after_its_marks_are_too_old() -> None:
+    used = UsedMarks()
+    used.take("a", 1, 0.0)
 
-    assert reason == (
-        f"the owner at {address} does not accept the proof that this instance is its peer; give all instances the "
-        "same BALANCE_PEER_SECRET, and clocks that agree"
-    )
-
-
-def test_a_peer_that_was_started_again_meanwhile_is_unavailable() -> None:
-    reason, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(SECRET), "c1", incarnation="earlier")
-
-    assert "does not accept the proof" in str(reason)
+    used.take("b", 1, 599.0)
+    assert not used.take("a", 1, 599.0)
+    # What comes now would be refused by its time before it came here.
+    used.take("c", 1, 1300.0)
+    assert used.take("a", 1, 1300.0)
 
 
-def test_a_peer_with_a_secret_does_not_serve_one_without() -> None:
-    reason, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(), "c1")
+def test_beyond_the_most_askers_new_ones_are_refused_and_the_others_go_on() -> None:
+    used = UsedMarks()
+    for n in range(MAX_ASKERS):
+        assert used.take(f"asker-{n}", 1, 0.0)
 
-    assert "BALANCE_PEER_SECRET" in str(reason)
-
-
-def test_what_a_peer_without_the_secret_answers_is_not_believed() -> None:
-    reason, address = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
-
-    assert reason == (
-        f"the owner at {address} does not prove that its answer is a peer's; give all instances the same "
-        "BALANCE_PEER_SECRET"
-    )
+    assert not used.take("one more", 1, 0.0)
+    assert used.take("asker-0", 2, 0.0)
+    assert used.take("one more", 1, 700.0)
 
 
-def test_an_answer_that_was_given_to_another_query_is_not_believed() -> None:
-    trusted, proofs = PeerTrust(SECRET), []
+@pytest.mark.parametrize("step", [1, 9, 5 * WINDOW])
+def test_what_is_kept_does_not_grow_with_the_marks(step: int) -> None:
+    used = UsedMarks()
+    used.take("a", 0, 0.0)
+    tracemalloc.start()
+    for n in range(1, 50_000):
+        assert used.take("a", n * step, 0.0)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
 
-    def repeating() -> web.Application:
-        async def answer(request: web.Request) -> web.Response:
-            given = Answer(200, b"{}", "application/json", {})
-            proofs.append(trusted.proof_of(given, request.headers[FORWARDED_HEADER]) or "")
-            return web.Response(body=b"{}", content_type="application/json", headers={PROOF_HEADER: proofs[0]})
-
-        app = web.Application()
-        app.router.add_get(PATH, answer)
-        return app
-
-    first, second = (get(repeating(), PeerTrust(SECRET), "c1")[0] for _ in range(2))
-
-    assert isinstance(first, Answer)
-    assert "does not prove" in str(second)
+    assert grown < 64 << 10
 
 
-@pytest.mark.parametrize("path", [TARGET, "/health/live", "/nope"])
-def test_an_unproven_mark_is_a_403_problem_wherever_it_is_sent(path: str) -> None:
-    async def run() -> tuple[int, str, str]:
-        async with TestServer(peer(accepts=PeerTrust(SECRET))) as server:
-            url = server.make_url(path)
-            async with ClientSession() as client, client.get(url, headers={FORWARDED_HEADER: "peer:1"}) as answer:
-                return answer.status, answer.content_type, await answer.text()
-
-    status, content_type, text = asyncio.run(run())
-
-    assert (status, content_type) == (403, "application/problem+json")
-    assert "BALANCE_PEER_SECRET" in text
+# --- addresses
 
 
-def test_an_address_that_is_not_allowed_is_refused_before_any_connection() -> None:
-    asked: list[web.Request] = []
-
-    async def keep(request: web.Request) -> web.Response:
-        asked.append(request)
-        return web.json_response({})
-
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", keep)
-
-    reason, address = get(app, PeerTrust(None, ["10.0.0.0/8"]), "c1")
-
-    assert address in str(reason)
-    assert "BALANCE_PEER_ALLOW_LIST" in str(reason)
-    assert not asked
+ALLOWED = ["peer-1.example.org", "*.Cluster.local", "10.1.0.0/16", "192.0.2.7", "fd00::/8", "localhost"]
 
 
-def test_a_hostile_address_is_told_of_at_bounded_length() -> None:
-    reason, _ = get(peer(accepts=PeerTrust()), PeerTrust(), "c1", address="x" * 100_000)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "peer-1.example.org:1",
+        "PEER-1.Example.org:5051",
+        "peer-1.example.org.:5051",
+        "a.cluster.local:1",
+        "b.a.CLUSTER.LOCAL:1",
+        "10.1.255.255:65535",
+        "192.0.2.7:80",
+        "[fd12::1]:80",
+        "[::ffff:10.1.0.1]:80",
+        "localhost:1",
+    ],
+)
+def test_a_host_on_the_list_may_be_asked(address: str) -> None:
+    assert PeerTrust(allow_list=ALLOWED).allows(address)
 
-    assert len(str(reason)) < 500
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "example.org:1",
+        "x.peer-1.example.org:1",
+        "cluster.local:1",
+        "evilcluster.local:1",
+        "a.cluster.local.evil.org:1",
+        "10.2.0.1:1",
+        "192.0.2.8:1",
+        "0xa010001:1",
+        "167837697:1",
+        "10.1.0.0.evil.org:1",
+        "[::1]:1",
+        "[::ffff:10.2.0.1]:80",
+    ],
+)
+def test_a_host_that_is_not_on_the_list_may_not_be_asked(address: str) -> None:
+    assert not PeerTrust(allow_list=ALLOWED).allows(address)
+    assert PeerTrust().allows(address)
 
 
-@pytest.mark.parametrize("value", [b"x" * 16_001, b"0:\t1", b"0:\x011", b"0:\x7f", b"\xc3\xa9", b"\xff", b""])
-def test_an_answer_with_headers_that_are_not_an_instances_is_refused(value: bytes) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
-        writer.write(head + b"Balance-Position: " + value + b"\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-    async def run() -> str:
-        server = await asyncio.start_server(answer, "127.0.0.1")
-        proxy = Proxy()
-        try:
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            with pytest.raises(RetriableError) as caught:
-                await proxy.get(Asked(address, "i"), PATH, {"customerId": "c1"}, "asker:1", 5)
-            return str(caught.value)
-        finally:
-            await proxy.close()
-            server.close()
-
-    reason = asyncio.run(run())
-
-    assert re.search("headers that are not (an instance|HTTP)'s", reason)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        ":1",
+        "localhost",
+        "localhost:",
+        "localhost:0",
+        "localhost:65536",
+        "localhost:\u0661",
+        "bücher.cluster.local:80",
+        "localhost:1/evil",
+        "localhost:1?x",
+        "localhost:1#x",
+        "localhost:1@evil.org:80",
+        "localhost@evil.org:80",
+        "user:word@localhost:80",
+        "localhost/@evil.org:80",
+        "localhost\\@evil.org:80",
+        "localhost%2f:80",
+        "local host:80",
+        "localhost:80\n",
+        "localhost:80\r\nX: y",
+        "http://localhost:80",
+        "[::1:80",
+        "::1:80",
+        "[fe80::1%25eth0]:80",
+        "x" * 254 + ":80",
+    ],
+)
+@pytest.mark.parametrize("allow_list", [[], ALLOWED])
+def test_what_is_not_plainly_a_host_and_a_port_is_never_asked(address: str, allow_list: list[str]) -> None:
+    assert not PeerTrust(allow_list=allow_list).allows(address)
