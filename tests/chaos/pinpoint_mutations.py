@@ -38,7 +38,7 @@ PINPOINT_MUTATIONS = (
         "        is_owned = self.is_owned(copy)\n"
         "        return LocalAnswer(copy.view.get(key), copy.position, self.lag_of(copy), is_owned, copy.task)\n",
         "unit/http/test_moves_during_reads",
-        "test_what_was_read_before_is_no_owners_answer",
+        "test_a_read_before_a_move_is_not_the_answer_of_the_owner",
     ),
     _pinpoint(
         "a partition that moved during the read counts as owned",
@@ -46,7 +46,7 @@ PINPOINT_MUTATIONS = (
         " and copy.task.view is not None\n",
         "\n",
         "unit/http/test_moves_during_reads",
-        "test_what_was_read_before_is_no_owners_answer",
+        "test_a_read_before_a_move_is_not_the_answer_of_the_owner",
     ),
     _pinpoint(
         "a request overtakes one that aiohttp is about to answer",
@@ -54,7 +54,7 @@ PINPOINT_MUTATIONS = (
         "waiter is None or waiter.done():\n",
         "waiter is None:\n",
         "unit/http/test_ahead_of_aiohttp",
-        "test_two_that_come_within_one_turn_of_the_event_loop_are_answered_in_order",
+        "test_two_requests_in_one_iteration_of_the_event_loop_are_answered_in_order",
     ),
     _pinpoint(
         "only the first of two simultaneous requests is answered",
@@ -70,7 +70,7 @@ PINPOINT_MUTATIONS = (
         "        self._listener.revoked(gone)\n        consumer.incremental_unassign(revoked)\n",
         "        consumer.incremental_unassign(revoked)\n        self._listener.revoked(gone)\n",
         "unit/http/test_moves_during_reads",
-        "test_a_member_lets_go_of_a_partition_only_after_its_task_is_closed",
+        "test_a_member_releases_a_partition_only_after_its_task_is_closed",
     ),
     _pinpoint(
         "a batch may start elsewhere than at the position",
@@ -253,7 +253,7 @@ PINPOINT_MUTATIONS = (
         "http/peers/trust.py",
         "        if mark is not None and not self._used.take(mark.run, mark.number, self._now()):\n",
         "        if False:\n",
-        "unit/http/test_peers",
+        "unit/http/test_trust",
         "test_a_mark_of_a_peer_is_accepted_once",
     ),
     _pinpoint(

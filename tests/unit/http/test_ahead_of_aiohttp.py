@@ -37,7 +37,7 @@ def request(path: str, headers: str = "") -> bytes:
 # --- what the seam rests on
 
 
-def test_the_version_of_aiohttp_is_bound_to_the_one_that_the_seam_was_read_against() -> None:
+def test_the_dependency_is_bound_to_the_versions_of_aiohttp_whose_internals_were_checked() -> None:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     bounds = [bound for bound in project["dependencies"] if re.match(r"aiohttp\b", bound)]
 
@@ -78,14 +78,14 @@ class Transport(asyncio.Transport):
 
 
 @pytest.mark.parametrize("name", ["_waiter", "_messages", "_parser"])
-def test_a_connection_of_aiohttps_has(name: str) -> None:
+def test_a_connection_of_aiohttp_has(name: str) -> None:
     async def run() -> bool:
         return hasattr(await connected(answer_aiohttps), name)
 
     assert asyncio.run(run()), f"aiohttp {aiohttp.__version__} has no RequestHandler.{name}"
 
 
-def test_aiohttp_waits_for_a_request_on_a_future_named_waiter_only_while_it_has_none() -> None:
+def test_aiohttp_waits_on_the_future_waiter_only_while_it_has_no_request() -> None:
     go_on = asyncio.Event()
 
     async def handle(_request: web.BaseRequest) -> web.StreamResponse:
@@ -114,7 +114,7 @@ def waits(connection: RequestHandler) -> bool:
 @pytest.mark.parametrize(
     ("data", "is_body_empty"), [(LIVE, True), (BODY, False), (LIVE[:-2], None), (b"no HTTP\r\n\r\n", True)]
 )
-def test_what_aiohttp_has_read_and_not_begun_with_is_in_messages(data: bytes, is_body_empty: bool | None) -> None:
+def test_aiohttp_queues_parsed_requests_in_messages(data: bytes, is_body_empty: bool | None) -> None:
     async def run() -> None:
         connection = await connected(answer_aiohttps)
         waiter = connection._waiter
@@ -219,20 +219,20 @@ async def answered(*requests: bytes, unsent: int = 0) -> bytes:
     return transport.written
 
 
-def test_two_that_come_within_one_turn_of_the_event_loop_are_answered_in_order() -> None:
+def test_two_requests_in_one_iteration_of_the_event_loop_are_answered_in_order() -> None:
     written = asyncio.run(answered(request("other1"), request("ahead2")))
 
     assert re.findall(rb"/\w+\d", written) == [b"/other1", b"/ahead2"]
 
 
 @pytest.mark.parametrize("unsent", [0, 1])
-def test_a_client_that_leaves_answers_unread_is_left_to_aiohttp(unsent: int) -> None:
+def test_aiohttp_answers_a_client_that_leaves_answers_unread(unsent: int) -> None:
     written = asyncio.run(answered(request("ahead"), unsent=unsent))
 
     assert (b"X-Ahead" in written) == (not unsent)
 
 
-def test_a_request_that_comes_alone_is_answered_ahead_again_and_again() -> None:
+def test_single_requests_are_always_answered_ahead() -> None:
     # More than aiohttp queues: what is taken out of its queue must not count there any more.
     alone = [request(f"ahead{n}") for n in range(100)]
     together = request("slow") + request("ahead") + request("other")
@@ -242,7 +242,7 @@ def test_a_request_that_comes_alone_is_answered_ahead_again_and_again() -> None:
     assert [is_ahead for _, is_ahead in answers] == [True] * 100 + [False] * 3
 
 
-def test_one_that_comes_in_pieces_is_too() -> None:
+def test_a_single_request_in_segments_is_answered_ahead() -> None:
     whole = request("ahead1")
 
     assert exchange(whole[:9], whole[9:30], whole[30:], request("ahead2")) == [("/ahead1", True), ("/ahead2", True)]
@@ -256,5 +256,5 @@ def test_one_that_comes_in_pieces_is_too() -> None:
         request("ahead", "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n") + b"{}",
     ],
 )
-def test_one_with_a_body_is_not_and_what_follows_the_body_is(body: bytes) -> None:
+def test_a_request_with_a_body_is_not_answered_ahead_but_the_next_one_is(body: bytes) -> None:
     assert exchange(body, request("ahead2")) == [("/ahead", False), ("/ahead2", True)]

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from balance_service.http.access.authentication import Authenticator, load_jwts, load_tokens
 from balance_service.http.access.authorization import Access, RateLimit
 from balance_service.http.answer import Problem
-from balance_service.http.api.openapi import document
+from balance_service.http.app import make_app
 from balance_service.http.handlers import Handlers
+from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
-from balance_service.http.server.app import make_app
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
@@ -50,7 +50,7 @@ def write_tokens(file: Path, **scopes: Sequence[str]) -> Path:
     return file
 
 
-def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
+def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
     async def run() -> list[int]:
         file = write_tokens(tmp_path / "tokens.json")
         access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
@@ -68,8 +68,7 @@ def test_a_file_that_lists_no_tokens_admits_nobody(tmp_path: Path) -> None:
 class Answering(Handlers):
     """Answers both routes of the API at once."""
 
-    @property
-    def any_model(self) -> Any:
+    def model_queries(self) -> Any:
         return self
 
     async def by_route(self, request: web.Request, *_: object) -> web.Response:
@@ -137,13 +136,13 @@ def bearer(text: str) -> dict[str, str]:
         ("GET", "/health/../api/status", [401, 403, 403, 200]),
     ],
 )
-def test_each_route_asks_for_its_scope(tmp_path: Path, method: str, path: str, expected: list[int]) -> None:
+def test_each_route_requires_its_scope(tmp_path: Path, method: str, path: str, expected: list[int]) -> None:
     tokens = [{}, bearer(READER), bearer(WRITER), bearer(OPERATOR)]
 
     assert statuses(tmp_path, method, path, *tokens) == expected
 
 
-def test_what_is_not_one_good_token_is_refused(tmp_path: Path) -> None:
+def test_anything_but_one_accepted_token_is_refused(tmp_path: Path) -> None:
     good = f"Bearer {READER}"
     refused = ["", "Bearer", "Bearer ", "Basic cmVhZGVyOnRva2Vu", READER, f"Bearer {READER}x", f"Bearer {READER},x"]
     refused += ["Bearer \udcff", f"Bearer {READER} {READER}", f"Token {READER}", "Bearer " + "x" * 7000]
@@ -158,7 +157,7 @@ def test_what_is_not_one_good_token_is_refused(tmp_path: Path) -> None:
     assert statuses(tmp_path, "GET", f"{QUESTION}&access_token={READER}", {}) == [401]
 
 
-def test_a_refusal_says_what_is_wrong_and_what_is_needed(tmp_path: Path) -> None:
+def test_a_refusal_names_the_error_and_the_scope_needed(tmp_path: Path) -> None:
     async def run() -> tuple[str, str, str, str]:
         async with serving(tmp_path) as client:
             async with client.get(QUESTION) as answer:
@@ -177,7 +176,7 @@ def test_a_refusal_says_what_is_wrong_and_what_is_needed(tmp_path: Path) -> None
     assert 'scope="balance:operations"' in insufficient
 
 
-def test_a_query_that_a_peer_proves_is_let_in_and_nothing_else_that_is_marked(tmp_path: Path) -> None:
+def test_a_proven_mark_admits_forwarded_queries_only(tmp_path: Path) -> None:
     def mark(path: str, secret: str = SECRET) -> dict[str, str]:
         return {FORWARDED_HEADER: PeerTrust(secret).mark("peer:1", HERE, path)}
 
@@ -187,7 +186,7 @@ def test_a_query_that_a_peer_proves_is_let_in_and_nothing_else_that_is_marked(tm
     assert statuses(tmp_path, "POST", ADD_FUNDS, mark(f"POST {ADD_FUNDS}")) == [401]
 
 
-def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_mark_without_proof_admits_no_request(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
@@ -202,7 +201,7 @@ def test_a_mark_without_proof_lets_nobody_in(tmp_path: Path) -> None:
     assert asyncio.run(run()) == 401
 
 
-def test_a_client_that_asks_too_often_is_told_when_to_come_back_and_others_are_served(tmp_path: Path) -> None:
+def test_a_client_beyond_the_rate_limit_learns_when_to_retry_and_others_are_served(tmp_path: Path) -> None:
     async def run() -> tuple[list[int], str, list[int]]:
         async with serving(tmp_path, RateLimit(0.1, burst=2)) as client:
             found = []
@@ -228,7 +227,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back_and_others_are_s
     assert others == [200, 401, 401, 429, *[200] * 7]
 
 
-def test_without_authorisation_clients_are_told_apart_by_their_addresses(tmp_path: Path) -> None:
+def test_without_authentication_clients_are_distinguished_by_address(tmp_path: Path) -> None:
     async def run() -> list[int]:
         found = []
         async with serving(tmp_path, RateLimit(0.1, burst=2), authorises=False) as client:
@@ -250,7 +249,7 @@ def test_without_authorisation_clients_are_told_apart_by_their_addresses(tmp_pat
         ("2001:db8::1", "2001:db8:0:1::1", False),
     ],
 )
-def test_an_address_is_one_client_and_so_is_a_network_of_ipv6(one: str, other: str, *, are_the_same: bool) -> None:
+def test_an_ipv4_address_or_an_ipv6_network_is_one_client(one: str, other: str, *, are_the_same: bool) -> None:
     @web.middleware
     async def seem_to_come_from(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -270,7 +269,7 @@ def test_an_address_is_one_client_and_so_is_a_network_of_ipv6(one: str, other: s
     assert asyncio.run(run()) == [200, 429 if are_the_same else 200]
 
 
-def test_the_document_says_which_scopes_are_needed_and_what_is_answered_without() -> None:
+def test_the_openapi_document_lists_scopes_and_refusals() -> None:
     secured = document(ROUTES, authorises=True, limits_rate=True)
 
     assert secured["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
@@ -284,7 +283,7 @@ def test_the_document_says_which_scopes_are_needed_and_what_is_answered_without(
     assert "Balance-Forwarded" in asked["responses"]["403"]["description"]
 
 
-def test_only_probes_are_open_to_all() -> None:
+def test_only_probes_need_no_token() -> None:
     assert {route.path for route in ROUTES if route.is_open} == {"/health/live", "/health/ready"}
     assert "securitySchemes" not in document(ROUTES)["components"]
 
@@ -300,7 +299,7 @@ def is_taken(limit: RateLimit, client: str = "c") -> bool:
     return True
 
 
-def test_a_burst_is_taken_and_then_as_many_as_the_rate_says() -> None:
+def test_after_a_burst_requests_are_admitted_at_the_rate() -> None:
     clock = Clock()
     limit = RateLimit(2.0, burst=3, now=clock)
 
@@ -311,14 +310,14 @@ def test_a_burst_is_taken_and_then_as_many_as_the_rate_says() -> None:
     assert [is_taken(limit) for _ in range(4)] == [True, True, True, False]
 
 
-def test_one_client_does_not_use_up_what_is_anothers() -> None:
+def test_clients_have_separate_buckets() -> None:
     limit = RateLimit(1.0, burst=1, now=Clock())
 
     assert [is_taken(limit, client) for client in "aab"] == [True, False, True]
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(1.0, 1), (0.1, 10), (0.01, 100), (50.0, 1)])
-def test_who_is_refused_is_told_when_to_come_back_and_is_served_then(rate: float, seconds: int) -> None:
+def test_retry_after_is_when_the_next_request_is_admitted(rate: float, seconds: int) -> None:
     clock = Clock()
     limit = RateLimit(rate, burst=1, now=clock)
     limit.take("c")
@@ -331,7 +330,7 @@ def test_who_is_refused_is_told_when_to_come_back_and_is_served_then(rate: float
     assert is_taken(limit)
 
 
-def test_no_more_clients_are_remembered_than_there_is_room_for() -> None:
+def test_the_number_of_buckets_is_bounded() -> None:
     limit = RateLimit(1.0, burst=1, now=Clock(), max_clients=100)
 
     for number in range(10_000):
@@ -343,7 +342,7 @@ def test_no_more_clients_are_remembered_than_there_is_room_for() -> None:
 
 
 @given(st.integers(1, 10), st.integers(1, 8), st.lists(st.integers(0, 8), max_size=60))
-def test_it_is_a_token_bucket(rate: int, burst: int, eighths: list[int]) -> None:
+def test_the_rate_limit_equals_a_token_bucket(rate: int, burst: int, eighths: list[int]) -> None:
     """Compared with the bucket as the books have it, in exact arithmetic: time in eighths of an interval."""
     clock = Clock(0.0)
     limit = RateLimit(float(rate), burst, now=clock)

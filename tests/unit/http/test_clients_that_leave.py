@@ -83,7 +83,7 @@ class Endless:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_request_ends_with_its_connection_if_it_says_so_and_only_then(ends: bool) -> None:
+def test_a_request_is_cancelled_with_its_connection_only_within_the_block(ends: bool) -> None:
     async def run() -> None:
         endless = Endless(ends_with_client=ends)
         async with serving(app_of(endless.handle)) as port:
@@ -100,7 +100,7 @@ def test_a_request_ends_with_its_connection_if_it_says_so_and_only_then(ends: bo
     asyncio.run(run())
 
 
-def test_a_peer_stops_answering_a_query_whose_client_has_left_the_instance_that_passed_it_on() -> None:
+def test_a_peer_cancels_a_forwarded_query_whose_client_has_disconnected() -> None:
     async def run() -> None:
         peer, proxy = Endless(), Proxy()
         async with serving(app_of(peer.handle)) as peer_port:
@@ -120,9 +120,7 @@ def test_a_peer_stops_answering_a_query_whose_client_has_left_the_instance_that_
     asyncio.run(run())
 
 
-def test_a_top_of_a_client_that_has_gone_is_not_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, closed = threading.Event(), threading.Event()
 
     def endless(self: Top, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
@@ -158,7 +156,9 @@ def test_a_top_of_a_client_that_has_gone_is_not_read_to_its_end(
         ({FORWARDED_HEADER: "a mark"}, Asker("address:127.0.0.1", is_peer=True)),
     ],
 )
-def test_the_asker_without_a_token_is_an_address_and_a_peer_is_no_client(headers: dict[str, str], asker: Asker) -> None:
+def test_an_asker_without_a_token_is_an_address_and_a_peer_is_not_a_client(
+    headers: dict[str, str], asker: Asker
+) -> None:
     async def run() -> None:
         asked: list[Asker] = []
 

@@ -50,7 +50,7 @@ def received_of(*segments: bytes) -> Received | None:
     return reader.feed(segments[-1])
 
 
-def test_an_answer_is_its_status_body_and_the_headers_that_may_be_passed_on() -> None:
+def test_an_answer_has_a_status_a_body_and_the_known_headers() -> None:
     assert read(ANSWER) == Answer(
         200,
         BODY,
@@ -66,13 +66,13 @@ def test_an_answer_is_its_status_body_and_the_headers_that_may_be_passed_on() ->
 
 @given(st.sets(st.integers(1, len(ANSWER) - 1), max_size=20))
 @example(set(range(1, len(ANSWER))))
-def test_it_is_the_same_in_whatever_pieces_it_comes(cuts: set[int]) -> None:
+def test_an_answer_is_the_same_in_any_segments(cuts: set[int]) -> None:
     segments = [ANSWER[a:b] for a, b in pairwise([0, *sorted(cuts), len(ANSWER)])]
 
     assert read(*segments) == read(ANSWER)
 
 
-def test_one_answer_after_the_other_is_read() -> None:
+def test_answers_are_read_one_after_another() -> None:
     reader = AnswerReader()
     for body in (b"{}", BODY, b""):
         assert reader.feed(answer(body=body)[:9]) is None
@@ -82,21 +82,21 @@ def test_one_answer_after_the_other_is_read() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 30, len(ANSWER) - 1, len(ANSWER)])
-def test_it_knows_whether_it_is_within_an_answer(size: int) -> None:
+def test_the_reader_reports_whether_it_is_within_an_answer(size: int) -> None:
     reader = AnswerReader()
     reader.feed(ANSWER[:size])
 
     assert reader.is_within == (0 < size < len(ANSWER))
 
 
-def test_header_names_are_taken_in_any_case_and_parameters_of_the_type_left_out() -> None:
+def test_header_names_are_case_insensitive_and_parameters_of_the_type_are_dropped() -> None:
     lower = answer("balance-role:active  ", "content-type: Application/JSON; charset=utf-8", "content-length:\t17")
 
     assert read(lower) == Answer(200, BODY, "application/json", {"Balance-Role": "active"})
 
 
 @pytest.mark.parametrize("value", ["close", "Close", "upgrade", "keep-alive, close", ""])
-def test_after_an_answer_that_says_so_nothing_more_is_asked(value: str) -> None:
+def test_an_answer_may_announce_that_it_is_the_last(value: str) -> None:
     reader = AnswerReader()
 
     assert reader.feed(answer("Content-Type: application/json", "Content-Length: 17", f"Connection: {value}"))
@@ -104,13 +104,13 @@ def test_after_an_answer_that_says_so_nothing_more_is_asked(value: str) -> None:
 
 
 @pytest.mark.parametrize(("sent", "reason"), REFUSED.values(), ids=REFUSED)
-def test_whatever_leaves_a_choice_or_is_no_instances_is_refused(sent: bytes, reason: str) -> None:
+def test_an_ambiguous_or_foreign_answer_is_refused(sent: bytes, reason: str) -> None:
     with pytest.raises(UnexpectedAnswerError, match=reason):
         read(sent)
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_BODY_BYTES])
-def test_a_body_may_have_any_bytes_and_as_many_as_are_allowed(size: int) -> None:
+def test_a_body_may_contain_any_bytes_up_to_the_maximum(size: int) -> None:
     body = (b"HTTP/1.1 200 OK\r\n\r\n" * (size // 19 + 1))[:size]
     got = read(answer(body=body))
 
@@ -146,7 +146,7 @@ STATUS_LINES = [
 )
 @example("HTTP/1.1 200 OK", [], "Content-Length: 17\r\n", BODY)
 @example("HTTP/1.1 200 OK", [("Connection", ": ", "close", "\r\n")], "Content-Length: 17\r\n", BODY)
-def test_an_answer_that_is_taken_is_read_as_by_h11(
+def test_an_accepted_answer_is_read_as_by_h11(
     status_line: str, lines: list[tuple[str, str, str, str]], length: str, body: bytes
 ) -> None:
     fields = "".join(["".join(line) for line in lines])
@@ -175,7 +175,7 @@ def test_an_answer_that_is_taken_is_read_as_by_h11(
     assert reader.is_last or asker.their_state is h11.DONE
 
 
-def test_what_is_told_of_a_thousand_partitions_is_passed_on() -> None:
+def test_headers_about_a_thousand_partitions_are_accepted() -> None:
     told = ",".join(f"{partition}:{10**9 + partition}" for partition in range(1000))
 
     found = read(answer(TYPE, LENGTH, f"Balance-Position: {told}"))
@@ -192,12 +192,12 @@ def test_what_is_told_of_a_thousand_partitions_is_passed_on() -> None:
         (TYPE, f"balance-proof:\t{'a1' * 32} ", LENGTH),
     ],
 )
-def test_what_is_to_prove_an_answer_is_told_beside_it_wherever_it_stands(lines: tuple[str, ...]) -> None:
+def test_the_proof_of_an_answer_is_returned_apart_wherever_it_stands(lines: tuple[str, ...]) -> None:
     assert received_of(answer(*lines)) == Received(Answer(200, BODY, "application/json", {}), "a1" * 32)
 
 
 @pytest.mark.parametrize("value", ["", "a1", "A1" * 32, "a1" * 33, f"x{'a1' * 32}", f"{'a1' * 32}, {'a1' * 32}"])
-def test_what_has_not_the_form_of_a_proof_is_none(value: str) -> None:
+def test_a_malformed_proof_is_ignored(value: str) -> None:
     assert received_of(answer(TYPE, LENGTH, f"Balance-Proof: {value}")) == Received(
         Answer(200, BODY, "application/json", {}), ""
     )
@@ -206,7 +206,7 @@ def test_what_has_not_the_form_of_a_proof_is_none(value: str) -> None:
 # --- connections
 
 
-def test_queries_are_asked_one_after_the_other_on_one_connection() -> None:
+def test_sequential_queries_use_one_connection() -> None:
     peer = Peer()
 
     async def steps(asker: Asker) -> None:
@@ -220,7 +220,7 @@ def test_queries_are_asked_one_after_the_other_on_one_connection() -> None:
     )
 
 
-def test_queries_at_once_are_asked_on_connections_of_their_own_and_these_kept() -> None:
+def test_concurrent_queries_use_separate_connections_and_reuse_them() -> None:
     peer = Peer({f"c{n}": [0.1, own(f"c{n}")] for n in range(10)})
 
     async def steps(asker: Asker) -> None:
@@ -232,7 +232,7 @@ def test_queries_at_once_are_asked_on_connections_of_their_own_and_these_kept() 
     assert peer.connections == 10
 
 
-def test_a_peer_gets_no_more_than_64_connections_and_every_query_is_answered() -> None:
+def test_a_peer_has_at_most_64_connections_and_every_query_is_answered() -> None:
     peer = Peer({f"c{n}": [0.05, own(f"c{n}")] for n in range(200)})
 
     async def steps(asker: Asker) -> None:
@@ -243,7 +243,7 @@ def test_a_peer_gets_no_more_than_64_connections_and_every_query_is_answered() -
     assert peer.connections == 64
 
 
-def test_queries_that_wait_at_a_peer_leave_its_64_places_to_the_others_and_are_64_at_most_themselves() -> None:
+def test_at_most_64_queries_wait_at_a_peer_on_connections_apart_from_the_others() -> None:
     peer = Peer({f"w{n}": [60] for n in range(70)})
 
     async def steps(asker: Asker) -> None:
@@ -270,7 +270,7 @@ HOSTILE: dict[str, Sequence[Act]] = {
 
 
 @pytest.mark.parametrize("acts", HOSTILE.values(), ids=HOSTILE)
-def test_after_an_answer_that_is_none_its_connection_is_never_used_again(acts: Sequence[Act]) -> None:
+def test_a_connection_is_never_reused_after_an_unexpected_answer(acts: Sequence[Act]) -> None:
     peer = Peer({"bad": acts})
 
     async def steps(asker: Asker) -> None:
@@ -286,7 +286,7 @@ def test_after_an_answer_that_is_none_its_connection_is_never_used_again(acts: S
 
 
 @pytest.mark.parametrize("late", [b"x", answer(body=b'"bad"'), b"HTTP/1.1 100 Continue\r\n\r\n"])
-def test_a_connection_on_which_something_comes_that_nobody_asked_for_is_closed(late: bytes) -> None:
+def test_unexpected_data_on_an_idle_connection_closes_it(late: bytes) -> None:
     peer = Peer({"c1": [own("c1"), 0.05, late]})
 
     async def steps(asker: Asker) -> None:
@@ -298,7 +298,7 @@ def test_a_connection_on_which_something_comes_that_nobody_asked_for_is_closed(l
     assert peer.asked == [(1, "c1"), (2, "c2")]
 
 
-def test_the_connection_of_a_query_that_was_given_up_is_closed() -> None:
+def test_the_connection_of_a_cancelled_query_is_closed() -> None:
     peer = Peer({"slow": [0.2, own("slow")]})
 
     async def steps(asker: Asker) -> None:
@@ -313,7 +313,7 @@ def test_the_connection_of_a_query_that_was_given_up_is_closed() -> None:
     assert peer.asked == [(1, "slow"), (2, "c1"), (2, "c2")]
 
 
-def test_an_answer_that_says_that_it_is_the_last_is_taken_and_is_the_last() -> None:
+def test_no_query_is_sent_after_the_last_answer_of_a_connection() -> None:
     last = answer("Content-Type: application/json", "Content-Length: 4", "Connection: close", body=b'"c1"')
     peer = Peer({"c1": [last]})
 
@@ -324,7 +324,7 @@ def test_an_answer_that_says_that_it_is_the_last_is_taken_and_is_the_last() -> N
     assert peer.asked == [(1, "c1"), (2, "c2")]
 
 
-def test_a_query_that_meets_a_closing_connection_is_asked_again_on_a_new_one() -> None:
+def test_a_query_on_a_closing_connection_is_sent_again_on_a_new_one() -> None:
     peer = Peer({"c2": [None]})
 
     async def steps(asker: Asker) -> None:
@@ -334,7 +334,7 @@ def test_a_query_that_meets_a_closing_connection_is_asked_again_on_a_new_one() -
     assert peer.asked == [(1, "c1"), (1, "c2"), (2, "c2")]
 
 
-def test_it_is_asked_again_once_and_on_a_new_connection_only() -> None:
+def test_a_query_is_sent_again_only_once_and_on_a_new_connection() -> None:
     class Closing(Peer):
         async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connections += 1
@@ -354,7 +354,7 @@ def test_it_is_asked_again_once_and_on_a_new_connection_only() -> None:
     run(peer, steps)
 
 
-def test_a_query_of_which_something_was_answered_is_not_asked_again() -> None:
+def test_a_query_with_a_partial_answer_is_not_sent_again() -> None:
     peer = Peer({"c2": [b"HTTP/1.1 2", None]})
 
     async def steps(asker: Asker) -> None:
@@ -365,7 +365,7 @@ def test_a_query_of_which_something_was_answered_is_not_asked_again() -> None:
     assert peer.asked == [(1, "c1"), (1, "c2")]
 
 
-def test_a_peer_that_was_started_again_is_asked_on_a_new_connection() -> None:
+def test_a_restarted_peer_gets_a_new_connection() -> None:
     peer = Peer()
 
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_a_peer_that_was_started_again_is_asked_on_a_new_connection() -> None:
     assert peer.connections == 2
 
 
-def test_a_name_that_stands_for_nothing_is_a_peer_that_cannot_be_reached() -> None:
+def test_a_peer_with_an_unknown_host_name_cannot_be_reached() -> None:
     async def main() -> str:
         proxy = Proxy()
         with pytest.raises(RetriableError) as caught:
@@ -399,7 +399,7 @@ def test_a_name_that_stands_for_nothing_is_a_peer_that_cannot_be_reached() -> No
     assert "cannot be reached" in asyncio.run(main())
 
 
-def test_nothing_is_asked_any_more_once_it_is_closed() -> None:
+def test_a_closed_proxy_sends_no_query() -> None:
     peer = Peer({"slow": [1.0]})
 
     async def steps(asker: Asker) -> None:
@@ -413,7 +413,7 @@ def test_nothing_is_asked_any_more_once_it_is_closed() -> None:
     assert peer.asked == [(1, "slow")]
 
 
-def test_idle_connections_are_closed_after_a_while_and_the_peer_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_and_their_peer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_connections, "_IDLE_SECONDS", 1.0)
     monkeypatch.setattr(peer_connections, "_SWEEP_SECONDS", 1.0)
     peer = Peer()
@@ -439,7 +439,7 @@ def test_idle_connections_are_closed_after_a_while_and_the_peer_forgotten(monkey
     asyncio.run(main())
 
 
-def test_a_bounded_number_of_queries_waits_no_longer_than_its_deadline_for_a_peer_that_hangs(
+def test_queries_to_a_hanging_peer_are_bounded_and_end_at_their_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peer_connections, "_MAX_CONNECTIONS_PER_PEER", 2)

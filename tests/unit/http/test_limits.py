@@ -34,14 +34,14 @@ def test_a_url_has_at_most_4_kib() -> None:
 
 
 @pytest.mark.parametrize("size", [8_001, 100_000, 1 << 20])
-def test_one_header_too_long_is_a_431_problem(size: int) -> None:
+def test_a_header_that_is_too_long_is_a_431_problem(size: int) -> None:
     answer = ask(question(headers=[("X", "x" * size)]))
 
     assert answer.status == 431
     assert "a header has more than" in answer.detail
 
 
-def test_all_headers_together_have_at_most_16_kib() -> None:
+def test_all_headers_have_at_most_16_kib() -> None:
     fits = [(f"X{n:04}", "x" * 995) for n in range(MAX_HEADERS_BYTES // 1000)]
 
     assert ask(question(headers=fits)).status == 200
@@ -65,7 +65,7 @@ def test_a_body_has_at_most_16_kib_on_every_route() -> None:
         assert (answer.status, answer.detail[:20]) == (413, "Maximum request body"), path
 
 
-def test_a_connection_whose_body_is_too_long_is_closed_before_all_of_it_has_come() -> None:
+def test_a_connection_is_closed_before_the_end_of_a_body_that_is_too_long() -> None:
     async def run() -> tuple[Answer, bool]:
         async with serving() as server, server.client() as client:
             answer = await client.ask(COMMAND % (1 << 30) + b"x" * (MAX_BODY_BYTES + 1))
@@ -92,7 +92,7 @@ def test_a_connection_whose_body_is_too_long_is_closed_before_all_of_it_has_come
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_what_is_not_http_is_a_400_problem_and_the_end_of_the_connection(data: bytes) -> None:
+def test_malformed_http_is_a_400_problem_and_closes_the_connection(data: bytes) -> None:
     async def run() -> tuple[Answer, bool]:
         async with serving() as server, server.client() as client:
             return await client.ask(data), await client.is_closed_within(1)
@@ -105,13 +105,13 @@ def test_what_is_not_http_is_a_400_problem_and_the_end_of_the_connection(data: b
 
 @pytest.mark.parametrize("path", [b"/health/live", b"/nope"])
 @pytest.mark.parametrize("expect", [b"200-ok", b"100-continue\x9d\x82", b"\xff", b"x" * 5000, b""])
-def test_an_expectation_that_nobody_knows_is_a_417_problem(path: bytes, expect: bytes) -> None:
+def test_an_unknown_expectation_is_a_417_problem(path: bytes, expect: bytes) -> None:
     answer = ask(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nExpect: " + expect + b"\r\n\r\n")
 
     assert (answer.status, answer.detail) == (417, "the header Expect supports only 100-continue")
 
 
-def test_nothing_is_sent_after_the_answer_to_an_expectation_that_nobody_knows() -> None:
+def test_nothing_follows_the_answer_to_an_unknown_expectation() -> None:
     async def run() -> tuple[int, bool, Answer]:
         async with serving() as server, server.client() as client:
             refused = await client.ask(LIVE.replace(b"\r\n\r\n", b"\r\nExpect: 200-ok\r\n\r\n"))
@@ -123,7 +123,7 @@ def test_nothing_is_sent_after_the_answer_to_an_expectation_that_nobody_knows() 
     assert (status, is_closed, answer.status) == (417, False, 200)
 
 
-def test_a_client_that_asks_whether_to_go_on_is_told_to() -> None:
+def test_the_expectation_100_continue_is_met() -> None:
     async def run() -> tuple[Answer, Answer]:
         async with serving() as server, server.client() as client:
             asked = (COMMAND % 3).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")
@@ -159,7 +159,7 @@ def test_a_request_that_takes_too_long_is_a_503_problem() -> None:
     assert "more than 0.5 s" in answer.detail
 
 
-def test_a_timeout_of_somebody_else_is_not_taken_for_the_requests_own() -> None:
+def test_a_timeout_inside_a_handler_is_not_the_timeout_of_the_request() -> None:
     async def fails(_request: web.Request) -> web.Response:
         raise TimeoutError
 
@@ -172,7 +172,7 @@ def test_a_timeout_of_somebody_else_is_not_taken_for_the_requests_own() -> None:
 
 @pytest.mark.parametrize("start", [b"", QUESTION], ids=["first request", "a later one"])
 @pytest.mark.parametrize("head", [b"G", QUESTION[:-2]])
-def test_a_head_that_does_not_end_is_answered_408_and_the_connection_closed(start: bytes, head: bytes) -> None:
+def test_an_incomplete_head_is_answered_408_and_closes_the_connection(start: bytes, head: bytes) -> None:
     async def run() -> tuple[Answer, bool, float]:
         async with serving() as server, server.client() as client:
             if start:
@@ -189,7 +189,7 @@ def test_a_head_that_does_not_end_is_answered_408_and_the_connection_closed(star
     assert 0.5 < seconds < SOON
 
 
-def test_a_head_that_dribbles_is_cut_off_too() -> None:
+def test_a_head_that_arrives_too_slowly_closes_the_connection() -> None:
     async def run() -> float:
         async with serving() as server, server.client() as client:
             began = time.monotonic()
@@ -204,7 +204,7 @@ def test_a_head_that_dribbles_is_cut_off_too() -> None:
     assert asyncio.run(run()) < SOON
 
 
-def test_a_body_that_dribbles_is_answered_408_and_the_connection_closed() -> None:
+def test_a_body_that_arrives_too_slowly_is_answered_408_and_closes_the_connection() -> None:
     async def run() -> tuple[Answer, bool]:
         async with serving() as server, server.client() as client:
             await client.send(COMMAND % 1000)
@@ -228,7 +228,7 @@ def test_a_body_that_dribbles_is_answered_408_and_the_connection_closed() -> Non
     assert is_closed
 
 
-def test_an_idle_connection_outlasts_the_time_of_a_head() -> None:
+def test_an_idle_connection_stays_open_longer_than_the_timeout_of_a_head() -> None:
     body = b"x" * 100
 
     async def run() -> list[int]:
@@ -246,7 +246,7 @@ def test_an_idle_connection_outlasts_the_time_of_a_head() -> None:
     assert asyncio.run(run()) == [200, 200, 200, 200]
 
 
-def test_a_client_that_reads_no_answers_is_cut_off() -> None:
+def test_a_client_that_does_not_read_answers_is_disconnected() -> None:
     async def run() -> bool:
         async with serving() as server, server.client() as client:
             client.writer.write(b"GET /api/status HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
@@ -257,7 +257,7 @@ def test_a_client_that_reads_no_answers_is_cut_off() -> None:
     assert asyncio.run(run())
 
 
-def test_a_head_that_does_not_end_behind_an_answer_that_is_not_read_keeps_no_connection() -> None:
+def test_an_incomplete_head_after_an_unread_answer_does_not_keep_the_connection_open() -> None:
     async def large(_request: web.Request) -> web.Response:
         return web.Response(body=b"x" * LARGE)
 
@@ -276,7 +276,7 @@ def test_a_head_that_does_not_end_behind_an_answer_that_is_not_read_keeps_no_con
     asyncio.run(run())
 
 
-def test_a_connection_on_which_nothing_is_asked_is_closed_after_the_time_of_a_head() -> None:
+def test_a_connection_without_a_request_is_closed_after_the_timeout_of_a_head() -> None:
     async def run() -> tuple[bytes, float]:
         async with serving() as server, server.client() as client:
             began = time.monotonic()
@@ -297,7 +297,7 @@ def test_a_connection_on_which_nothing_is_asked_is_closed_after_the_time_of_a_he
     ],
     ids=["without a body", "with a body", "in chunks"],
 )
-def test_a_head_that_comes_in_one_piece_with_a_request_and_does_not_end_is_answered_408(request_before: bytes) -> None:
+def test_an_incomplete_head_in_one_segment_with_a_request_is_answered_408(request_before: bytes) -> None:
     async def run() -> tuple[int, int, bool]:
         async with serving(replace(QUICK, idle_seconds=60.0)) as server, server.client() as client:
             first = await client.ask(request_before + b"GET / HT")
@@ -309,7 +309,7 @@ def test_a_head_that_comes_in_one_piece_with_a_request_and_does_not_end_is_answe
 
 @pytest.mark.parametrize("sent_before", [b"", LIVE], ids=["first", "after another request"])
 @pytest.mark.parametrize("protocol", [b"h2c", b"foo"])
-def test_a_request_behind_one_for_another_protocol_is_answered_or_the_connection_closed(
+def test_a_request_after_a_protocol_upgrade_is_answered_or_the_connection_is_closed(
     protocol: bytes, sent_before: bytes
 ) -> None:
     upgrade = LIVE.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n")
@@ -338,7 +338,7 @@ def test_a_compressed_body_is_answered_415(data: bytes) -> None:
     assert ask(data.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")).status == 200
 
 
-def test_a_compressed_body_is_never_unpacked() -> None:
+def test_a_compressed_body_is_never_decompressed() -> None:
     packed = gzip.compress(bytes(256 << 20))
 
     async def run() -> int:
@@ -359,7 +359,7 @@ def test_a_compressed_body_is_never_unpacked() -> None:
     assert answered - unpacked < (unpacked - began) / 10
 
 
-def test_of_the_defaults_no_request_costs_a_connection_more_than_10_s_before_it_is_handled() -> None:
+def test_by_default_a_request_reaches_its_handler_within_10_s() -> None:
     limits = Limits()
 
     assert limits.head_seconds < 9
@@ -369,7 +369,7 @@ def test_of_the_defaults_no_request_costs_a_connection_more_than_10_s_before_it_
 # --- how many
 
 
-def test_a_request_too_many_is_answered_503_at_once_and_probes_still_200() -> None:
+def test_a_request_beyond_the_limit_is_answered_503_at_once_and_probes_200() -> None:
     limits = Limits(max_concurrent_requests=2)
     go_on, begun = asyncio.Event(), list[web.Request]()
 
@@ -401,7 +401,7 @@ def test_a_request_too_many_is_answered_503_at_once_and_probes_still_200() -> No
     assert [answer.status for answer in later] == [200, 200, 200]
 
 
-def test_a_request_whose_body_is_still_to_come_takes_nobodys_place() -> None:
+def test_a_request_without_its_whole_body_does_not_count_as_in_progress() -> None:
     async def run() -> tuple[Answer, Answer]:
         async with (
             serving(Limits(max_concurrent_requests=1)) as server,
@@ -416,7 +416,7 @@ def test_a_request_whose_body_is_still_to_come_takes_nobodys_place() -> None:
     assert [answer.status for answer in asyncio.run(run())] == [200, 200]
 
 
-def test_connections_never_take_most_of_the_files_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_use_at_most_half_of_the_files_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(max_concurrent_requests=100_000)
 
     for files, most in ((1024, 512), (1, 1), (10**7, 400_100)):
@@ -437,7 +437,7 @@ def test_the_server_stops_while_clients_are_connected() -> None:
     assert asyncio.run(run()) < SOON
 
 
-def test_a_request_that_is_not_begun_is_told_of() -> None:
+def test_a_refused_request_is_reported() -> None:
     refused: list[str] = []
 
     async def run() -> None:

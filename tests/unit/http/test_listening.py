@@ -15,9 +15,9 @@ import structlog
 from aiohttp import web
 
 from balance_service.errors import ConfigurationError
+from balance_service.http.app import serve
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server import listening
-from balance_service.http.server.app import serve
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import AcceptedSocket, Listener, Slot, Slots, bind
 from balance_service.http.server.tls import TlsFiles, load_tls
@@ -64,7 +64,7 @@ async def reading_nothing(server: Server) -> AsyncIterator[socket.socket]:
         yield client
 
 
-def test_a_connection_that_is_closed_holds_its_place_until_all_is_acknowledged() -> None:
+def test_a_closed_connection_holds_its_slot_until_all_data_is_acknowledged() -> None:
     async def run() -> tuple[int, int]:
         async with serving(Limits(), last_answer) as server, reading_nothing(server) as client:
             await asyncio.sleep(1.0)
@@ -80,7 +80,7 @@ def test_a_connection_that_is_closed_holds_its_place_until_all_is_acknowledged()
     assert size > FITS_THE_SERVERS_BUFFER
 
 
-def test_a_closed_connection_that_is_not_read_is_reset_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_connection_that_the_client_does_not_read_is_reset_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[float, int]:
         async with serving(Limits(), last_answer) as server:
             # After the socket was bound: the kernel's own timeout is the usual one.
@@ -111,7 +111,7 @@ def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
-def test_silent_connections_of_one_address_keep_no_other_client_out(
+def test_idle_connections_from_one_address_block_no_other_client(
     tls: tuple[ssl.SSLContext, ssl.SSLContext], is_tls: bool
 ) -> None:
     server_tls, client_tls = tls if is_tls else (None, None)
@@ -133,7 +133,7 @@ def test_silent_connections_of_one_address_keep_no_other_client_out(
     assert statuses == [200, 200, 200]
 
 
-def test_silent_connections_of_many_addresses_keep_no_client_out() -> None:
+def test_idle_connections_from_many_addresses_block_no_client() -> None:
     async def run() -> list[int]:
         async with serving(Few()) as server, AsyncExitStack() as silent:
             for number in range(60):
@@ -147,7 +147,7 @@ def test_silent_connections_of_many_addresses_keep_no_client_out() -> None:
 SECRET = "a secret of all instances"
 
 
-def test_where_all_are_busy_probes_and_proven_peers_are_answered_and_others_are_not() -> None:
+def test_while_all_connections_are_busy_only_probes_and_proven_peers_are_answered() -> None:
     trust, go_on = PeerTrust(SECRET), asyncio.Event()
     begun: list[web.Request] = []
 
@@ -199,7 +199,7 @@ class Exhausted(socket.socket):
         return super().accept()
 
 
-def test_where_no_descriptor_is_left_accepting_pauses_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_descriptors_accepting_pauses_and_logs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_PAUSE_SECONDS", 0.1)
 
     async def run() -> float:
@@ -233,7 +233,9 @@ def test_where_no_descriptor_is_left_accepting_pauses_and_says_so_once(monkeypat
     assert "raise the limit of open files" in logs[0]["event"]
 
 
-def test_a_server_that_is_closed_closes_what_is_still_being_opened(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+def test_closing_the_server_closes_connections_during_their_handshake(
+    tls: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
     async def run() -> bytes:
         async with AsyncExitStack() as clients:
             async with serving(Limits(), tls=tls[0]) as server:
@@ -265,7 +267,7 @@ async def first_line(client: socket.socket) -> bytes:
         writer.close()
 
 
-def test_who_was_accepted_just_before_is_answered() -> None:
+def test_a_connection_accepted_during_a_renewal_of_the_certificate_is_answered() -> None:
     async def run() -> list[bytes]:
         app = web.Application()
         app.router.add_get("/", answer)
@@ -290,14 +292,14 @@ def test_who_was_accepted_just_before_is_answered() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "ü" * 64])
-def test_a_host_that_no_resolver_can_be_asked_for_is_refused(host: str) -> None:
+def test_an_invalid_host_name_is_refused(host: str) -> None:
     with pytest.raises(
         ConfigurationError, match=f"BALANCE_HTTP_HOST {host} is neither an address nor a host name; name"
     ):
         bind(host, 0)
 
 
-def test_a_port_in_use_is_refused_by_its_setting() -> None:
+def test_a_port_in_use_is_refused_and_its_setting_named() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
 
@@ -334,7 +336,7 @@ class Crowd:
         return slots
 
 
-def test_one_address_has_what_it_wants_while_there_is_room() -> None:
+def test_one_address_may_exceed_its_share_while_there_are_free_slots() -> None:
     crowd = Crowd()
 
     crowd.take_all(113, "10.0.0.1")
@@ -342,7 +344,7 @@ def test_one_address_has_what_it_wants_while_there_is_room() -> None:
     assert crowd.closed == []
 
 
-def test_of_one_address_with_its_share_the_longest_idle_connection_makes_room_for_its_next() -> None:
+def test_an_address_beyond_its_share_loses_its_longest_idle_connection() -> None:
     crowd = Crowd()
     others = crowd.take_all(80)
     own = crowd.take_all(37, "192.0.2.1")
@@ -354,7 +356,7 @@ def test_of_one_address_with_its_share_the_longest_idle_connection_makes_room_fo
     assert not set(others).intersection(crowd.closed)
 
 
-def test_one_address_whose_connections_are_all_busy_gets_no_more_than_its_share() -> None:
+def test_an_address_whose_connections_are_all_busy_gets_no_more_than_its_share() -> None:
     crowd = Crowd()
     crowd.take_all(80)
     crowd.take_all(37, "192.0.2.1", busy=True)
@@ -364,7 +366,7 @@ def test_one_address_whose_connections_are_all_busy_gets_no_more_than_its_share(
     assert crowd.closed == []
 
 
-def test_addresses_of_one_ipv6_site_are_one_client() -> None:
+def test_addresses_of_one_ipv6_network_share_slots() -> None:
     crowd = Crowd()
     crowd.take_all(113, "2001:db8::{}")
 
@@ -372,7 +374,7 @@ def test_addresses_of_one_ipv6_site_are_one_client() -> None:
     assert len(crowd.closed) == 1
 
 
-def test_when_all_is_full_the_connection_that_is_idle_longest_makes_room() -> None:
+def test_without_free_slots_the_longest_idle_connection_is_closed() -> None:
     crowd = Crowd()
     slots = crowd.take_all(150)
     slots[0].idle_since = crowd.time
@@ -385,7 +387,7 @@ def test_when_all_is_full_the_connection_that_is_idle_longest_makes_room() -> No
     assert crowd.closed == [slots[2]]
 
 
-def test_a_connection_that_was_used_since_it_was_found_idle_is_not_closed() -> None:
+def test_a_candidate_that_was_used_since_is_not_closed() -> None:
     crowd = Crowd()
     slots = crowd.take_all(150)
     crowd.take("198.51.100.1")
@@ -396,7 +398,7 @@ def test_a_connection_that_was_used_since_it_was_found_idle_is_not_closed() -> N
     assert crowd.closed == [slots[0], slots[2]]
 
 
-def test_when_all_are_busy_the_reserved_places_are_taken_and_then_no_more() -> None:
+def test_while_all_connections_are_busy_new_ones_take_the_reserved_slots() -> None:
     crowd = Crowd()
     crowd.take_all(150, busy=True)
 
@@ -406,7 +408,7 @@ def test_when_all_are_busy_the_reserved_places_are_taken_and_then_no_more() -> N
     assert crowd.take("203.0.113.1") is None
 
 
-def test_a_silent_connection_in_a_reserved_place_makes_room_for_the_next() -> None:
+def test_an_idle_connection_in_a_reserved_slot_is_closed_for_a_new_one() -> None:
     crowd = Crowd()
     crowd.take_all(150, busy=True)
     silent = crowd.take_all(10, "198.51.{}.1")
@@ -427,7 +429,7 @@ def test_a_trusted_proxy_has_no_share() -> None:
     assert len(crowd.closed) == 1
 
 
-def test_connections_that_show_a_token_count_for_its_holder_and_for_their_address_no_more() -> None:
+def test_an_authenticated_connection_counts_for_its_token_and_not_for_its_address() -> None:
     crowd = Crowd()
     for slot in crowd.take_all(112, "192.0.2.1"):
         crowd.slots.attribute(slot, "token:billing")
@@ -437,7 +439,7 @@ def test_connections_that_show_a_token_count_for_its_holder_and_for_their_addres
     assert crowd.closed == []
 
 
-def test_of_a_token_with_its_share_the_longest_idle_connection_makes_room_for_the_next() -> None:
+def test_a_token_beyond_its_share_loses_its_longest_idle_connection() -> None:
     crowd = Crowd(("192.0.2.1",))
     slots = crowd.take_all(120, "192.0.2.1")
     for slot in slots[:37]:
@@ -449,7 +451,7 @@ def test_of_a_token_with_its_share_the_longest_idle_connection_makes_room_for_th
     assert len(crowd.slots) == 119
 
 
-def test_a_place_may_be_given_up_twice_and_is_there_again() -> None:
+def test_a_slot_may_be_released_twice_and_is_free_again() -> None:
     crowd = Crowd()
     slots = crowd.take_all(150, busy=True)
 
@@ -462,7 +464,7 @@ def test_a_place_may_be_given_up_twice_and_is_there_again() -> None:
     assert len(crowd.slots) == 150
 
 
-def test_where_there_are_fewer_places_than_before_the_connections_that_are_idle_longest_are_closed() -> None:
+def test_reducing_the_number_of_slots_closes_the_longest_idle_connections() -> None:
     crowd = Crowd()
     busy, idle = crowd.take_all(10, busy=True), crowd.take_all(10, "198.51.{}.1")
 

@@ -47,7 +47,9 @@ def partition_moves(instance: Interrupted) -> None:
 
 
 @pytest.mark.parametrize("happens", [lease_ends, partition_moves])
-def test_what_was_read_before_is_no_owners_answer(tmp_path: Path, happens: Callable[[Interrupted], None]) -> None:
+def test_a_read_before_a_move_is_not_the_answer_of_the_owner(
+    tmp_path: Path, happens: Callable[[Interrupted], None]
+) -> None:
     instance = Interrupted(tmp_path / "store")
     instance.put("12.34")
     view = instance.store.view
@@ -80,7 +82,7 @@ def replaced(tmp_path: Path) -> Interrupted:
     return instance
 
 
-def test_damage_that_a_query_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+def test_damage_found_by_a_query_is_reported_for_the_task_that_was_read(replaced: Interrupted) -> None:
     read = replaced.only
 
     class Damaged(StoreView):
@@ -96,7 +98,7 @@ def test_damage_that_a_query_meets_is_told_of_the_task_that_it_read(replaced: In
     assert replaced.only is not read
 
 
-def test_damage_in_a_state_is_told_of_the_task_that_it_was_read_from(replaced: Interrupted) -> None:
+def test_damage_in_a_state_is_reported_for_the_task_that_was_read(replaced: Interrupted) -> None:
     read = replaced.only
     replaced.store.write([(CUSTOMER.encode(), b"no frame")], 1)
     read.view = replaced.store.view
@@ -115,7 +117,7 @@ def test_damage_in_a_state_is_told_of_the_task_that_it_was_read_from(replaced: I
     assert replaced.only is not read
 
 
-def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Interrupted) -> None:
+def test_damage_found_by_a_scan_is_reported_for_the_task_that_was_read(replaced: Interrupted) -> None:
     read = replaced.only
 
     class DamagedCount(Count):
@@ -137,7 +139,7 @@ def test_damage_that_a_scan_meets_is_told_of_the_task_that_it_read(replaced: Int
 
 
 @pytest.mark.parametrize("how", ["_on_revoke", "_on_lost"])
-def test_a_member_lets_go_of_a_partition_only_after_its_task_is_closed(how: str) -> None:
+def test_a_member_releases_a_partition_only_after_its_task_is_closed(how: str) -> None:
     told: list[str] = []
 
     class Consumer:

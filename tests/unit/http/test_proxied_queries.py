@@ -42,7 +42,7 @@ def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "store")
 
 
-def test_a_query_is_answered_by_the_owner_through_one_hop(instance: Instance) -> None:
+def test_the_owner_answers_a_query_one_hop_away(instance: Instance) -> None:
     peer = Peer(answering(text='{"amount":9007199254740993.01}'))
 
     answer = ask_with_peers(instance, peer, minPosition=f"{PARTITION}:7")
@@ -63,20 +63,20 @@ def test_a_forwarded_query_is_never_proxied_again(instance: Instance) -> None:
     assert f"does not own partition {PARTITION}" in answer.detail
 
 
-def test_an_owner_that_says_unknown_is_believed(instance: Instance) -> None:
+def test_a_404_of_the_owner_is_final(instance: Instance) -> None:
     peer = Peer(answering(404, '{"detail":"no such customer"}'))
 
     assert ask_with_peers(instance, peer).status == 404
     assert len(peer.asked) == 1
 
 
-def test_an_owner_that_is_unavailable_says_when_to_come_back(instance: Instance) -> None:
+def test_the_retry_after_of_an_unavailable_owner_is_forwarded(instance: Instance) -> None:
     answer = ask_with_peers(instance, Peer(answering(503, "{}", {"Retry-After": "7"})))
 
     assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
 
 
-def test_a_changed_owner_is_asked_once_more(instance: Instance) -> None:
+def test_a_new_owner_is_asked_on_the_second_attempt(instance: Instance) -> None:
     new = Peer(answering())
     addresses: list[str] = []
 
@@ -96,7 +96,7 @@ def test_a_changed_owner_is_asked_once_more(instance: Instance) -> None:
     assert (len(old.asked), len(new.asked)) == (1, 1)
 
 
-def test_a_partition_that_became_ours_meanwhile_is_answered_here(instance: Instance) -> None:
+def test_an_instance_that_becomes_the_owner_answers_itself(instance: Instance) -> None:
     instance.put("5.00")
 
     async def handed_over(_request: web.Request) -> web.StreamResponse:
@@ -108,7 +108,7 @@ def test_a_partition_that_became_ours_meanwhile_is_answered_here(instance: Insta
     assert answer.text == '{"amount":5.00}'
 
 
-def test_nobody_is_asked_a_third_time(instance: Instance) -> None:
+def test_no_peer_is_asked_a_third_time(instance: Instance) -> None:
     peer = Peer(answering(421, "{}"))
 
     answer = ask_with_peers(instance, peer)
@@ -135,7 +135,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return allowed
 
 
-def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance, allowed: list[float]) -> None:
+def test_a_query_to_a_slow_peer_ends_at_the_deadline(instance: Instance, allowed: list[float]) -> None:
     async def slowly(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         return web.json_response({})
@@ -148,7 +148,9 @@ def test_a_peer_too_slow_is_given_up_within_the_deadline(instance: Instance, all
     assert_within_the_deadline(allowed)
 
 
-def test_a_peer_that_trickles_is_given_up_within_the_deadline(instance: Instance, allowed: list[float]) -> None:
+def test_a_query_to_a_peer_that_sends_byte_by_byte_ends_at_the_deadline(
+    instance: Instance, allowed: list[float]
+) -> None:
     async def trickle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -184,7 +186,7 @@ def test_a_peer_that_cannot_be_reached_is_unavailable(instance: Instance, addres
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_neither_followed_nor_passed_on(instance: Instance, status: int) -> None:
+def test_a_redirect_is_neither_followed_nor_forwarded(instance: Instance, status: int) -> None:
     peer = Peer(answering(status, "{}", {"Location": "/elsewhere"}))
 
     answer = ask_with_peers(instance, peer)
@@ -194,7 +196,7 @@ def test_a_redirect_is_neither_followed_nor_passed_on(instance: Instance, status
     assert "Location" not in answer.headers
 
 
-def test_an_answer_that_is_not_ours_is_not_passed_on(instance: Instance) -> None:
+def test_an_answer_of_another_service_is_not_forwarded(instance: Instance) -> None:
     async def page(_request: web.Request) -> web.StreamResponse:
         return web.Response(text="<script>", content_type="text/html")
 
@@ -229,7 +231,7 @@ def test_an_oversized_answer_is_refused(instance: Instance) -> None:
         {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"},
     ],
 )
-def test_an_answer_of_another_than_the_owner_does_not_count(
+def test_an_answer_of_another_instance_than_the_owner_is_refused(
     instance: Instance, status: int, others: dict[str, str]
 ) -> None:
     answer = ask_with_peers(instance, Peer(answering(status, text="{}", headers=others)))
@@ -239,7 +241,7 @@ def test_an_answer_of_another_than_the_owner_does_not_count(
     assert "another instance than the one asked answers" in answer.detail
 
 
-def test_an_answer_of_another_does_not_count_though_a_standbys_would(instance: Instance) -> None:
+def test_an_answer_of_another_instance_is_refused_even_if_standbys_may_answer(instance: Instance) -> None:
     others = {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"}
 
     answer = ask_with_peers(instance, Peer(answering(headers=others)), maxLag="7")
@@ -247,7 +249,7 @@ def test_an_answer_of_another_does_not_count_though_a_standbys_would(instance: I
     assert answer.status == 503
 
 
-def test_an_answer_that_does_not_say_whose_it_is_does_not_count(instance: Instance) -> None:
+def test_an_answer_without_its_instance_is_refused(instance: Instance) -> None:
     async def framework(_request: web.Request) -> web.StreamResponse:
         return web.json_response({"detail": "Not Found"}, status=404)
 
@@ -257,7 +259,7 @@ def test_an_answer_that_does_not_say_whose_it_is_does_not_count(instance: Instan
     assert "another instance than the one asked answers" in answer.detail
 
 
-def test_only_headers_of_the_contract_are_passed_on(instance: Instance) -> None:
+def test_only_headers_of_the_contract_are_forwarded(instance: Instance) -> None:
     ours = {
         "Balance-Role": "active",
         "Balance-Position": "0:1",
@@ -272,13 +274,13 @@ def test_only_headers_of_the_contract_are_passed_on(instance: Instance) -> None:
     assert not headers.keys() & others.keys()
 
 
-def test_a_compressed_answer_is_refused_not_unpacked(instance: Instance) -> None:
+def test_a_compressed_answer_is_refused(instance: Instance) -> None:
     bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
 
     assert ask_with_peers(instance, bomb).status == 503
 
 
-def test_queries_that_wait_for_a_position_at_a_peer_do_not_hold_up_the_others(instance: Instance) -> None:
+def test_queries_that_wait_for_a_position_at_a_peer_do_not_delay_others(instance: Instance) -> None:
     at_once = answering()
 
     async def stuck(request: web.Request) -> web.StreamResponse:
@@ -331,7 +333,7 @@ NOT_AN_OWNER = {
 
 
 @pytest.mark.parametrize("forged", NOT_AN_OWNER.values(), ids=NOT_AN_OWNER)
-def test_a_claim_that_is_not_confirmed_costs_one_query_a_second_peer_and_the_others_nothing(
+def test_an_unconfirmed_claim_costs_one_query_a_second_request(
     instance: Instance, forged: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
     liar, owner = Peer(forged), Peer(answering())
@@ -357,7 +359,7 @@ def test_a_claim_that_is_not_confirmed_costs_one_query_a_second_peer_and_the_oth
     assert (len(liar.asked), len(owner.asked)) == (1, 5)
 
 
-def test_an_owner_that_failed_once_is_the_first_to_be_asked_again_once_it_has_answered(instance: Instance) -> None:
+def test_peers_that_answered_as_owner_are_asked_before_those_that_did_not(instance: Instance) -> None:
     routing = instance.routing
     instance.hear_of_owner("old:1", epoch=3)
     instance.hear_of_owner("new:1", epoch=4)
@@ -379,7 +381,7 @@ def test_an_owner_that_failed_once_is_the_first_to_be_asked_again_once_it_has_an
     assert order() == ["new:1", "old:1"]
 
 
-def test_doubts_are_about_claims_that_there_are_and_about_one_partition(instance: Instance) -> None:
+def test_only_current_claimants_of_a_partition_are_doubted(instance: Instance) -> None:
     routing = instance.routing
     instance.hear_of_owner("a:1", epoch=3)
     for n in range(100):

@@ -11,12 +11,12 @@ from aiohttp.test_utils import TestServer
 
 from balance_service.errors import RetriableError
 from balance_service.http.answer import Answer
+from balance_service.http.app import make_app
 from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
-from balance_service.http.server.app import make_app
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.fakes import Nobody
 from tests.support.shipped import ROUTES
@@ -68,7 +68,7 @@ def peer(accepts: PeerTrust) -> web.Application:
 
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)
-def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> None:
+def test_a_proof_covers_the_query_exactly_as_received(customer_id: str) -> None:
     asked = PeerTrust(SECRET)
     answer, _ = get(peer(accepts=asked), PeerTrust(SECRET), customer_id, incarnation=asked.incarnation)
 
@@ -77,7 +77,7 @@ def test_a_proof_covers_the_question_exactly_as_it_arrives(customer_id: str) -> 
     assert b"starting" in answer.body
 
 
-def test_a_peer_with_another_secret_is_unavailable_and_the_reason_names_the_setting() -> None:
+def test_a_peer_with_another_secret_is_unavailable_and_the_setting_is_named() -> None:
     asked = PeerTrust("another secret altogether")
     reason, address = get(peer(accepts=asked), PeerTrust(SECRET), "c1", incarnation=asked.incarnation)
 
@@ -87,19 +87,19 @@ def test_a_peer_with_another_secret_is_unavailable_and_the_reason_names_the_sett
     )
 
 
-def test_a_peer_that_was_started_again_meanwhile_is_unavailable() -> None:
+def test_a_restarted_peer_is_unavailable_under_its_earlier_run() -> None:
     reason, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(SECRET), "c1", incarnation="earlier")
 
     assert "does not accept the proof" in str(reason)
 
 
-def test_a_peer_with_a_secret_does_not_serve_one_without() -> None:
+def test_a_peer_with_a_secret_refuses_a_peer_without_one() -> None:
     reason, _ = get(peer(accepts=PeerTrust(SECRET)), PeerTrust(), "c1")
 
     assert "BALANCE_PEER_SECRET" in str(reason)
 
 
-def test_what_a_peer_without_the_secret_answers_is_not_believed() -> None:
+def test_the_answer_of_a_peer_without_the_secret_is_refused() -> None:
     reason, address = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
 
     assert reason == (
@@ -108,7 +108,7 @@ def test_what_a_peer_without_the_secret_answers_is_not_believed() -> None:
     )
 
 
-def test_an_answer_that_was_given_to_another_query_is_not_believed() -> None:
+def test_a_replayed_answer_is_refused() -> None:
     trusted, proofs = PeerTrust(SECRET), []
 
     def repeating() -> web.Application:
@@ -128,7 +128,7 @@ def test_an_answer_that_was_given_to_another_query_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("path", [TARGET, "/health/live", "/nope"])
-def test_an_unproven_mark_is_a_403_problem_wherever_it_is_sent(path: str) -> None:
+def test_an_unproven_mark_is_a_403_problem_on_every_route(path: str) -> None:
     async def run() -> tuple[int, str, str]:
         async with TestServer(peer(accepts=PeerTrust(SECRET))) as server:
             url = server.make_url(path)
@@ -158,7 +158,7 @@ def test_an_address_that_is_not_allowed_is_refused_before_any_connection() -> No
     assert not asked
 
 
-def test_a_hostile_address_is_told_of_at_bounded_length() -> None:
+def test_a_long_address_is_truncated_in_the_reason() -> None:
     reason, _ = get(peer(accepts=PeerTrust()), PeerTrust(), "c1", address="x" * 100_000)
 
     assert len(str(reason)) < 500

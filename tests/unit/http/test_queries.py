@@ -57,7 +57,7 @@ def test_the_owner_answers_with_the_exact_digits(instance: Instance, amount: str
     assert answer.headers["Content-Type"].startswith("application/json")
 
 
-def test_an_answer_says_where_it_came_from(instance: Instance) -> None:
+def test_an_answer_names_its_instance_role_and_position(instance: Instance) -> None:
     instance.put("1.00")
     instance.move_to(93)
 
@@ -72,7 +72,7 @@ def test_an_answer_says_where_it_came_from(instance: Instance) -> None:
     }
 
 
-def test_a_view_that_fails_is_an_error_of_that_query_alone(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_that_raises_fails_only_its_query(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.put("1.00")
     instance.put("2.00", "other")
     view = Balance.view
@@ -86,14 +86,14 @@ def test_a_view_that_fails_is_an_error_of_that_query_alone(instance: Instance, m
     assert ask(instance).text == '{"amount":1.00}'
 
 
-def test_an_unknown_customer_is_not_found_and_the_answer_says_as_of_when(instance: Instance) -> None:
+def test_an_unknown_customer_is_a_404_with_a_position(instance: Instance) -> None:
     answer = ask(instance)
 
     assert (answer.status, answer.detail) == (404, "no such customer")
     assert answer.headers["Balance-Position"] == f"{PARTITION}:10"
 
 
-def test_while_nobody_owns_the_partition_the_answer_is_unavailable_not_unknown(instance: Instance) -> None:
+def test_without_an_owner_the_answer_is_503_and_not_404(instance: Instance) -> None:
     instance.owns = False
 
     answer = ask(instance)
@@ -114,27 +114,27 @@ def test_an_instance_whose_lease_has_expired_does_not_answer_as_owner(instance: 
     assert "12.34" not in answer.text
 
 
-def test_an_instance_without_a_lease_refuses_what_is_forwarded_to_it(instance: Instance) -> None:
+def test_an_instance_without_a_lease_refuses_forwarded_queries(instance: Instance) -> None:
     instance.put("12.34")
     instance.lease.revoke()
 
     assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).status == 421
 
 
-def test_an_instance_that_believes_itself_the_owner_does_not_proxy_to_itself(instance: Instance) -> None:
+def test_an_instance_does_not_proxy_to_itself(instance: Instance) -> None:
     instance.owns = False
     instance.hear_of_owner(instance.address)
 
     assert ask(instance).status == 503
 
 
-def test_an_owner_answers_what_is_forwarded_to_it(instance: Instance) -> None:
+def test_an_owner_answers_forwarded_queries(instance: Instance) -> None:
     instance.put("12.34")
 
     assert ask(instance, headers={FORWARDED_HEADER: "peer:1"}).text == '{"amount":12.34}'
 
 
-def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> None:
+def test_a_damaged_store_is_reported_and_answers_no_query(instance: Instance) -> None:
     damage(instance)
 
     answer = ask(instance)
@@ -143,7 +143,7 @@ def test_a_damaged_store_is_reported_and_answers_nothing(instance: Instance) -> 
     assert "Retry-After" in answer.headers
 
 
-def test_once_a_damaged_store_was_answered_for_and_closed_another_can_take_its_place(instance: Instance) -> None:
+def test_a_damaged_store_can_be_replaced_after_a_query_has_met_it(instance: Instance) -> None:
     damage(instance)
 
     gc.disable()
@@ -179,7 +179,7 @@ def test_a_malformed_query_is_a_problem(instance: Instance, parameters: dict[str
 # --- read your writes
 
 
-def test_a_position_already_reached_is_answered_at_once(instance: Instance) -> None:
+def test_a_query_for_a_reached_position_is_answered_at_once(instance: Instance) -> None:
     instance.put("1.00")
     instance.timeout_seconds = 30
 
@@ -208,7 +208,7 @@ def test_a_query_waits_until_its_position_is_reached(instance: Instance) -> None
     assert answer.headers["Balance-Position"] == f"{PARTITION}:11"
 
 
-def test_a_query_that_waits_for_its_position_reads_the_store_only_once_it_is_reached(
+def test_a_waiting_query_reads_the_store_only_at_its_position(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.timeout_seconds = 30
@@ -235,7 +235,7 @@ def test_a_query_that_waits_for_its_position_reads_the_store_only_once_it_is_rea
     assert reads == [CUSTOMER.encode()]
 
 
-def test_a_position_that_is_not_reached_in_time_is_unavailable(instance: Instance) -> None:
+def test_a_position_that_is_not_reached_in_time_is_a_503(instance: Instance) -> None:
     instance.put("1.00")
 
     answer = ask(instance, minPosition=f"{PARTITION}:11")
@@ -245,7 +245,7 @@ def test_a_position_that_is_not_reached_in_time_is_unavailable(instance: Instanc
     assert TIMEOUT_SECONDS <= answer.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
 
 
-def test_an_unknown_customer_is_waited_for_too(instance: Instance) -> None:
+def test_a_query_for_an_unknown_customer_waits_for_its_position(instance: Instance) -> None:
     assert ask(instance, minPosition=f"{PARTITION}:11").status == 503
 
 
@@ -259,7 +259,7 @@ def test_a_position_of_another_partition_is_refused(instance: Instance) -> None:
 # --- what is said
 
 
-def test_an_error_nobody_expected_is_a_problem_without_details(instance: Instance) -> None:
+def test_an_unexpected_error_is_a_problem_without_details(instance: Instance) -> None:
     async def run() -> Answer:
         async def fails(_request: web.Request) -> web.StreamResponse:
             raise RuntimeError("the balance of c1 is 12.34")

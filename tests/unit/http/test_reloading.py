@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_file_that_is_gone_keeps_what_it_held_in_force_and_is_stale_until_it_is_back(file: Path) -> None:
+def test_the_content_of_a_deleted_file_stays_in_force_and_is_stale_until_the_file_is_back(file: Path) -> None:
     reloaded, aside = Reloaded([file], lambda: load_tokens(file)), file.with_suffix(".aside")
     before = reloaded.value
     file.rename(aside)
@@ -40,7 +40,7 @@ def test_a_file_that_is_gone_keeps_what_it_held_in_force_and_is_stale_until_it_i
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": {}}', '{"tokens": [7]}', TOKENS[:-1]])
-def test_a_file_that_does_not_parse_keeps_what_it_held_in_force(file: Path, content: str) -> None:
+def test_the_content_before_a_malformed_change_stays_in_force(file: Path, content: str) -> None:
     reloaded = Reloaded([file], lambda: load_tokens(file))
     before = reloaded.value
     file.write_text(content)
@@ -53,7 +53,7 @@ def test_a_file_that_does_not_parse_keeps_what_it_held_in_force(file: Path, cont
     assert not reloaded.is_stale
 
 
-def test_a_file_that_lists_no_tokens_takes_all_of_them_out_of_force(file: Path) -> None:
+def test_an_empty_list_of_tokens_revokes_all_tokens(file: Path) -> None:
     reloaded = Reloaded([file], lambda: load_tokens(file))
     file.write_text('{"tokens": []}')
 
@@ -61,7 +61,7 @@ def test_a_file_that_lists_no_tokens_takes_all_of_them_out_of_force(file: Path) 
     assert (reloaded.value, reloaded.is_stale) == ({}, False)
 
 
-def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
+def test_a_file_is_reloaded_only_if_it_changes(tmp_path: Path) -> None:
     file = tmp_path / "value"
     file.write_text("1")
     source = Reloaded([file], lambda: int(file.read_text()))
@@ -72,7 +72,7 @@ def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> N
     assert (source.refresh(), source.value) == (False, 22)
 
 
-def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
+def test_a_replaced_symbolic_link_is_a_change(tmp_path: Path) -> None:
     one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
     for file, text in ((one, "1"), (two, "2")):
         file.write_text(text)
@@ -86,7 +86,7 @@ def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
     assert (source.refresh(), source.value) == (True, "2")
 
 
-def test_what_was_read_before_stays_in_force_while_a_changed_file_is_wrong_or_gone(tmp_path: Path) -> None:
+def test_the_value_stays_in_force_while_its_file_is_malformed_or_missing(tmp_path: Path) -> None:
     file = tmp_path / "value"
     file.write_text("1")
 

@@ -87,7 +87,7 @@ _NUMBERS = st.integers(-12, 12) | st.integers(-(2**62), 2**62)
 
 @pytest.mark.parametrize("instances", [[[0, 1, 2]], [[0], [1, 2]]])
 @given(states=st.dictionaries(_NUMBERS, _AMOUNTS, max_size=30), ends=st.tuples(_NUMBERS, _NUMBERS))
-def test_keys_that_are_numbers_are_in_the_order_of_numbers(
+def test_number_keys_are_ordered_as_numbers(
     instances: list[list[int]], states: dict[int, Decimal], ends: tuple[int, int]
 ) -> None:
     start, end = min(ends), max(ends)
@@ -132,7 +132,7 @@ def test_entries_are_the_sorted_union_of_all_partitions(
 
 
 @given(states=_STATES, limit=st.integers(1, 7))
-def test_pages_come_to_every_key_once(states: dict[str, Decimal], limit: int) -> None:
+def test_pages_contain_every_key_once(states: dict[str, Decimal], limit: int) -> None:
     found: list[tuple[str, Decimal]] = []
     after = None
     while True:
@@ -146,7 +146,7 @@ def test_pages_come_to_every_key_once(states: dict[str, Decimal], limit: int) ->
 
 
 @given(states=_STATES)
-def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, Decimal]) -> None:
+def test_pages_truncated_by_size_lose_no_entry(states: dict[str, Decimal]) -> None:
     found: list[tuple[str, Decimal]] = []
     after = None
     with pytest.MonkeyPatch.context() as patched:
@@ -162,9 +162,7 @@ def test_pages_that_are_cut_short_by_their_bytes_lose_nothing(states: dict[str, 
 
 
 @given(states=_STATES, limit=st.integers(1, 40))
-def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key(
-    states: dict[str, Decimal], limit: int
-) -> None:
+def test_the_merged_top_is_the_top_of_all_entries(states: dict[str, Decimal], limit: int) -> None:
     found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
@@ -172,9 +170,7 @@ def test_the_top_of_all_is_that_of_the_tops_greatest_first_and_equal_ones_by_key
 
 
 @given(states=_STATES, limit=st.integers(1, 40))
-def test_a_top_that_is_cut_short_by_its_bytes_says_so_and_is_right_as_far_as_it_goes(
-    states: dict[str, Decimal], limit: int
-) -> None:
+def test_a_top_truncated_by_size_says_so_and_its_entries_are_right(states: dict[str, Decimal], limit: int) -> None:
     wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scan, "MAX_BYTES", 100)

@@ -59,11 +59,11 @@ def test_an_owner_counts_what_it_has(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("of_none", [{"owns": False}, {"role": Role.STANDBY}])
-def test_who_owns_nothing_counts_none(tmp_path: Path, of_none: dict[str, object]) -> None:
+def test_an_instance_without_partitions_counts_none(tmp_path: Path, of_none: dict[str, object]) -> None:
     assert owned_by(Instance(tmp_path / "store", **of_none)) == 0  # type: ignore[arg-type]
 
 
-def test_what_is_owned_and_cannot_be_read_is_not_counted_as_none(
+def test_an_owned_partition_that_cannot_be_read_is_an_error(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = instance.task(PARTITION)
@@ -103,7 +103,7 @@ def count_slowly(instance: Instance, scan: Slow) -> int:
     return asyncio.run(ask()).status
 
 
-def test_a_local_read_may_take_more_than_half_of_the_deadline(instance: Instance) -> None:
+def test_a_local_read_may_use_the_whole_deadline(instance: Instance) -> None:
     instance.timeout_seconds = 5.0
     slow = Slow(0.6 * instance.timeout_seconds)
 
@@ -111,7 +111,7 @@ def test_a_local_read_may_take_more_than_half_of_the_deadline(instance: Instance
     assert len(slow.began) == 1
 
 
-def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(instance: Instance) -> None:
+def test_a_local_read_beyond_the_deadline_is_not_repeated(instance: Instance) -> None:
     instance.timeout_seconds = 0.5
     slow = Slow(0.6)
 
@@ -122,9 +122,7 @@ def test_a_local_read_that_takes_longer_than_the_deadline_is_not_begun_again(ins
 
 
 @pytest.mark.parametrize("lie", ["none", "refuses", "hangs", "of another partition", "nonsense"])
-def test_a_claim_that_is_not_true_costs_one_question_a_second_attempt_and_the_others_nothing(
-    instance: Instance, lie: str
-) -> None:
+def test_a_wrong_claim_costs_one_scan_a_second_attempt(instance: Instance, lie: str) -> None:
     asked: list[str] = []
 
     def told(request: web.Request, partition: int, count: int) -> web.Response:
@@ -213,14 +211,14 @@ def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = st
 
 
 @pytest.mark.parametrize(("scan", "body"), ODD)
-def test_a_peers_body_that_is_not_of_the_form_is_no_answer(instance: Instance, scan: Scan, body: bytes) -> None:
+def test_a_malformed_body_of_a_peer_is_refused(instance: Instance, scan: Scan, body: bytes) -> None:
     with pytest.raises(Problem, match="no instance could answer") as refused:
         answered_by(instance, scan, body)
 
     assert refused.value.status == 503
 
 
-def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(instance: Instance) -> None:
+def test_a_partition_number_with_too_many_digits_is_refused(instance: Instance) -> None:
     with pytest.raises(Problem, match="no instance could answer"):
         answered_by(instance, Count(), b'{"count":3}', partition=5000 * "1")
 
@@ -238,7 +236,7 @@ def test_a_peers_partition_of_more_digits_than_a_number_may_have_is_no_answer(in
         (LETTERS, b'{"deadLetters":[{"id":"balance/0:1","key":null}],"next":"balance/0:1"}'),
     ],
 )
-def test_a_peers_body_that_is_of_the_form_is_passed_on_as_it_is(instance: Instance, scan: Scan, body: bytes) -> None:
+def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance, scan: Scan, body: bytes) -> None:
     assert json.loads(answered_by(instance, scan, body).body, parse_float=str) == json.loads(body, parse_float=str)
 
 
@@ -247,7 +245,7 @@ def test_a_peers_body_that_is_of_the_form_is_passed_on_as_it_is(instance: Instan
     ("kind", "scan"),
     [("count", Count()), ("entries", Entries(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
 )
-def test_a_peer_is_asked_about_however_many_partitions_in_requests_that_are_not_too_long(
+def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
     instance: Instance, kind: str, scan: Count | Entries, partitions: int
 ) -> None:
     asked: list[int] = []

@@ -66,7 +66,7 @@ async def begun(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.sleep(0)
 
 
-def test_beyond_its_places_an_asker_waits_and_others_are_admitted_at_once() -> None:
+def test_an_asker_beyond_its_share_waits_and_others_are_admitted_at_once() -> None:
     async def run() -> None:
         asked = Asked()
         first, second, other = asked.ask("a1"), asked.ask("a2"), asked.ask("b1")
@@ -81,7 +81,7 @@ def test_beyond_its_places_an_asker_waits_and_others_are_admitted_at_once() -> N
     asyncio.run(run())
 
 
-def test_a_question_beyond_the_share_is_refused_and_told_that_it_is_the_client_s_own_share() -> None:
+def test_a_scan_beyond_the_share_is_refused_with_the_client_s_own_figures() -> None:
     async def run() -> None:
         asked = Asked()
         tasks = {name: asked.ask(name) for name in ("a1", "a2", "a3", "a4", "b1")}
@@ -98,7 +98,7 @@ def test_a_question_beyond_the_share_is_refused_and_told_that_it_is_the_client_s
     asyncio.run(run())
 
 
-def test_where_all_places_are_taken_those_that_wait_are_admitted_one_of_each_asker_in_turn() -> None:
+def test_waiting_scans_are_admitted_from_each_asker_in_turn() -> None:
     async def run() -> None:
         asked = Asked(Bounds(at_once=2, at_once_of_all=2, waiting=9, waiting_of_all=99))
         names = ["a1", "a2", "a3", "a4", "a5", "b1", "b2"]
@@ -114,7 +114,7 @@ def test_where_all_places_are_taken_those_that_wait_are_admitted_one_of_each_ask
     asyncio.run(run())
 
 
-def test_where_too_many_wait_the_newest_of_the_asker_with_most_makes_room_for_another_asker() -> None:
+def test_if_too_many_scans_wait_the_newest_of_the_busiest_asker_is_refused() -> None:
     async def run() -> None:
         asked = Asked(Bounds(at_once=1, at_once_of_all=1, waiting=3, waiting_of_all=3))
         tasks = {name: asked.ask(name) for name in ("a1", "a2", "a3", "a4", "b1")}
@@ -129,7 +129,7 @@ def test_where_too_many_wait_the_newest_of_the_asker_with_most_makes_room_for_an
     asyncio.run(run())
 
 
-def test_a_question_that_waited_too_long_is_refused_and_leaves_its_place_to_the_next() -> None:
+def test_a_scan_that_waited_too_long_is_refused_and_the_next_is_admitted() -> None:
     async def run() -> None:
         asked = Asked(seconds=0.05)
         first, second = asked.ask("a1"), asked.ask("a2")
@@ -145,7 +145,7 @@ def test_a_question_that_waited_too_long_is_refused_and_leaves_its_place_to_the_
     asyncio.run(run())
 
 
-def test_the_place_of_a_question_that_is_given_up_at_the_moment_when_it_is_admitted_is_free() -> None:
+def test_the_place_of_a_scan_cancelled_at_its_admission_is_free() -> None:
     async def run() -> None:
         asked = Asked()
         async with asked.shares.of("a", BUSY_SECONDS):
@@ -163,7 +163,7 @@ def test_the_place_of_a_question_that_is_given_up_at_the_moment_when_it_is_admit
 
 
 @pytest.mark.parametrize("given_up", ["while it waits", "while it is under way"])
-def test_the_place_of_a_question_that_is_given_up_is_free(given_up: str) -> None:
+def test_the_place_of_a_cancelled_scan_is_free(given_up: str) -> None:
     async def run() -> None:
         asked = Asked()
         first, second = asked.ask("a1"), asked.ask("a2")
@@ -190,7 +190,7 @@ def counting(name: str, steps: int, read: list[str]) -> Generator[None, None, st
 
 
 @pytest.mark.usefixtures("one_step_a_slice")
-def test_a_short_question_is_answered_between_the_steps_of_long_ones() -> None:
+def test_a_short_scan_is_answered_between_the_slices_of_long_ones() -> None:
     async def run() -> tuple[list[str], list[str]]:
         read: list[str] = []
         reading = FairScheduler("test")
@@ -207,7 +207,7 @@ def test_a_short_question_is_answered_between_the_steps_of_long_ones() -> None:
 
 
 @pytest.mark.usefixtures("one_step_a_slice")
-def test_clients_and_peers_have_every_other_turn_however_many_questions_the_others_have() -> None:
+def test_clients_and_peers_alternate_whatever_their_number_of_scans() -> None:
     async def run() -> list[str]:
         read: list[str] = []
         reading = FairScheduler("test")
@@ -220,7 +220,7 @@ def test_clients_and_peers_have_every_other_turn_however_many_questions_the_othe
     assert read[:18].count("peer") >= 8
 
 
-def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_scan_ends_after_its_current_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "_SLICE_SECONDS", float("inf"))
     steps, closed = [0], threading.Event()
 
@@ -245,7 +245,7 @@ def test_a_question_that_is_cancelled_ends_with_the_step_that_is_read(monkeypatc
     asyncio.run(run())
 
 
-def test_a_question_that_is_cancelled_before_its_turn_is_not_begun() -> None:
+def test_a_scan_cancelled_before_its_first_slice_is_not_begun() -> None:
     async def run() -> None:
         reading, go_on, read = FairScheduler("test"), threading.Event(), list[str]()
         blocking = asyncio.create_task(reading.run(CLIENT, in_one_step(go_on.wait, BUSY_SECONDS)))
@@ -260,7 +260,7 @@ def test_a_question_that_is_cancelled_before_its_turn_is_not_begun() -> None:
     asyncio.run(run())
 
 
-def test_what_a_reading_raises_is_raised_and_the_next_one_is_read() -> None:
+def test_an_exception_of_a_scan_is_raised_and_the_next_scan_runs() -> None:
     async def run() -> None:
         reading = FairScheduler("test")
         with pytest.raises(ValueError, match="no number"):
@@ -274,7 +274,7 @@ def refuse() -> str:
     raise ValueError("no number")
 
 
-def test_the_event_loop_has_its_turn_between_two_slices() -> None:
+def test_the_event_loop_runs_between_two_slices() -> None:
     async def run() -> None:
         reading, read = FairScheduler("test"), list[str]()
         async with AsyncExitStack() as stack:

@@ -46,12 +46,12 @@ def owner(tmp_path: Path) -> Instance:
     return instance
 
 
-def test_a_standby_answers_nobody_who_did_not_ask_for_it(standby: Instance) -> None:
+def test_a_standby_answers_only_queries_that_allow_it(standby: Instance) -> None:
     assert ask(standby).status == 503
     assert ask(standby, headers=FORWARDED).status == 421
 
 
-def test_a_standby_answers_within_max_lag_and_says_that_it_is_one(standby: Instance) -> None:
+def test_a_standby_answers_within_max_lag_and_names_its_role(standby: Instance) -> None:
     answer = ask(standby, maxLag="7")
 
     assert (answer.status, answer.text) == (200, '{"amount":12.34}')
@@ -64,13 +64,13 @@ def test_a_standby_answers_within_max_lag_and_says_that_it_is_one(standby: Insta
     }
 
 
-def test_a_standby_that_is_further_behind_does_not_answer(standby: Instance) -> None:
+def test_a_standby_beyond_max_lag_does_not_answer(standby: Instance) -> None:
     assert ask(standby, maxLag="6").status == 503
     refused = ask(standby, headers=FORWARDED, maxLag="6")
     assert (refused.status, "7 records behind" in refused.detail) == (503, True)
 
 
-def test_an_owner_that_is_further_behind_does_not_answer_either(owner: Instance) -> None:
+def test_an_owner_beyond_max_lag_does_not_answer(owner: Instance) -> None:
     refused = ask(owner, maxLag="6")
 
     assert (refused.status, "7 records behind" in refused.detail) == (503, True)
@@ -78,14 +78,14 @@ def test_an_owner_that_is_further_behind_does_not_answer_either(owner: Instance)
 
 
 @pytest.mark.parametrize("role", [Role.ACTIVE, Role.STANDBY])
-def test_no_lag_is_small_enough_while_the_end_is_known_from_long_ago_only(standby: Instance, role: Role) -> None:
+def test_with_a_stale_watermark_no_lag_is_within_max_lag(standby: Instance, role: Role) -> None:
     standby.role = role
     standby.clock.now += 3.1
 
     assert ask(standby, maxLag="1000000").status == 503
 
 
-def test_an_owner_whose_lease_has_run_out_answers_as_a_standby_if_at_all(owner: Instance) -> None:
+def test_an_owner_whose_lease_has_expired_answers_as_a_standby(owner: Instance) -> None:
     owner.lease.revoke()
 
     assert ask(owner).status == 503
@@ -96,7 +96,7 @@ def test_a_standby_asked_by_a_peer_answers_within_max_lag(standby: Instance) -> 
     assert ask(standby, headers=FORWARDED, maxLag="7").headers["Balance-Role"] == "standby"
 
 
-def test_a_standby_that_has_reached_the_wanted_position_answers(standby: Instance) -> None:
+def test_a_standby_at_the_wanted_position_answers(standby: Instance) -> None:
     assert ask(standby, minPosition=f"{PARTITION}:{END - 7}").headers["Balance-Role"] == "standby"
 
 
@@ -107,7 +107,7 @@ def test_a_standby_asked_by_a_peer_waits_for_the_wanted_position(standby: Instan
     assert TIMEOUT_SECONDS <= refused.seconds < TIMEOUT_SECONDS + BUSY_SECONDS
 
 
-def test_a_standby_that_has_not_reached_the_wanted_position_asks_the_owner(standby: Instance) -> None:
+def test_a_standby_before_the_wanted_position_asks_the_owner(standby: Instance) -> None:
     peer = Peer(answering(text='{"amount":1.00}', headers={"Balance-Role": "active"}))
 
     answer = ask_with_peers(standby, peer, owns=True, minPosition=f"{PARTITION}:{END}", maxLag="50")
@@ -142,7 +142,7 @@ def test_a_standby_is_asked_when_the_owner_cannot_answer(standby: Instance, stat
     assert (answer.status, answer.headers["Balance-Role"]) == (200, "standby")
 
 
-def test_no_standby_is_asked_for_one_who_wants_the_owner(standby: Instance) -> None:
+def test_no_standby_is_asked_for_a_query_to_the_owner(standby: Instance) -> None:
     owner, other = Peer(answering(503, text="{}")), Peer(answering())
 
     answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a))
@@ -150,7 +150,7 @@ def test_no_standby_is_asked_for_one_who_wants_the_owner(standby: Instance) -> N
     assert (answer.status, len(other.asked)) == (503, 0)
 
 
-def test_an_owner_that_hangs_costs_half_the_deadline_then_a_standby_is_asked(standby: Instance) -> None:
+def test_after_half_the_deadline_a_standby_is_asked_instead_of_a_hanging_owner(standby: Instance) -> None:
     async def hang(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         raise AssertionError("never")
@@ -165,9 +165,7 @@ def test_an_owner_that_hangs_costs_half_the_deadline_then_a_standby_is_asked(sta
 
 
 @pytest.mark.parametrize("bound", [("minPosition", f"{PARTITION}:{END}"), ("maxLag", "5")])
-def test_an_owner_that_hangs_leaves_time_to_answer_from_the_copy_here(
-    standby: Instance, bound: tuple[str, str]
-) -> None:
+def test_a_hanging_owner_leaves_time_to_answer_from_the_local_copy(standby: Instance, bound: tuple[str, str]) -> None:
     async def hang(_request: web.Request) -> web.StreamResponse:
         standby.move_to(END)
         await asyncio.sleep(60)

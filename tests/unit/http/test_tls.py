@@ -28,7 +28,7 @@ def refusal(files: TlsFiles) -> str:
     return message
 
 
-def test_clients_need_a_certificate_only_if_their_authority_is_named(authority: Authority) -> None:
+def test_clients_need_a_certificate_only_with_a_client_ca(authority: Authority) -> None:
     certificate, key = authority.issue("server")
 
     assert load_tls(TlsFiles(certificate, key)).server.verify_mode is ssl.CERT_NONE
@@ -36,7 +36,7 @@ def test_clients_need_a_certificate_only_if_their_authority_is_named(authority: 
     assert strict.server.verify_mode is ssl.CERT_REQUIRED
 
 
-def test_both_ends_want_tls_1_2_and_the_asking_end_checks_names(authority: Authority) -> None:
+def test_both_contexts_require_tls_1_2_and_the_client_checks_names(authority: Authority) -> None:
     tls = load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
 
     assert {c.minimum_version for c in (tls.server, tls.client)} == {ssl.TLSVersion.TLSv1_2}
@@ -57,7 +57,7 @@ def test_the_key_may_be_encrypted(authority: Authority) -> None:
     assert "hunter2" not in wrong
 
 
-def test_a_file_that_is_not_there_is_named_with_its_setting(authority: Authority, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_setting(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue("server")
     nowhere = tmp_path / "nowhere.pem"
 
@@ -71,9 +71,7 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(authority: Authority
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_a_file_that_holds_something_else_is_named_with_its_setting(
-    authority: Authority, tmp_path: Path, junk: bytes
-) -> None:
+def test_a_file_with_other_content_is_named_with_its_setting(authority: Authority, tmp_path: Path, junk: bytes) -> None:
     certificate, key = authority.issue("server")
     other = tmp_path / "other.pem"
     other.write_bytes(junk)
@@ -94,7 +92,7 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
     assert refusal(TlsFiles(certificate, key)).startswith(f"BALANCE_TLS_KEY: {key} is not the key of")
 
 
-def test_a_command_trusts_the_systems_authorities_unless_told(authority: Authority) -> None:
+def test_a_command_trusts_the_cas_of_the_system_by_default(authority: Authority) -> None:
     assert len(client_context(authority.certificate).get_ca_certs()) == 1
     with pytest.raises(ConfigurationError, match="BALANCE_TLS_CA"):
         client_context(authority.certificate.with_suffix(".gone"))

@@ -57,7 +57,7 @@ def test_a_mark_of_a_peer_is_accepted_once() -> None:
     assert "used before" in refusal(asked, mark)
 
 
-def test_a_mark_that_is_judged_is_not_used_by_that() -> None:
+def test_verifying_a_mark_does_not_use_it_up() -> None:
     asked = trust()
     mark = mark_for(asked)
 
@@ -69,13 +69,13 @@ def test_a_mark_that_is_judged_is_not_used_by_that() -> None:
         asked.use(asked.verified(mark, QUESTION))
 
 
-def test_a_mark_is_for_one_instance_and_one_run_of_it() -> None:
+def test_a_mark_is_valid_at_one_run_of_one_instance() -> None:
     mark = mark_for(trust())
 
     assert "another instance, or an earlier run" in refusal(trust(), mark)
 
 
-def test_a_mark_names_the_sender_and_the_time_and_not_the_secret() -> None:
+def test_a_mark_contains_the_sender_and_the_time_but_not_the_secret() -> None:
     asked = trust()
     mark = mark_for(asked)
 
@@ -83,7 +83,7 @@ def test_a_mark_names_the_sender_and_the_time_and_not_the_secret() -> None:
     assert SECRET not in mark
 
 
-def test_without_a_secret_a_mark_is_the_address_and_any_mark_passes_again_and_again() -> None:
+def test_without_a_secret_any_mark_is_accepted_any_number_of_times() -> None:
     open_to_all = trust(secret=None)
 
     assert mark_for(open_to_all, secret=None) == "peer:1"
@@ -115,19 +115,19 @@ def test_a_mark_without_a_proof_is_refused(mark: str) -> None:
     refusal(trust(), mark)
 
 
-def test_a_proof_of_another_secret_is_refused() -> None:
+def test_a_proof_by_another_secret_is_refused() -> None:
     asked = trust()
     refusal(asked, mark_for(asked, secret="another secret altogether"))
 
 
-def test_a_proof_of_another_question_is_refused() -> None:
+def test_a_proof_of_another_query_is_refused() -> None:
     asked = trust()
     refusal(asked, mark_for(asked), QUESTION + "2")
     refusal(asked, mark_for(asked), QUESTION.replace("GET", "POST"))
 
 
 @given(st.data())
-def test_a_mark_of_which_a_character_is_changed_is_refused(data: st.DataObject) -> None:
+def test_a_modified_mark_is_refused(data: st.DataObject) -> None:
     asked = trust()
     mark = mark_for(asked)
     at = data.draw(st.integers(0, len(mark) - 1))
@@ -138,24 +138,24 @@ def test_a_mark_of_which_a_character_is_changed_is_refused(data: st.DataObject) 
 
 
 @pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS, -1, 0, 1, CLOCKS_AGREE_SECONDS])
-def test_a_proof_is_good_for_a_while_and_for_clocks_that_differ_a_little(late: int) -> None:
+def test_a_proof_is_valid_while_clocks_agree(late: int) -> None:
     asked = trust(now=1000 + late)
     asked.check(mark_for(asked), QUESTION)
 
 
 @pytest.mark.parametrize("late", [-CLOCKS_AGREE_SECONDS - 1, CLOCKS_AGREE_SECONDS + 1, 10**9])
-def test_a_proof_too_old_or_of_the_future_is_refused(late: int) -> None:
+def test_an_expired_or_future_proof_is_refused(late: int) -> None:
     asked = trust(now=1000 + late)
     assert "clocks" in refusal(asked, mark_for(asked))
 
 
 @given(st.text(st.characters(exclude_categories=[])), st.text(st.characters(exclude_categories=[])))
-def test_no_mark_is_ever_anything_but_accepted_or_refused(mark: str, question: str) -> None:
+def test_every_malformed_mark_is_refused(mark: str, question: str) -> None:
     refusal(trust(), mark, question)
 
 
 @given(st.text(string.ascii_letters + "\n;=", max_size=6), st.text(string.ascii_letters + "\n;=", max_size=6))
-def test_what_was_signed_for_one_question_serves_no_other(question: str, other: str) -> None:
+def test_a_signature_is_valid_for_one_query(question: str, other: str) -> None:
     asked = trust()
     mark = mark_for(asked, question)
     if question == other:
@@ -170,7 +170,7 @@ def test_what_was_signed_for_one_question_serves_no_other(question: str, other: 
 ANSWER = Answer(200, b'{"amount":12.34}', "application/json", {"Balance-Role": "active", "Balance-Position": "1:3"})
 
 
-def test_an_answer_is_proven_for_the_query_that_it_was_given_to() -> None:
+def test_the_proof_of_an_answer_is_valid_for_its_query() -> None:
     asked, asker = trust(), trust()
     one, other = (asker.mark("peer:1", Asked("here:1", asked.incarnation), QUESTION) for _ in range(2))
     proof = asked.proof_of(ANSWER, one) or ""
@@ -192,25 +192,25 @@ def test_an_answer_is_proven_for_the_query_that_it_was_given_to() -> None:
         ANSWER._replace(headers={"Balance-Role": "active", "Balance-Lag": "1:3"}),
     ],
 )
-def test_whatever_counts_of_an_answer_is_proven(changed: Answer) -> None:
+def test_a_proof_covers_status_body_type_and_headers(changed: Answer) -> None:
     proof = trust().proof_of(ANSWER, "mark") or ""
 
     assert trust().is_proven(ANSWER, "mark", proof)
     assert not trust().is_proven(changed, "mark", proof)
 
 
-def test_a_proof_of_another_secret_proves_no_answer() -> None:
+def test_an_answer_signed_with_another_secret_is_not_proven() -> None:
     proof = trust("another secret altogether").proof_of(ANSWER, "mark") or ""
 
     assert not trust().is_proven(ANSWER, "mark", proof)
 
 
-def test_without_a_secret_answers_have_no_proof_and_need_none() -> None:
+def test_without_a_secret_answers_need_no_proof() -> None:
     assert trust(secret=None).proof_of(ANSWER, "mark") is None
     assert trust(secret=None).is_proven(ANSWER, "mark", "")
 
 
-def test_the_proof_of_a_mark_is_not_that_of_an_answer() -> None:
+def test_the_proof_of_a_mark_does_not_prove_an_answer() -> None:
     asked = trust()
     mark = mark_for(asked)
 
@@ -228,7 +228,7 @@ FAR = st.integers(0, 3 * WINDOW)
 @given(st.lists(NEAR | FAR | st.integers(-40, 40).map(lambda n: WINDOW + n), max_size=60))
 @example([0, WINDOW + 8, 0])
 @example([WINDOW, WINDOW + 7, 8 * (WINDOW // 8) + 8, 0])
-def test_a_mark_is_used_once_and_each_within_the_window_can_be(numbers: list[int]) -> None:
+def test_each_mark_within_the_window_is_accepted_once(numbers: list[int]) -> None:
     used, seen = UsedMarks(), set[int]()
     for number in numbers:
         is_taken = used.take("asker", number, 0.0)
@@ -240,13 +240,13 @@ def test_a_mark_is_used_once_and_each_within_the_window_can_be(numbers: list[int
             seen.add(number)
 
 
-def test_each_asker_counts_for_itself() -> None:
+def test_each_sender_has_its_own_window() -> None:
     used = UsedMarks()
 
     assert [used.take(asker, 1, 0.0) for asker in ("a", "b", "a", "b")] == [True, True, False, False]
 
 
-def test_an_asker_is_forgotten_only_long_after_its_marks_are_too_old() -> None:
+def test_a_window_is_dropped_long_after_its_marks_have_expired() -> None:
     used = UsedMarks()
     used.take("a", 1, 0.0)
 
@@ -257,7 +257,7 @@ def test_an_asker_is_forgotten_only_long_after_its_marks_are_too_old() -> None:
     assert used.take("a", 1, 1300.0)
 
 
-def test_beyond_the_most_askers_new_ones_are_refused_and_the_others_go_on() -> None:
+def test_beyond_the_maximum_new_senders_are_refused() -> None:
     used = UsedMarks()
     for n in range(MAX_ASKERS):
         assert used.take(f"asker-{n}", 1, 0.0)
@@ -268,7 +268,7 @@ def test_beyond_the_most_askers_new_ones_are_refused_and_the_others_go_on() -> N
 
 
 @pytest.mark.parametrize("step", [1, 9, 5 * WINDOW])
-def test_what_is_kept_does_not_grow_with_the_marks(step: int) -> None:
+def test_memory_does_not_grow_with_the_number_of_marks(step: int) -> None:
     used = UsedMarks()
     used.take("a", 0, 0.0)
     tracemalloc.start()
@@ -301,7 +301,7 @@ ALLOWED = ["peer-1.example.org", "*.Cluster.local", "10.1.0.0/16", "192.0.2.7", 
         "localhost:1",
     ],
 )
-def test_a_host_on_the_list_may_be_asked(address: str) -> None:
+def test_a_host_on_the_allow_list_is_allowed(address: str) -> None:
     assert PeerTrust(allow_list=ALLOWED).allows(address)
 
 
@@ -322,7 +322,7 @@ def test_a_host_on_the_list_may_be_asked(address: str) -> None:
         "[::ffff:10.2.0.1]:80",
     ],
 )
-def test_a_host_that_is_not_on_the_list_may_not_be_asked(address: str) -> None:
+def test_a_host_that_is_not_on_the_allow_list_is_refused(address: str) -> None:
     assert not PeerTrust(allow_list=ALLOWED).allows(address)
     assert PeerTrust().allows(address)
 
@@ -358,5 +358,5 @@ def test_a_host_that_is_not_on_the_list_may_not_be_asked(address: str) -> None:
     ],
 )
 @pytest.mark.parametrize("allow_list", [[], ALLOWED])
-def test_what_is_not_plainly_a_host_and_a_port_is_never_asked(address: str, allow_list: list[str]) -> None:
+def test_an_address_that_is_not_host_and_port_is_refused(address: str, allow_list: list[str]) -> None:
     assert not PeerTrust(allow_list=allow_list).allows(address)
