@@ -173,8 +173,8 @@ PINPOINT_MUTATIONS = (
         "engine/decisions.py",
         "topic, waits_for_open=True)",
         "topic)",
-        "unit/engine/test_decisions_behind_others",
-        "test_one_that_lies_behind_anothers_open_transaction_is_known",
+        "unit/engine/test_decisions",
+        "test_a_decision_behind_another_tasks_open_transaction_is_read",
     ),
     _pinpoint(
         "a dead letter that fails in a model's own code halts its task",

@@ -1,6 +1,6 @@
-"""Whatever fails, heals, is redriven, discarded, restarted and rebuilt: what counts is what a plain list says.
+"""Any sequence of failures, retries, decisions, restarts and rebuilds gives the state that a plain list predicts.
 
-The naive model knows the events in their order and which were discarded; everything else must count once.
+The list has all events in order and those that were discarded. Every other event must count once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from balance_service.testing import Driver
-from tests.unit.engine.test_letters import INCOMPATIBLE, UNKNOWN, Named, funds, told
+from tests.unit.engine.test_dead_letters import INCOMPATIBLE, UNKNOWN, Named, funds, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,11 +40,11 @@ _STEPS = st.one_of(
 
 @dataclass
 class History:
-    """What a read model is given, and what the naive model knows of it."""
+    """The events of a read model, and those that were discarded."""
 
     driver: Driver
     make: Callable[[int, str, str | None], Any]
-    """The number of an event, its key, and why it cannot be read → the event."""
+    """Makes an event of its number, its key and the cause that makes it unreadable."""
     events: list[tuple[str, int]] = field(default_factory=list)
     discarded: set[int] = field(default_factory=set)
 
@@ -54,7 +54,7 @@ class History:
         self._heal()
 
     def counted(self, key: str) -> list[int]:
-        """The numbers of the events of a key that count, in their order."""
+        """Returns the numbers of the events of a key that count, in order."""
         return [n for offset, (of, n) in enumerate(self.events) if of == key and offset not in self.discarded]
 
     def _arrive(self, some: list[tuple[str, str | None]]) -> None:
@@ -91,7 +91,7 @@ class History:
             self.driver.redeliver()
 
     def _heal(self) -> None:
-        """Everything can be read in the end, and an operator has all of it tried again."""
+        """Makes every event readable, and has every dead letter retried."""
         self.driver.mend(UNKNOWN).mend(INCOMPATIBLE)
         self.driver.redrive(*(at.offset for at in self.driver.letters() if at.status.value in ("waiting", "parked")))
         self.driver.advance(minutes=72 * 5)
@@ -108,7 +108,7 @@ def name(number: int, key: str, cause: str | None) -> Any:
 @pytest.mark.parametrize("after", ["", "rebuilt"])
 @given(steps=st.lists(_STEPS, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_every_event_that_was_not_discarded_counts_once_in_any_order(after: str, steps: list[Step]) -> None:
+def test_every_event_that_is_not_discarded_counts_once(after: str, steps: list[Step]) -> None:
     with Driver(Balance()) as driver:
         history = History(driver, money)
         history.play(steps)
@@ -124,7 +124,7 @@ def test_every_event_that_was_not_discarded_counts_once_in_any_order(after: str,
 @pytest.mark.parametrize("after", ["", "rebuilt"])
 @given(steps=st.lists(_STEPS, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_where_order_matters_states_are_those_of_the_source_s_order(after: str, steps: list[Step]) -> None:
+def test_if_order_matters_states_follow_the_sources_order(after: str, steps: list[Step]) -> None:
     with Driver(Named()) as driver:
         history = History(driver, name)
         history.play(steps)
@@ -139,13 +139,13 @@ def test_where_order_matters_states_are_those_of_the_source_s_order(after: str, 
         assert driver.emitted("test-names") == sent
         of_key = {key: [r["names"] for r in sent if r is not None and r["id"] == key] for key in "ab"}
         for key, names in of_key.items():
-            told_so_far = [f"n{number}" for number in history.counted(key)]
-            assert names == [told_so_far[: n + 1] for n in range(len(told_so_far))]
+            names_so_far = [f"n{number}" for number in history.counted(key)]
+            assert names == [names_so_far[: n + 1] for n in range(len(names_so_far))]
 
 
 @given(steps=st.lists(_STEPS, max_size=12))
 @settings(max_examples=30, deadline=None)
-def test_several_folds_come_to_the_same_as_one_after_the_other(steps: list[Step]) -> None:
+def test_a_model_with_several_folds_counts_every_event_once(steps: list[Step]) -> None:
     model: ReadModel = Activity()
     with Driver(model) as driver:
         history = History(driver, money)

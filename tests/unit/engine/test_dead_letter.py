@@ -1,0 +1,57 @@
+"""A dead letter's status and due time after each attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+from balance_service.engine.dead_letter import GONE, Letter, Status, is_final
+
+UNKNOWN = "schema-id-unknown"
+EVERY_MS = 300_000
+
+
+def test_waits_between_attempts_double_up_to_a_maximum_until_the_dead_letter_is_parked() -> None:
+    letter = Letter.first(42, UNKNOWN, b"k", 0, EVERY_MS)
+    waits = []
+    while letter.status is Status.SCHEDULED:
+        waits.append(letter.due_ms // EVERY_MS)
+        letter = letter.failed_again(UNKNOWN, 0, EVERY_MS)
+
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 72, 72, 72]
+    assert (letter.status, letter.attempt, letter.due_ms) == (Status.PARKED, 10, -1)
+
+
+@pytest.mark.parametrize("cause", ["balance-overflow", "schema-incompatible", "field-null", "of-a-model", GONE])
+def test_a_permanent_cause_waits_for_an_operator(cause: str) -> None:
+    letter = Letter.first(42, cause, b"k", 0, EVERY_MS)
+
+    assert (letter.status, letter.due_ms) == (Status.WAITING, -1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("key-null", True),
+        ("key-is-not-customer-id", True),
+        ("customer-id-malformed", True),
+        (UNKNOWN, False),
+        ("of-a-model", False),
+    ],
+)
+def test_a_malformed_record_has_a_final_cause(cause: str, expected: bool) -> None:
+    assert is_final(cause) is expected
+
+
+def test_a_closed_dead_letter_that_fails_in_a_replay_takes_the_key_and_the_cause_of_its_record() -> None:
+    known_by_its_decision = Letter.first(5, "redriven", None, 0, EVERY_MS).closed(Status.APPLIED, 1)
+
+    again = known_by_its_decision.failed_in_replay(UNKNOWN, b"k", 9)
+
+    assert (again.status, again.cause, again.key, again.due_ms) == (Status.SCHEDULED, UNKNOWN, b"k", 9)
+    assert again.blocks_key
+
+
+def test_a_key_longer_than_64_kib_is_not_kept() -> None:
+    kept, dropped = (Letter.first(0, "key-null", b"k" * size, 0, EVERY_MS).key for size in (64 << 10, (64 << 10) + 1))
+
+    assert (kept, dropped) == (b"k" * (64 << 10), None)

@@ -1,0 +1,102 @@
+"""Operators' decisions: which are allowed, and the topic that keeps them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from balance_service.avro.codec import AvroCodec
+from balance_service.avro.schemas import load_schema
+from balance_service.engine.dead_letter import Letter, Status, is_final
+from balance_service.engine.decisions import Decision, DecisionLog, LetterId, Verdict
+from balance_service.errors import InvalidInputError
+from balance_service.kafka import log_reader
+from balance_service.kafka.topics import Topic
+from balance_service.settings import load_settings
+from tests.support.fakes import FakeRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVERY_MS = 300_000
+OPEN_AT, OURS_AT, END = 100, 101, 103
+
+
+def refusal(decision: Decision, letter: Letter | None) -> str | None:
+    return Verdict(decision, "me", "why").refusal(letter)
+
+
+@pytest.mark.parametrize(
+    "cause", ["key-null", "frame-missing", "body-undecodable", "key-is-not-customer-id", "customer-id-malformed"]
+)
+def test_a_record_with_a_final_cause_can_be_discarded_but_not_redriven(cause: str) -> None:
+    letter = Letter.first(42, cause, b"k", 0, EVERY_MS)
+
+    assert is_final(cause)
+    assert "never goes away" in str(refusal(Decision.REDRIVE, letter))
+    assert refusal(Decision.DISCARD, letter) is None
+
+
+@pytest.mark.parametrize("status", [Status.APPLIED, Status.DISCARDED])
+@pytest.mark.parametrize("decision", Decision)
+def test_a_closed_dead_letter_allows_no_decision(status: Status, decision: Decision) -> None:
+    letter = Letter.first(42, "schema-id-unknown", b"k", 0, EVERY_MS).closed(status, 0)
+
+    assert refusal(decision, letter) == f"it is {status.value} already"
+
+
+def test_a_record_that_waits_behind_another_cannot_be_redriven() -> None:
+    letter = Letter.first(42, "behind-another", b"k", 0, EVERY_MS)
+
+    assert "waits behind" in str(refusal(Decision.REDRIVE, letter))
+
+
+@pytest.mark.parametrize(
+    "text", ["balance", "balance/1", "balance/1:", "/1:2", "balance/-1:2", "balance/1:2\n", "a b/1:2"]
+)
+def test_a_malformed_id_is_rejected(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="not the id of a dead letter"):
+        LetterId.parse(text)
+
+
+def test_an_id_names_stage_partition_and_offset() -> None:
+    assert LetterId.parse("rewards-by-customerCardNo/3:42") == LetterId("rewards-by-customerCardNo", 3, 42)
+
+
+class Topics:
+    """A topic with another task's open transaction at 100, and a committed decision behind it."""
+
+    def find(self, name: str) -> Topic:
+        return Topic(name, "id", 1)
+
+    def offsets(self, *_: Any, earliest: bool = False, committed: bool = False) -> dict[int, int]:
+        return {0: 0 if earliest else OPEN_AT if committed else END}
+
+
+def test_a_decision_behind_another_tasks_open_transaction_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = AvroCodec(FakeRegistry(), "decisions", load_schema("DeadLetterDecision"))
+    decisions = DecisionLog(topic="decisions", codec=codec, stage="balance", source_topic_id="s")
+    verdict = Verdict(Decision.DISCARD, "me", "a test")
+    written = decisions.output(0, Letter(7, "field-null", Status.WAITING, 0, 0, -1, None), verdict, 1_000)
+
+    class Reader:
+        def __init__(self, _config: object, _topic: str, _starts: object, ends: dict[int, int]) -> None:
+            self._end = ends[0]
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __iter__(self) -> Iterator[Any]:
+            if self._end > OURS_AT:
+                yield SimpleNamespace(value=lambda: written.value)
+
+    monkeypatch.setattr(log_reader, "LogReader", Reader)
+    topics: Any = Topics()
+
+    known = decisions.closed_letters(load_settings(), topics, [0], 2_000)
+
+    assert known[0][7].status is Status.DISCARDED
