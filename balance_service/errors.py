@@ -1,35 +1,35 @@
-"""Every error of the service, grouped by what to do about it.
+"""All errors of the service, by what handles them.
 
 BalanceServiceError
-├── RetriableError          try again, after a back-off
-├── InvalidInputError       tell the caller what to correct: 400 over HTTP, exit code 2 on the command line
-├── PoisonRecordError       write the record to the dead letters and go on
-├── TaskMigratedError       drop the task: another instance owns its partition now
-├── StoreFullError          fold nothing until the disk has room; what is stored is right
-├── StoreCorruptedError     wipe the local store and restore it from the changelog
-├── TaskHaltedError         stop this task alone and tell the person: its topic is not what it was
-├── ConfigurationError      tell the person which setting is wrong; exit code 2
-│   └── NotAuthorizedError  the same at start; a task that met it tries again, for a grant may come
-└── FatalError              stop the process, loudly
+├── RetriableError          retry after a back-off
+├── InvalidInputError       report to the caller: 400 over HTTP, exit code 2 on the command line
+├── PoisonRecordError       write the record to the dead letters and continue
+├── TaskMigratedError       close the task: another instance owns its partition
+├── StoreFullError          stop folding until the disk has space; the store is consistent
+├── StoreCorruptedError     delete the local store and restore it from the changelog
+├── TaskHaltedError         stop only this task until an operator intervenes: its topic has changed
+├── ConfigurationError      name the wrong setting; exit code 2
+│   └── NotAuthorizedError  likewise at start; a running task retries, because it can be authorized later
+└── FatalError              stop the process
 """
 
 from __future__ import annotations
 
 
 class BalanceServiceError(Exception):
-    """Base of all errors raised on purpose; the message is one sentence for a person."""
+    """Base of all errors of the service. The message is one sentence for users."""
 
 
 class RetriableError(BalanceServiceError):
-    """Something outside is unavailable for now: a broker, the registry, a peer."""
+    """A broker, the registry or a peer is temporarily unavailable."""
 
 
 class InvalidInputError(BalanceServiceError):
-    """A query or command that cannot be accepted as it is; the message names the part and the rule."""
+    """A query or command is invalid; the message names the part and the rule."""
 
 
 class PoisonRecordError(BalanceServiceError):
-    """A record that can never be applied; `cause` is the dead letter's machine-readable cause."""
+    """A record cannot be applied; `cause` is the cause in its dead letter, for programs."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -37,28 +37,28 @@ class PoisonRecordError(BalanceServiceError):
 
 
 class TaskMigratedError(BalanceServiceError):
-    """The task was fenced, or its partition taken away, while it worked."""
+    """The producer of a task was fenced, or its partition was revoked."""
 
 
 class StoreFullError(BalanceServiceError):
-    """The disk has no room for what comes next."""
+    """The disk is full."""
 
 
 class StoreCorruptedError(BalanceServiceError):
-    """The local store cannot be trusted; the changelog can."""
+    """The local store is damaged; the changelog is not."""
 
 
 class TaskHaltedError(BalanceServiceError):
-    """Going on would skip or misplace events, so the task waits for a person."""
+    """A task cannot continue without skipping or misplacing events."""
 
 
 class ConfigurationError(BalanceServiceError):
-    """A setting, or what it names, is wrong; the message names it and the way out."""
+    """A setting, or what it refers to, is wrong; the message names the setting and the remedy."""
 
 
 class NotAuthorizedError(ConfigurationError):
-    """The brokers do not allow an operation; the message names it and what to grant."""
+    """The brokers do not authorize an operation; the message names the operation and the ACL."""
 
 
 class FatalError(BalanceServiceError):
-    """An invariant does not hold."""
+    """An invariant is violated."""

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON line an event, on stderr."""
+"""Structured logs: one JSON line per event, on stderr."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _REPEAT_SECONDS = 10.0
-# Where a disk or the limit of open files is full, every task fails again and again, each with a traceback.
+# If the disk is full or file descriptors run out, every task fails repeatedly, each with a traceback.
 _MOST_WARNINGS, _WARNINGS_SECONDS = 100, 60.0
 _MOST_KINDS = 1_000
 
 
 def configure_logging(level: str) -> None:
-    """Send our events, and those of the libraries that use the standard library's logging, to stderr as JSON."""
+    """Log events of the service, and of libraries that use the standard logging, to stderr as JSON."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -42,12 +42,12 @@ def configure_logging(level: str) -> None:
     root.setLevel(level)
     for chatty in ("httpx", "httpx2", "httpcore", "aiohttp.access", "librdkafka", "opentelemetry.trace"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    # Each client repeats itself at each attempt to connect.
+    # Each client logs every attempt to connect.
     for insistent in ("librdkafka", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
         logging.getLogger(insistent).addFilter(_OncePerInterval(_REPEAT_SECONDS))
-    # It logs with a traceback that a query was stopped in the middle of a batch; what matters of that we log.
+    # It logs a traceback when a query is stopped during a batch; the service logs failures itself.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # It logs with a traceback what any client can send: bytes that are no HTTP. Our own failures we log ourselves.
+    # It logs a traceback for bytes that are not HTTP, which any client can send; the service logs failures itself.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
@@ -63,15 +63,15 @@ def configure_logging(level: str) -> None:
 
 
 def quiet_logging() -> None:
-    """For a command that says itself, in one sentence, what went wrong: each attempt to connect would bury that."""
+    """Configure logging of a command, whose error message would be hidden among attempts to connect."""
     configure_logging("WARNING")
     logging.getLogger("librdkafka").setLevel(logging.CRITICAL)
 
 
 class BoundedWarnings(logging.Filter):
-    """Lets at most so many warnings and errors of one event pass in an interval.
+    """Limits the warnings and errors of each event in an interval.
 
-    The first one of the next interval says as `left_out` how many were not logged.
+    The first record of the next interval has the number of suppressed records as `left_out`.
     """
 
     def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,10 +81,9 @@ class BoundedWarnings(logging.Filter):
         self._clock = clock
         self._lock = threading.Lock()
         self._counted: dict[tuple[str, str], tuple[float, int]] = {}
-        """When the interval of an event began, and how many there were in it."""
+        """Logger and event → start of the interval, and number of records in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log a record."""
         if record.levelno < logging.WARNING:
             return True
         event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
@@ -103,7 +102,7 @@ class BoundedWarnings(logging.Filter):
 
 
 class _OncePerInterval(logging.Filter):
-    """Lets a kind of message, told by its first word, pass once an interval."""
+    """Passes one message per interval of each kind; the first word of a message is its kind."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

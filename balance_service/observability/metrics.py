@@ -1,4 +1,4 @@
-"""What is counted where it happens, in Prometheus' terms; `collectors` reads on a scrape what is a state."""
+"""Counters and histograms of events. Gauges are read at each scrape by `hosting/collectors.py`."""
 
 from __future__ import annotations
 
@@ -18,41 +18,39 @@ _BATCH_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 _QUERY_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)
 _COMMAND_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _TASK = ("read_model", "partition")
-
-
-# A peer's address comes from a topic, and each is a time series of its own.
+# Addresses of peers come from a topic, and each one makes a time series.
 _MOST_PEERS = 100
 
 
 class Metrics:
-    """One registry a process; nothing global, so that tests can have many."""
+    """The metrics of one instance, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._read = self._counter("balance_events_read", "Records read from the source.", _TASK)
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter(
-            "balance_events_ignored", "Records of other types, or for which a condition does not hold.", _TASK
+            "balance_events_ignored", "Records of other types, or that do not meet a condition.", _TASK
         )
         self._duplicates = self._counter(
-            "balance_events_duplicates", "Events applied before under the same idempotency key.", _TASK
+            "balance_events_duplicates", "Events whose idempotency key was applied before.", _TASK
         )
         self._dead = self._counter("balance_events_dead_lettered", "Records that could not be applied.", _TASK)
-        self._deleted = self._counter("balance_states_deleted", "States that a fold removed.", _TASK)
-        self._sent = self._counter("balance_records_sent", "Records passed on or emitted to other topics.", _TASK)
+        self._deleted = self._counter("balance_states_deleted", "States deleted by a fold.", _TASK)
+        self._sent = self._counter("balance_records_sent", "Records forwarded or emitted to other topics.", _TASK)
         self._causes = self._counter("balance_dead_letters", "Dead letters, by cause.", (*_TASK, "cause"))
-        self._retried = self._counter("balance_dead_letters_retried", "Dead letters tried again.", _TASK)
-        self._healed = self._counter(
-            "balance_dead_letters_applied", "Dead letters of which the record was applied.", _TASK
-        )
+        self._retried = self._counter("balance_dead_letters_retried", "Dead letters retried.", _TASK)
+        self._healed = self._counter("balance_dead_letters_applied", "Dead letters whose record was applied.", _TASK)
         self._proxied = self._counter(
-            "balance_proxied_requests", "Queries passed on to a peer, by what came of it.", ("peer", "outcome")
+            "balance_proxied_requests", "Queries forwarded to a peer, by outcome.", ("peer", "outcome")
         )
         self._peers: set[str] = set()
         self._directory_refused = self._counter(
-            "balance_directory_records_refused", "Records of the directory of instances that were ignored.", ("reason",)
+            "balance_directory_records_refused",
+            "Rejected records of the directory of instances.",
+            ("reason",),
         )
-        # From nothing to one is no increase to Prometheus.
+        # Prometheus sees no increase if a series begins at one.
         for reason in REASONS:
             self._directory_refused.labels(reason)
         self.rebalances = self._counter("balance_rebalances", "Changes of assignment.", ("kind",))
@@ -64,18 +62,16 @@ class Metrics:
             buckets=_BATCH_BUCKETS,
             registry=self.registry,
         )
-        self._queries = self._counter(
-            "balance_stream_queries", "Spark queries started, by why a new one was needed.", (*_TASK, "reason")
-        )
+        self._queries = self._counter("balance_stream_queries", "Spark queries started, by reason.", (*_TASK, "reason"))
         self._query_start_seconds = Histogram(
             "balance_stream_start_seconds",
-            "Time in which a partition was not read because its Spark query started.",
+            "Time from the start of a Spark query to its first read, during which its partition is not read.",
             buckets=_BATCH_BUCKETS,
             registry=self.registry,
         )
         self.query_seconds = Histogram(
             "balance_query_duration_seconds",
-            "Time to answer a query for one key, by who had the answer.",
+            "Time to answer a query for one key, by the source of the answer.",
             ("read_model", "answered", "status"),
             buckets=_QUERY_BUCKETS,
             registry=self.registry,
@@ -87,15 +83,13 @@ class Metrics:
             buckets=_COMMAND_BUCKETS,
             registry=self.registry,
         )
-
         self.refused = Counter(
             "balance_requests_refused",
-            "Requests answered 503 because too many were under way.",
+            "Requests answered with 503 because too many were in progress.",
             registry=self.registry,
         )
 
     def committed(self, task_id: TaskId, done: Committed) -> None:
-        """Count what a commit did."""
         labels = (task_id.stage, str(task_id.partition))
         read = done.applied + done.ignored + done.duplicates + done.dead_lettered + done.scheduled
         self._read.labels(*labels).inc(read)
@@ -105,23 +99,23 @@ class Metrics:
         for cause, letters in done.causes.items():
             self._causes.labels(*labels, cause).inc(letters)
         for counter in (self._retried, self._healed):
-            # From nothing to one is no increase to Prometheus.
+            # Prometheus sees no increase if a series begins at one.
             counter.labels(*labels)
 
     def redriven(self, task_id: TaskId, letters: int, done: Committed) -> None:
-        """Count dead letters that were tried again, and what applying their records did."""
+        """Count retried dead letters, and the effects of their records."""
         labels = (task_id.stage, str(task_id.partition))
         self._retried.labels(*labels).inc(letters)
         self._healed.labels(*labels).inc(done.healed)
         self._count_effects(labels, done)
 
     def query_started(self, task_id: TaskId, reason: str, seconds: float) -> None:
-        """Count a Spark query that has begun to read, and how long that took."""
+        """Count a Spark query at its first read, and the time since its start."""
         self._queries.labels(task_id.stage, str(task_id.partition), reason).inc()
         self._query_start_seconds.observe(seconds)
 
     def proxied(self, peer: str, outcome: str) -> None:
-        """Count a query that was passed on; beyond a hundred peers, the others count as one."""
+        """Count a forwarded query. All peers beyond the first hundred count as `other`."""
         if peer not in self._peers:
             if len(self._peers) < _MOST_PEERS:
                 self._peers.add(peer)
@@ -130,17 +124,16 @@ class Metrics:
         self._proxied.labels(peer, outcome).inc()
 
     def directory_record_refused(self, reason: str) -> None:
-        """Count a record of the directory that no instance has just written."""
         self._directory_refused.labels(reason).inc()
 
     def totals(self) -> Committed:
-        """What was done since the process started, over all tasks, in records."""
+        """Totals of all tasks since the process started."""
         counters = (self._applied, self._ignored, self._duplicates, self._dead)
         applied, ignored, duplicates, dead_lettered = (int(sum(_totals(counter))) for counter in counters)
         return Committed(applied, ignored, duplicates, dead_lettered)
 
     def text(self) -> bytes:
-        """All metrics, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _count_effects(self, labels: tuple[str, str], done: Committed) -> None:
@@ -149,8 +142,8 @@ class Metrics:
         self._deleted.labels(*labels).inc(done.deleted)
         self._sent.labels(*labels).inc(done.sent)
 
-    def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, what, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
 
 
 def _totals(counter: Counter) -> Iterator[float]:

@@ -1,11 +1,16 @@
-"""Spans by OpenTelemetry's API: which tracer there is, how a span is opened, how other processes learn of it.
+"""Tracing by OpenTelemetry: the tracer, spans, and their propagation to other processes.
 
-Off unless `BALANCE_TRACING_ENDPOINT` is set. While off, the tracer is the API's no-op, the SDK is not imported, and
-nothing is added to a request, a record or Spark's plan. Any thread or event loop may open a span.
+Tracing is off unless `BALANCE_TRACING_ENDPOINT` is set. While it is off, the tracer is the API's no-op, the SDK is not
+imported, and requests, records and Spark's plan are unchanged. Any thread or event loop can open a span.
+
+Spans are exported by OTLP over HTTP. The SDK reads all other options from OpenTelemetry's own `OTEL_*` variables:
+sampler, headers, certificates, batches, resource. One of its threads exports spans; if the collector does not answer,
+spans are lost, and the service is not affected.
 """
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +18,7 @@ from opentelemetry.trace import Link, NoOpTracer, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from balance_service.errors import ConfigurationError
+from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,34 +29,57 @@ if TYPE_CHECKING:
     from balance_service.settings import Settings
 
 UNTRACED: Tracer = NoOpTracer()
-"""The tracer while tracing is off. A no-op span costs some microseconds, so hot paths open none with this one."""
+"""The tracer while tracing is off. A no-op span takes some microseconds, so hot paths do not open spans with it."""
 
 TRACEPARENT_HEADER = "traceparent"
-"""Header of a request, and of a record in Kafka, that names the span it comes from. Source: W3C Trace Context."""
+"""The header of a request or of a Kafka record that names its parent span. Source: W3C Trace Context."""
 
 W3C = TraceContextTextMapPropagator()
-"""Reads that header, and writes it for the current span."""
+"""Reads this header, and writes it for the current span."""
 
 
 def start_tracing(settings: Settings) -> tuple[Tracer, Callable[[float], None]]:
-    """The tracer that the settings ask for, and what stops it: sends the spans left, for at most so many seconds.
+    """The tracer of these settings, and a function that exports the remaining spans within a timeout and stops.
+
+    The tracer's provider is not registered globally, so a process can have several.
 
     Raises:
-        ConfigurationError: traces are wanted, and the SDK is not installed or refuses one of its own variables.
+        ConfigurationError: the SDK is not installed, or rejects one of its own variables.
     """
     if settings.tracing_endpoint is None:
         return UNTRACED, lambda _timeout_seconds: None
     try:
-        from balance_service.observability.otlp_tracing import otlp_tracer
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigurationError(
-            "BALANCE_TRACING_ENDPOINT asks for traces, and OpenTelemetry's SDK is not installed; "
+            "BALANCE_TRACING_ENDPOINT is set, but OpenTelemetry's SDK is not installed; "
             "run pip install 'balance-service[tracing]', or unset it"
         ) from error
+    ours = {
+        "service.name": settings.application_id,
+        "service.instance.id": settings.application_server,
+        "service.version": __version__,
+    }
+    endpoint = f"{settings.tracing_endpoint.rstrip('/')}/v1/traces"
     try:
-        return otlp_tracer(settings.tracing_endpoint, settings.application_id, settings.application_server)
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override our attributes.
+        resource = Resource.create().merge(Resource(ours)).merge(OTELResourceDetector().detect())
+        # The provider's own shutdown at exit would wait for a collector that does not answer.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     except ValueError as error:
-        raise ConfigurationError(f"OpenTelemetry refuses one of its OTEL_* variables: {error}") from error
+        raise ConfigurationError(f"OpenTelemetry rejects one of its OTEL_* variables: {error}") from error
+
+    def stop(timeout_seconds: float) -> None:
+        # The timeout of the SDK exceeds the time that an instance has to stop.
+        stopping = threading.Thread(target=provider.shutdown, name="tracing-stop", daemon=True)
+        stopping.start()
+        stopping.join(timeout_seconds)
+
+    return provider.get_tracer("balance_service", __version__), stop
 
 
 @contextmanager
@@ -63,13 +92,13 @@ def open_span(
     parent: Context | None = None,
     links: Sequence[Link] = (),
 ) -> Iterator[Span]:
-    """The current span while the context is open; an exception that leaves it fails the span.
+    """Open a span as the current span; an exception that leaves the context fails it.
 
     Args:
-        attributes: named as OpenTelemetry names them where it does; never a key or an amount.
-        parent: the context that the span continues; without it, the current one.
+        attributes: with OpenTelemetry's names, if it defines them; never keys or amounts.
+        parent: the context of the parent span; None for the current context.
     """
-    # OpenTelemetry would record messages and tracebacks, which may quote a request.
+    # Messages and tracebacks can contain data of a request, so OpenTelemetry must not record them.
     with tracer.start_as_current_span(
         name, parent, kind, attributes, links, record_exception=False, set_status_on_exception=False
     ) as span:
@@ -81,13 +110,13 @@ def open_span(
 
 
 def fail(span: Span, error_type: str) -> None:
-    """Mark a span as failed, by a kind of error, not a message."""
+    """Mark a span as failed, with the type of the error only."""
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR)
 
 
 def links_to(traceparents: Sequence[str]) -> list[Link]:
-    """Links to the spans that these headers name; a header that names none is left out."""
+    """Links to the spans that these headers name; invalid headers are skipped."""
     contexts = (W3C.extract({TRACEPARENT_HEADER: traceparent}) for traceparent in traceparents)
     spans = (get_current_span(context).get_span_context() for context in contexts)
     return [Link(span) for span in spans if span.is_valid]

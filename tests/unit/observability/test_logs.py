@@ -1,4 +1,4 @@
-"""Logs while one failure repeats itself."""
+"""Limits on repeated warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def passed(bounded: BoundedWarnings, count: int, event: str = "failed", level: i
     return sum(bounded.filter(record(event, level)) for _ in range(count))
 
 
-def test_a_warning_that_comes_again_and_again_is_logged_so_often_in_an_interval_and_no_more() -> None:
+def test_a_repeated_warning_is_logged_a_limited_number_of_times_per_interval() -> None:
     clock = Clock()
     bounded = BoundedWarnings(3, 60, clock)
 
@@ -27,7 +27,7 @@ def test_a_warning_that_comes_again_and_again_is_logged_so_often_in_an_interval_
     assert passed(bounded, 10) == 3
 
 
-def test_the_next_interval_says_how_many_were_left_out() -> None:
+def test_the_first_record_of_the_next_interval_has_the_number_of_suppressed_ones() -> None:
     clock = Clock()
     bounded = BoundedWarnings(3, 60, clock)
     passed(bounded, 10)
@@ -39,7 +39,7 @@ def test_the_next_interval_says_how_many_were_left_out() -> None:
     assert [first.msg, second.msg] == [{"event": "failed", "left_out": 7}, {"event": "failed"}]
 
 
-def test_one_event_that_is_repeated_keeps_no_other_out_nor_what_is_no_warning() -> None:
+def test_the_limit_applies_to_each_event_and_only_to_warnings_and_errors() -> None:
     bounded = BoundedWarnings(1, 60, Clock())
 
     assert (passed(bounded, 5, "one"), passed(bounded, 5, "other")) == (1, 1)

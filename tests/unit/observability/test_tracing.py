@@ -1,4 +1,4 @@
-"""Tracing: off unless wanted; spans that know what they are part of, sent to a real receiver."""
+"""Tracing: off by default; spans, their parents and links, sent to a real receiver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from balance_service.http.answer import PROBLEM_JSON
 from balance_service.http.app import traced
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import Peer
-from balance_service.observability.otlp_tracing import otlp_tracer
 from balance_service.observability.tracing import (
     TRACEPARENT_HEADER,
     UNTRACED,
@@ -48,6 +47,12 @@ _OTHER = f"00-{_TRACE[::-1]}-{_SPAN[::-1]}-01"
 _STOP_SECONDS = 30.0
 
 
+def start(endpoint: str) -> tuple[Tracer, Callable[[float], None]]:
+    return start_tracing(
+        load_settings(tracing_endpoint=endpoint, application_id="balances", application_server="here:1")
+    )
+
+
 class Tracing(NamedTuple):
     tracer: Tracer
     stop: Callable[[float], None]
@@ -61,15 +66,15 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def tracing(collector: Collector) -> Iterator[Tracing]:
-    tracing = Tracing(*otlp_tracer(collector.endpoint, "balances", "here:1"))
+    tracing = Tracing(*start(collector.endpoint))
     yield tracing
     tracing.stop(_STOP_SECONDS)
 
 
 @pytest.fixture
 def no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "balance_service.observability.otlp_tracing")
-    for name in [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]:
+    packages = ("opentelemetry.sdk", "opentelemetry.exporter")
+    for name in {*packages, *(name for name in sys.modules if name.startswith(packages))}:
         monkeypatch.setitem(sys.modules, name, None)
 
 
@@ -84,7 +89,7 @@ def handed_on() -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("no_sdk")
-def test_it_is_off_by_default_and_needs_no_sdk() -> None:
+def test_tracing_is_off_by_default_and_needs_no_sdk() -> None:
     tracer, stop = start_tracing(load_settings())
 
     assert tracer is UNTRACED
@@ -95,25 +100,25 @@ def test_it_is_off_by_default_and_needs_no_sdk() -> None:
 
 
 @pytest.mark.usefixtures("no_sdk")
-def test_wanted_without_its_packages_it_is_refused_in_a_sentence() -> None:
+def test_tracing_without_the_sdk_is_rejected_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"BALANCE_TRACING_ENDPOINT .*'balance-service\[tracing\]"):
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://localhost", "http://user:secret@localhost:4318"])
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="BALANCE_TRACING_ENDPOINT"):
         load_settings(tracing_endpoint=endpoint)
 
 
-def test_a_refused_variable_of_opentelemetry_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_variable_of_opentelemetry_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
 
     with pytest.raises(ConfigurationError, match="OTEL_"):
         start_tracing(load_settings(tracing_endpoint="http://localhost:4318"))
 
 
-def test_a_span_is_part_of_what_it_came_with_and_of_the_one_around_it(tracing: Tracing, collector: Collector) -> None:
+def test_a_span_has_the_given_parent_or_the_current_span(tracing: Tracing, collector: Collector) -> None:
     tracer, links = tracing.tracer, links_to([_OTHER, "nonsense"])
     with (
         open_span(tracer, "outer", SpanKind.SERVER, {"n": 1}, parent=caller()),
@@ -135,9 +140,7 @@ def test_a_span_is_part_of_what_it_came_with_and_of_the_one_around_it(tracing: T
     assert outer.service == "here:1"
 
 
-def test_a_span_that_an_error_leaves_is_a_failed_one_and_does_not_quote_it(
-    tracing: Tracing, collector: Collector
-) -> None:
+def test_an_exception_fails_its_span_which_does_not_contain_the_message(tracing: Tracing, collector: Collector) -> None:
     with pytest.raises(RetriableError), open_span(tracing.tracer, "s", SpanKind.CLIENT, {}):
         raise RetriableError("of customer zoe")
     tracing.stop(_STOP_SECONDS)
@@ -149,7 +152,7 @@ def test_a_span_that_an_error_leaves_is_a_failed_one_and_does_not_quote_it(
     assert "zoe" not in str(span)
 
 
-def test_a_trace_that_is_not_kept_is_handed_on_as_such_and_not_sent(tracing: Tracing, collector: Collector) -> None:
+def test_an_unsampled_trace_is_propagated_and_not_exported(tracing: Tracing, collector: Collector) -> None:
     with open_span(tracing.tracer, "s", SpanKind.SERVER, {}, parent=caller("00")):
         assert handed_on()[TRACEPARENT_HEADER].endswith("-00")
     tracing.stop(_STOP_SECONDS)
@@ -157,8 +160,8 @@ def test_a_trace_that_is_not_kept_is_handed_on_as_such_and_not_sent(tracing: Tra
     assert collector.spans == []
 
 
-def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
-    tracer, stop = otlp_tracer("http://127.0.0.1:9", "balances", "here:1")
+def test_stop_returns_in_time_although_the_collector_does_not_answer() -> None:
+    tracer, stop = start("http://127.0.0.1:9")
     with open_span(tracer, "s", SpanKind.SERVER, {}):
         pass
 
@@ -172,7 +175,7 @@ def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
     ("route", "path", "parameters"),
     [(PATH, PATH, {"customerId": "zoe"}), ("/api/models/{model}/keys/{key}", "/api/models/balance/keys/zoe", {})],
 )
-def test_a_trace_goes_with_a_query_to_the_peer(
+def test_a_forwarded_query_propagates_its_trace_to_the_peer(
     tracing: Tracing, collector: Collector, route: str, path: str, parameters: dict[str, str]
 ) -> None:
     async def owner(_request: web.Request) -> web.Response:
@@ -203,7 +206,9 @@ def test_a_trace_goes_with_a_query_to_the_peer(
     assert "zoe" not in str(collector.spans)
 
 
-def test_a_commit_is_part_of_its_first_events_trace_and_linked_to_all(tracing: Tracing, collector: Collector) -> None:
+def test_a_commit_continues_the_trace_of_its_first_event_and_links_to_all(
+    tracing: Tracing, collector: Collector
+) -> None:
     done = Committed(applied=2, ignored=0, duplicates=0, dead_lettered=1)
     task: Any = SimpleNamespace(task_id=TaskId("balance", 1), process=lambda _batch: done)
     first = f"00-{_TRACE}-{_SPAN}-01"
@@ -227,7 +232,7 @@ def test_a_commit_is_part_of_its_first_events_trace_and_linked_to_all(tracing: T
     }
 
 
-def test_a_bounded_number_of_events_is_named() -> None:
+def test_the_number_of_linked_events_is_bounded() -> None:
     some = PartitionRows(table([row(n, traceparent=parent) for n, parent in enumerate(["a", None, "c"])]))
     many = PartitionRows(table([row(n, traceparent=str(n)) for n in range(100)]))
     none = PartitionRows(table([row(0)]))
