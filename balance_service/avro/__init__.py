@@ -1,1 +1,1 @@
-"""Avro: the schemas we ship, the registry that numbers them, the frame that names them."""
+"""Avro: schemas, the schema registry, framed encoding."""

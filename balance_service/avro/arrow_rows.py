@@ -1,7 +1,7 @@
-"""Arrow's columns as Python's rows.
+"""Converts Arrow columns to Python rows.
 
-`to_pylist` makes the members of structs and lists one by one, which takes many times as long as a column of them. So
-it does with decimals, of which Python reads the digits sooner.
+`to_pylist` converts the members of structs and lists one by one, which takes many times as long as a column of them.
+Decimals are also faster here: Python parses their digits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 def rows_of(columns: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows, each by column name; as `to_pylist(maps_as_pydicts="strict")` has them."""
+    """The rows as dicts by column name, equal to `to_pylist(maps_as_pydicts="strict")`."""
     return _records(columns.column_names, [values_of(column) for column in columns.columns], columns.num_rows)
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of one column."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values_of(chunk)]
     if pa.types.is_struct(column.type):
@@ -36,7 +35,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return _with_nulls(column, lists)
     if pa.types.is_decimal(column.type):
         return [None if digits is None else Decimal(digits) for digits in column.cast(pa.string()).to_pylist()]
-    # If told about maps, Arrow makes an object of its own of every value.
+    # With the option for maps, Arrow creates an intermediate object for every value.
     plain: list[Any] = column.to_pylist(maps_as_pydicts="strict" if pa.types.is_nested(column.type) else None)
     return plain
 

@@ -1,6 +1,6 @@
-"""Values of Avro types from JSON, exact: a decimal is never a float on its way, and what does not fit is refused.
+"""Converts JSON to values of Avro types, in the forms that `model.json_view` writes.
 
-The forms are those in which `model.json_view` writes them.
+The conversion is exact: a decimal never becomes a float, and a value that does not fit its type is refused.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
 
-# Decimal takes "Infinity" and "1_000" too.
+# `Decimal` accepts "Infinity" and "1_000" too.
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _BITS = {"int": 32, "long": 64}
 _NOT_FINITE = ("nan", "inf", "-inf")
-# Python cuts further digits off.
+# `datetime.fromisoformat` truncates further digits.
 _BEYOND_MICROSECONDS = re.compile(r"[.,][0-9]{7}")
 _SHOWN_CHARACTERS = 60
 
 
 def parsed_json(text: str) -> Any:
-    """A JSON text; numbers with a point or an exponent are decimals with exactly their digits.
+    """Parses a JSON text. Numbers with a point or an exponent become decimals with exactly their digits.
 
     Raises:
-        InvalidInputError: it is not JSON, or an object names a field twice.
+        InvalidInputError: the text is not JSON, or an object has a duplicate field.
     """
     try:
         return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_object_of)
     except json.JSONDecodeError as error:
-        raise InvalidInputError(f"no JSON: {error.msg} at character {error.pos + 1}") from None
+        raise InvalidInputError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"no JSON that can be read: {error}") from None
+        raise InvalidInputError(f"not JSON: {error}") from None
 
 
 def record_of(schema: Schema, value: Any) -> dict[str, Any]:
-    """A record as `AvroCodec.encode` takes it, of what `parsed_json` gave.
+    """Converts the result of `parsed_json` to a record for `AvroCodec.encode`.
 
-    A field with a default may be missing. Decimals are numbers or strings of digits; times are ISO 8601, with a zone if
-    they name a moment; bytes are base64.
+    A field with a default may be missing. Decimals are numbers or strings of digits; timestamps are ISO 8601, with a
+    zone unless the type is local; bytes are base64.
 
     Raises:
-        InvalidInputError: it is no such record; the message names the field and the rule.
+        InvalidInputError: the value does not fit the schema; the message names the field and the rule.
     """
     if not isinstance(value, dict):
         raise InvalidInputError(f"{schema['name']} must be a JSON object, not {_shown(value)}")
@@ -75,7 +75,7 @@ def record_line(
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"no UTF-8 from byte {error.start + 1} on") from None
+        raise InvalidInputError(f"not UTF-8 from byte {error.start + 1} on") from None
     key = None
     if key_separator is not None:
         before, found, text = text.partition(key_separator)
@@ -96,7 +96,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         return None
     read = _FORMS.get(simple_name(kind))
     if read is None:
-        raise InvalidInputError(f"'{path}' is of type {type_name(kind)}, which cannot be given as JSON")
+        raise InvalidInputError(f"'{path}' is of type {type_name(kind)}, which has no JSON form")
     return read(kind, value, path)
 
 
@@ -230,14 +230,14 @@ def _shown(value: Any) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"an object names '{name}' twice")
+            raise ValueError(f"an object has the field '{name}' twice")
         found[name] = value
     return found
 

@@ -1,1 +1,1 @@
-"""How every Kafka client of ours is configured, and the topics they need."""
+"""Kafka clients, and the topics of an application."""

@@ -103,7 +103,7 @@ class LogReader:
         """
         self._raise_failure()
         try:
-            # `consume` waits until it has as many messages as it was asked for, so only one may be waited for.
+            # `consume` waits until it has the full number of messages, so it may only wait for one.
             messages = self._consumer.consume(part_size(_BATCH), 0) or self._consumer.consume(1, _WAIT_SECONDS)
         except KafkaException as error:
             raise self._by_remedy(error) from error

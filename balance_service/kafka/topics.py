@@ -70,7 +70,7 @@ class Topics:
         self._admin = new_client(AdminClient, self._errors.watched(common_config(settings)))
 
     def find(self, name: str) -> Topic | None:
-        """The topic as it is now; None if it does not exist."""
+        """The topic's present metadata; None if it does not exist."""
         wanted = TopicCollection([name])
         with self._mapped_errors(f"looking up topic {name}", f"Describe on topic '{name}', which Read and Write imply"):
             futures = self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_SECONDS)

@@ -52,7 +52,7 @@ def test_a_read_only_client_gets_the_ids_of_registered_schemas_and_may_not_regis
     with _registry(load_settings(**at, **_TOKEN)) as writer, _registry(reads) as reader:
         schema_id = writer.register("secured-by-another", load_schema("Position"))
         assert reader.register("secured-by-another", load_schema("Position")) == schema_id
-        with pytest.raises(ConfigurationError, match="does not let us register"):
+        with pytest.raises(ConfigurationError, match="does not let this user register"):
             reader.register("secured-by-another", load_schema("FundsAdded"))
 
 

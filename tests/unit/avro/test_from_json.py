@@ -162,7 +162,7 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 
 def test_an_unsupported_type_is_named() -> None:
-    assert refusal(["null", "int", "string"], "1") == "'f' is of type int | string, which cannot be given as JSON"
+    assert refusal(["null", "int", "string"], "1") == "'f' is of type int | string, which has no JSON form"
 
 
 def test_only_fields_with_a_default_may_be_missing() -> None:
@@ -174,13 +174,13 @@ def test_only_fields_with_a_default_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no JSON: Expecting value at character 1"),
-        ('{"f": 1', "no JSON: "),
-        ("{'f': 1}", "no JSON: "),
-        ('{"f": NaN}', "no JSON that can be read: NaN is no number in JSON"),
-        ('{"f": 1, "f": 2}', "no JSON that can be read: an object names 'f' twice"),
-        ("9" * 5000, "no JSON that can be read: "),
-        ("[" * 100_000, "no JSON that can be read: "),
+        ("", "not JSON: Expecting value at character 1"),
+        ('{"f": 1', "not JSON: "),
+        ("{'f': 1}", "not JSON: "),
+        ('{"f": NaN}', "not JSON: NaN is not a JSON number"),
+        ('{"f": 1, "f": 2}', "not JSON: an object has the field 'f' twice"),
+        ("9" * 5000, "not JSON: "),
+        ("[" * 100_000, "not JSON: "),
     ],
 )
 def test_malformed_json_is_refused_with_the_reason(text: str, why: str) -> None:
@@ -248,11 +248,11 @@ def test_the_key_of_a_line_ends_at_the_first_separator(separator: str, line: str
     [
         ("|", BALANCE.encode(), r"no key separator '\|'"),
         ("|", b"|" + BALANCE.encode(), r"no key before '\|'"),
-        ("|", b"c|", "no JSON: Expecting value"),
+        ("|", b"c|", "not JSON: Expecting value"),
         ("|", b"c|null", "BalanceState must be a JSON object, not null"),
-        (None, b"c|" + BALANCE.encode(), "no JSON: Expecting value at character 1"),
+        (None, b"c|" + BALANCE.encode(), "not JSON: Expecting value at character 1"),
         (None, b'{"customerId": "c"}', "'amount' is missing"),
-        (None, b"\xff" + BALANCE.encode(), "no UTF-8 from byte 1 on"),
+        (None, b"\xff" + BALANCE.encode(), "not UTF-8 from byte 1 on"),
     ],
 )
 def test_the_message_for_an_invalid_line_says_why(separator: str | None, line: bytes, why: str) -> None:

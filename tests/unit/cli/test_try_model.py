@@ -153,7 +153,7 @@ def test_tombstones_delete_states_if_the_topic_takes_tombstones(tmp_path: Path) 
     ("line", "why"),
     [
         ('{"id": "e"}', "'occurredOn' is missing"),
-        ("nonsense", "no JSON: Expecting value at character 1"),
+        ("nonsense", "not JSON: Expecting value at character 1"),
         (f"|{funds('ada', '1.00')}", "no key before '|'"),
         (funds("ada", "1.005"), "'amount' must be a number or a string of digits, at most 16 before the point"),
     ],
