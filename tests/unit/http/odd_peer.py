@@ -1,4 +1,4 @@
-"""A peer that misbehaves as told, its answers as bytes, and a client of it."""
+"""A peer that misbehaves on demand, its answers as bytes, and a client of it."""
 
 from __future__ import annotations
 
@@ -73,26 +73,34 @@ REFUSED = {
 
 PATH = "/api/customers.getBalance"
 SECONDS = 5.0
-# What a peer does when it is asked: sends bytes, waits for so many seconds, closes the connection (None).
+# Sends bytes, waits for a number of seconds, or closes the connection (None).
 Act = bytes | float | None
 
 
 @dataclass
 class Peer:
-    """Answers each query with its customer, unless it is told to do something else with it."""
+    """Answers each query with its customer, unless `acts` has other actions for it."""
 
     acts: dict[str, Sequence[Act]] = field(default_factory=dict)
     asked: list[tuple[int, str]] = field(default_factory=list)
     requests: list[bytes] = field(default_factory=list)
     connections: int = 0
+    open: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
     port: int = 0
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def close_connections(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
+        self.writers.append(writer)
         number = self.connections
         try:
             while True:
@@ -113,6 +121,7 @@ class Peer:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
+            self.open -= 1
             writer.close()
 
 
@@ -126,7 +135,7 @@ class Asker:
     peer: Peer
 
     async def ask(self, customer: str, seconds: float = SECONDS, *, waits: bool = False) -> str:
-        """The customer whose answer it got, or why it got none."""
+        """Returns the customer in the answer, or the reason for the failure."""
         try:
             asked = TrustedPeer(self.peer.address, "i")
             got = await self.proxy.get(asked, PATH, {"customerId": customer}, "asker:1", seconds, waits=waits)

@@ -1,4 +1,4 @@
-"""Clients that write bytes to a server's socket as they like, and the server they write to."""
+"""A server on a real socket, and clients that write raw bytes to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMAND = b"POST " + ADD_FUNDS.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Leng
 
 
 class Answering(Handlers):
-    """Answers both routes of the API as it is told."""
+    """Answers queries and commands with `answer`."""
 
     def __init__(self, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
         super().__init__(Operations(Nobody({"filler": "x" * 100_000})))
@@ -91,7 +91,7 @@ class Client:
         return await self.answer()
 
     async def is_closed_within(self, seconds: float) -> bool:
-        """Whether the server closes it, whatever it has sent before."""
+        """Whether the server closes the connection; ignores the data before."""
         try:
             async with asyncio.timeout(seconds):
                 while await self.reader.read(65536):
@@ -110,13 +110,13 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many it has open."""
+        """Open connections."""
         assert self.http is not None
         return self.http.connections
 
     @asynccontextmanager
     async def client(self, address: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
-        """A client that asks from a loopback address."""
+        """Connects from a loopback address."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1",
             self.port,
@@ -147,7 +147,7 @@ async def serving(
 
 
 def ask(data: bytes, limits: Limits = QUICK) -> Answer:
-    """The answer to some bytes."""
+    """Sends bytes on a new connection."""
 
     async def run() -> Answer:
         async with serving(limits) as server, server.client() as client:

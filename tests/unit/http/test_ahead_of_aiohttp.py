@@ -1,7 +1,7 @@
-"""What the seam to aiohttp rests on, by name; and that no answer is sent ahead of an earlier request's.
+"""The internals of aiohttp in use, and the order of answers on a connection.
 
-A version of aiohttp that reads requests in another way fails in the first part, by the name of what has changed.
-`http/server/ahead_of_aiohttp.py` has to be changed then, with the bound in `pyproject.toml`.
+A version of aiohttp with other internals fails in the first part, by name. Then `http/server/ahead_of_aiohttp.py` must
+be changed, and the bound in `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def request(path: str, headers: str = "") -> bytes:
     return f"GET /{path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
 
 
-# --- what the seam rests on
+# --- the internals of aiohttp in use
 
 
 def test_the_dependency_is_bound_to_the_versions_of_aiohttp_whose_internals_were_checked() -> None:
@@ -42,11 +42,11 @@ def test_the_dependency_is_bound_to_the_versions_of_aiohttp_whose_internals_were
     bounds = [bound for bound in project["dependencies"] if re.match(r"aiohttp\b", bound)]
 
     assert bounds == ["aiohttp>=3.14.5,<3.15"]
-    assert aiohttp.__version__.startswith("3.14."), "read aiohttp/web_protocol.py anew, then move the bound"
+    assert aiohttp.__version__.startswith("3.14."), "check aiohttp/web_protocol.py again, then move the bound"
 
 
 async def connected(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> RequestHandler:
-    """A connection of aiohttp's own, waiting for its first request."""
+    """Returns a connection of aiohttp that waits for its first request."""
     connection = web.Server(handle)()
     connection.connection_made(Transport())
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def connected(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResp
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written; so much of what was written before is not sent."""
+    """Records written data. `unsent`: bytes of earlier data in the write buffer."""
 
     def __init__(self, unsent: int = 0) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_aiohttp_queues_parsed_requests_in_messages(data: bytes, is_body_empty: 
 
 
 class Ahead:
-    """Answers what begins with /ahead at once, and what begins with /later a moment later."""
+    """Answers paths that begin with /ahead at once, and those with /later a moment later."""
 
     def answer(
         self, request: RawRequestMessage, connection: AheadOfAiohttp
@@ -157,14 +157,14 @@ def raw_answer(path: str) -> bytes:
 
 
 async def answer_aiohttps(request: web.BaseRequest) -> web.StreamResponse:
-    """What aiohttp answers: the path, a moment later for /slow."""
+    """Answers with the path, a moment later for /slow."""
     if request.path.startswith("/slow"):
         await asyncio.sleep(0.1)
     return web.Response(text=request.path)
 
 
 def exchange(*segments: bytes) -> list[tuple[str, bool]]:
-    """The path of each request as it is answered, and whether that was ahead of aiohttp."""
+    """Returns the path of each answer, in order, and whether it was sent ahead of aiohttp."""
     count = sum(segment.count(b" HTTP/1.1\r\n") for segment in segments)
 
     async def converse(client: Client) -> list[tuple[str, bool]]:
@@ -208,7 +208,7 @@ def test_answers_are_sent_in_the_order_of_requests(paths: Sequence[str], are_tog
 
 
 async def answered(*requests: bytes, unsent: int = 0) -> bytes:
-    """What is written on a connection to requests that come within one turn of the event loop."""
+    """Returns the bytes sent in answer to requests within one iteration of the event loop."""
     connection = AheadOfAiohttp(web.Server(answer_aiohttps), Ahead().answer, loop=asyncio.get_running_loop())
     transport = Transport(unsent)
     connection.connection_made(transport)
@@ -233,7 +233,7 @@ def test_aiohttp_answers_a_client_that_leaves_answers_unread(unsent: int) -> Non
 
 
 def test_single_requests_are_always_answered_ahead() -> None:
-    # More than aiohttp queues: what is taken out of its queue must not count there any more.
+    # More than the queue of aiohttp holds, so that a request that is not removed from it is noticed.
     alone = [request(f"ahead{n}") for n in range(100)]
     together = request("slow") + request("ahead") + request("other")
 

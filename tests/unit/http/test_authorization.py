@@ -66,7 +66,7 @@ def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
 
 
 class Answering(Handlers):
-    """Answers both routes of the API at once."""
+    """Answers queries and commands at once."""
 
     def model_queries(self) -> Any:
         return self
@@ -343,7 +343,7 @@ def test_the_number_of_buckets_is_bounded() -> None:
 
 @given(st.integers(1, 10), st.integers(1, 8), st.lists(st.integers(0, 8), max_size=60))
 def test_the_rate_limit_equals_a_token_bucket(rate: int, burst: int, eighths: list[int]) -> None:
-    """Compared with the bucket as the books have it, in exact arithmetic: time in eighths of an interval."""
+    """Compares with a textbook token bucket in exact arithmetic: time in eighths of an interval."""
     clock = Clock(0.0)
     limit = RateLimit(float(rate), burst, now=clock)
     tokens = burst * 8

@@ -1,4 +1,4 @@
-"""A scan ends with its client's connection, here and at the peers that take part in it; a command does not."""
+"""Closing a client's connection cancels its scan, here and at peers, but not its command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOP = "/api/models/balance/top?by=amount"
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[int]:
-    """A server that runs; its port."""
+    """Serves; yields the port."""
     listener = bind("127.0.0.1", 0)
     port = int(listener.getsockname()[1])
     server = await serve(app, listener)
@@ -61,7 +61,7 @@ async def ask(port: int, target: str = "/") -> asyncio.StreamWriter:
 
 
 class Endless:
-    """Answers nothing until it is cancelled."""
+    """Never answers; records its cancellation."""
 
     def __init__(self, *, ends_with_client: bool = True) -> None:
         self.began, self.ended = asyncio.Event(), asyncio.Event()

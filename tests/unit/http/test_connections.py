@@ -192,7 +192,7 @@ def test_headers_about_a_thousand_partitions_are_accepted() -> None:
         (TYPE, f"balance-proof:\t{'a1' * 32} ", LENGTH),
     ],
 )
-def test_the_proof_of_an_answer_is_returned_apart_wherever_it_stands(lines: tuple[str, ...]) -> None:
+def test_the_proof_of_an_answer_is_returned_apart_from_its_headers(lines: tuple[str, ...]) -> None:
     assert received_of(answer(*lines)) == Received(Answer(200, BODY, "application/json", {}), "a1" * 32)
 
 
@@ -291,7 +291,7 @@ def test_unexpected_data_on_an_idle_connection_closes_it(late: bytes) -> None:
 
     async def steps(asker: Asker) -> None:
         assert await asker.ask("c1") == "c1"
-        await until(lambda: not asker.proxy._connections._open, "the connection is closed")
+        await until(lambda: not peer.open, "the connection is closed")
         assert await asker.ask("c2") == "c2"
 
     run(peer, steps)
@@ -303,7 +303,7 @@ def test_the_connection_of_a_cancelled_query_is_closed() -> None:
 
     async def steps(asker: Asker) -> None:
         given_up = asyncio.ensure_future(asker.ask("slow"))
-        await until(lambda: peer.asked, "it is asked")
+        await until(lambda: peer.asked, "the peer has the query")
         given_up.cancel()
         assert await asker.ask("c1") == "c1"
         await asyncio.sleep(0.3)
@@ -376,9 +376,8 @@ def test_a_restarted_peer_gets_a_new_connection() -> None:
             peer.port = server.sockets[0].getsockname()[1]
             assert await asker.ask(customer) == customer
             server.close()
-            for connection in list(proxy._connections._open):
-                connection.abort()
-            await until(lambda: not proxy._connections._open, "the connections are closed")
+            peer.close_connections()
+            await until(lambda: not peer.open, "the connections are closed")
         assert "cannot be reached" in await asker.ask("c3")
         await proxy.close()
 
@@ -404,7 +403,7 @@ def test_a_closed_proxy_sends_no_query() -> None:
 
     async def steps(asker: Asker) -> None:
         waiting = asyncio.ensure_future(asker.ask("slow"))
-        await until(lambda: peer.asked, "it is asked")
+        await until(lambda: peer.asked, "the peer has the query")
         await asker.proxy.close()
         assert "connection was closed" in await waiting
         assert "stopping" in await asker.ask("c1")
@@ -430,7 +429,7 @@ def test_idle_connections_are_closed_and_their_peer_is_dropped(monkeypatch: pyte
             await ask()
             await asyncio.sleep(0.2)
         assert peer.connections == 1
-        await until(lambda: not connections._open and not connections._peers, "all is closed and forgotten")
+        await until(lambda: not peer.open and not connections._peers, "the connection is closed and the peer dropped")
         await ask()
         assert peer.connections == 2
         await connections.close()

@@ -123,7 +123,7 @@ def test_nothing_follows_the_answer_to_an_unknown_expectation() -> None:
     assert (status, is_closed, answer.status) == (417, False, 200)
 
 
-def test_the_expectation_100_continue_is_met() -> None:
+def test_the_server_meets_the_expectation_100_continue() -> None:
     async def run() -> tuple[Answer, Answer]:
         async with serving() as server, server.client() as client:
             asked = (COMMAND % 3).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")
@@ -138,7 +138,7 @@ def test_the_expectation_100_continue_is_met() -> None:
 # --- time and number
 
 
-# Half a second and a look at all connections, on a busy machine.
+# Half a second and a sweep of all connections, on a busy machine.
 SOON = 10.0
 # More than the buffers of two sockets hold.
 LARGE = 16 << 20

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 SOON = 10.0
-# More than the small buffer of a client takes, and less than the server's.
+# More than the small buffer of the client holds, and less than the server's.
 FITS_THE_SERVERS_BUFFER = 40_000
 
 
 @dataclass(frozen=True, slots=True)
 class Few(Limits):
-    """A server of 32 places, two of them reserved."""
+    """A server of 32 slots, two of them reserved."""
 
     @property
     def max_connections(self) -> int:
@@ -53,7 +53,7 @@ async def last_answer(_request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def reading_nothing(server: Server) -> AsyncIterator[socket.socket]:
-    """A client that asks for what is then closed, and has read one byte of it."""
+    """A client that reads one byte of an answer after which the server closes."""
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -71,7 +71,7 @@ def test_a_closed_connection_holds_its_slot_until_all_data_is_acknowledged() -> 
             held, size = server.connections, 1
             while data := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
                 size += len(data)
-            await until(lambda: server.connections == 0, "its place is free")
+            await until(lambda: server.connections == 0, "its slot is free")
             return held, size
 
     held, size = asyncio.run(run())
@@ -83,11 +83,11 @@ def test_a_closed_connection_holds_its_slot_until_all_data_is_acknowledged() -> 
 def test_a_closed_connection_that_the_client_does_not_read_is_reset_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[float, int]:
         async with serving(Limits(), last_answer) as server:
-            # After the socket was bound: the kernel's own timeout is the usual one.
+            # After `bind`, so that the timeout of the kernel stays at its default.
             monkeypatch.setattr(listening, "UNACKNOWLEDGED_SECONDS", 0.5)
             async with reading_nothing(server) as client:
                 began = time.monotonic()
-                await until(lambda: server.connections == 0, "its place is free")
+                await until(lambda: server.connections == 0, "its slot is free")
                 seconds, size = time.monotonic() - began, 1
                 try:
                     while data := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
@@ -104,7 +104,7 @@ def test_a_closed_connection_that_the_client_does_not_read_is_reset_in_time(monk
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's side and the client's."""
+    """The contexts of the server and of its clients."""
     authority = Authority(tmp_path)
     both = load_tls(TlsFiles(*authority.issue("server"), ca=authority.certificate))
     return both.server, both.client
@@ -188,7 +188,7 @@ def test_while_all_connections_are_busy_only_probes_and_proven_peers_are_answere
 
 
 class Exhausted(socket.socket):
-    """A listening socket for whose connections there is no descriptor for a while."""
+    """A listening socket that fails to accept a few times for lack of descriptors."""
 
     refusals = 3
 
@@ -275,7 +275,7 @@ def test_a_connection_accepted_during_a_renewal_of_the_certificate_is_answered()
         server = await serve(app, listener)
         lines = []
         for turns in range(40):
-            # In the backlog: the loop accepts it some turns later, be it before, while or after another listens.
+            # In the backlog: the loop accepts it some iterations later, before, during or after the next `listen`.
             client = socket.create_connection(listener.getsockname())
             client.setblocking(False)
             for _ in range(turns % 4):

@@ -1,6 +1,6 @@
-"""What changes while a state is read: the answer is the owner's only if it still owned the partition after the read.
+"""Partitions that move during a read: an answer is the owner's only if the instance still owns the partition after it.
 
-And damage is told of the task that was read, whichever has taken its place.
+Damage is reported for the task that was read, even if another task has replaced it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Instance):
-    """An instance on which something happens during a read, between the state and the answer."""
+    """An instance with an event during a read, between the state and the answer."""
 
     happens: Callable[[Interrupted], None]
     only: OneTask
@@ -73,7 +73,7 @@ def test_a_read_before_a_move_is_not_the_answer_of_the_owner(
 
 @pytest.fixture
 def replaced(tmp_path: Path) -> Interrupted:
-    """An instance of which another task takes the place of the first before that is found to be damaged."""
+    """An instance whose task is replaced before its damage is found."""
     instance = Interrupted(tmp_path / "store")
     view = instance.store.view
     assert view is not None

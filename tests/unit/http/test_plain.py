@@ -574,7 +574,7 @@ def test_without_an_owner_the_answer_is_a_503_problem(other: Instance) -> None:
     assert later == 1
 
 
-def test_an_owner_that_has_lost_the_partition_is_asked_twice(other: Instance) -> None:
+def test_an_owner_that_has_lost_the_partition_gets_two_requests(other: Instance) -> None:
     peer = Peer(answering(421, text="{}"))
     (answer,), _, later = exchange(other, question(), owner=peer)
 
@@ -583,7 +583,7 @@ def test_an_owner_that_has_lost_the_partition_is_asked_twice(other: Instance) ->
     assert (later, len(peer.asked)) == (1, 2)
 
 
-def test_the_owner_is_asked_once_with_a_mark_and_no_header_of_the_client(other: Instance) -> None:
+def test_the_owner_gets_one_request_with_a_mark_and_no_header_of_the_client(other: Instance) -> None:
     peer = Peer(AT_OWNER)
     exchange(other, question(headers="User-Agent: curl/8\r\nX-Request-ID: 1\r\n"), owner=peer)
 

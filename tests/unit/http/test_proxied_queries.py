@@ -76,7 +76,7 @@ def test_the_retry_after_of_an_unavailable_owner_is_forwarded(instance: Instance
     assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
 
 
-def test_a_new_owner_is_asked_on_the_second_attempt(instance: Instance) -> None:
+def test_the_second_attempt_asks_the_new_owner(instance: Instance) -> None:
     new = Peer(answering())
     addresses: list[str] = []
 
@@ -108,7 +108,7 @@ def test_an_instance_that_becomes_the_owner_answers_itself(instance: Instance) -
     assert answer.text == '{"amount":5.00}'
 
 
-def test_no_peer_is_asked_a_third_time(instance: Instance) -> None:
+def test_there_is_no_third_attempt(instance: Instance) -> None:
     peer = Peer(answering(421, "{}"))
 
     answer = ask_with_peers(instance, peer)
@@ -120,7 +120,7 @@ def test_no_peer_is_asked_a_third_time(instance: Instance) -> None:
 
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a peer was asked first, and until when one was given time, for each time; by the monotonic clock."""
+    """Records when the first peer was asked, and the deadline of each request, by the monotonic clock."""
     allowed: list[float] = []
     get = Proxy.get
 
@@ -167,10 +167,10 @@ def test_a_query_to_a_peer_that_sends_byte_by_byte_ends_at_the_deadline(
 
 
 def assert_within_the_deadline(allowed: list[float]) -> None:
-    """However late a busy machine is: no peer was given more time than the deadline, and its headroom, left."""
+    """Checks that no request had a later deadline than the query, plus its headroom, even on a busy machine."""
     first_asked, *until = allowed
     assert until
-    # The deadline had begun before.
+    # The query's time-out began before.
     assert max(until) - first_asked <= TIMEOUT_SECONDS + HEADROOM_SECONDS
 
 
@@ -313,7 +313,7 @@ def test_queries_that_wait_for_a_position_at_a_peer_do_not_delay_others(instance
     assert asyncio.run(run()) == (200, True)
 
 
-# --- claims that are not true
+# --- wrong claims
 
 
 def silent(_request: web.Request) -> Awaitable[web.StreamResponse]:
@@ -359,7 +359,7 @@ def test_an_unconfirmed_claim_costs_one_query_a_second_request(
     assert (len(liar.asked), len(owner.asked)) == (1, 5)
 
 
-def test_peers_that_answered_as_owner_are_asked_before_those_that_did_not(instance: Instance) -> None:
+def test_peers_that_answered_as_owner_come_before_those_that_did_not(instance: Instance) -> None:
     routing = instance.routing
     instance.hear_of_owner("old:1", epoch=3)
     instance.hear_of_owner("new:1", epoch=4)

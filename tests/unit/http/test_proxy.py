@@ -44,7 +44,7 @@ AWKWARD_IDS = [
 def get(
     peer: web.Application, asker: PeerTrust, customer_id: str, address: str | None = None, incarnation: str = "i"
 ) -> tuple[Answer | str, str]:
-    """Ask a peer through the proxy: its answer, or why there is none; and the peer's address."""
+    """Asks a peer through the proxy; returns its answer or the reason for the failure, and its address."""
 
     async def run() -> tuple[Answer | str, str]:
         proxy = Proxy(asker)
@@ -63,7 +63,7 @@ def get(
 
 
 def peer(accepts: PeerTrust) -> web.Application:
-    """The real application of an instance that is starting: 503 to whom it trusts."""
+    """The application of an instance that is starting: it answers 503 to trusted peers."""
     return make_app(Handlers(Operations(Nobody())), ROUTES, trust=accepts)
 
 

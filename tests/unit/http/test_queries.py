@@ -1,4 +1,4 @@
-"""Queries over HTTP: answered here, or by the owner one hop away, or not at all; never wrongly."""
+"""Queries over HTTP: answered from the local store, by the owner one hop away, or with an error; never wrongly."""
 
 from __future__ import annotations
 

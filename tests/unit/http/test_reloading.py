@@ -1,4 +1,4 @@
-"""Files that are read again: the last usable content stays in force while a file is missing or wrong."""
+"""Reloaded files: the last usable content stays in force while a file is missing or malformed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_content_of_a_deleted_file_stays_in_force_and_is_stale_until_the_fil
     assert not reloaded.refresh()
     assert (reloaded.value, reloaded.is_stale) == (before, True)
 
-    # With the time, the inode and the size that it had.
+    # With its previous time, inode and size.
     aside.rename(file)
     assert not reloaded.refresh()
     assert not reloaded.is_stale

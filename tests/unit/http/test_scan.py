@@ -1,4 +1,4 @@
-"""Questions about all keys: what several instances answer about their partitions, merged, is what one would."""
+"""Scans: the merged answers of several instances equal the answer of one instance with all partitions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BOUNDS = st.none() | _KEYS
 
 
 class View:
-    """States of a partition, as a store gives them."""
+    """A store with some states."""
 
     def __init__(self, states: Mapping[str, Decimal]) -> None:
         self._states = sorted((key.encode(), str(amount).encode()) for key, amount in states.items())
@@ -51,7 +51,7 @@ def copies(states: Mapping[str, Decimal], partitions: Sequence[int]) -> list[Loc
 
 
 def answer(question: Scan, states: Mapping[str, Decimal], instances: Sequence[Sequence[int]]) -> Any:
-    """What instances with some partitions each come to, decimals as their digits."""
+    """Merges the answers of instances with some partitions each, decimals as their digits."""
     bodies = [read_to_its_end(question.read(copies(states, partitions), _view, _render)) for partitions in instances]
     return json.loads(question.merge(bodies), parse_float=Decimal, parse_int=Decimal)
 

@@ -1,4 +1,4 @@
-"""What an instance says of all keys that it owns."""
+"""Scans over several instances, and the count of an instance's own keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def instance(tmp_path: Path) -> Instance:
 
 
 def owned_by(instance: Instance) -> int:
-    """How many keys it says that it owns."""
+    """Returns the count of the instance's own keys."""
 
     async def ask() -> int:
         scatter = instance.scatter(MODEL)
@@ -79,7 +79,7 @@ def test_an_owned_partition_that_cannot_be_read_is_an_error(
 
 @dataclass(frozen=True, slots=True)
 class Slow(Count):
-    """Takes its time before the last key, and says when it begins."""
+    """Pauses before the last key, and reports its start."""
 
     seconds: float
     began: list[float] = field(default_factory=list)
@@ -190,7 +190,7 @@ ODD: list[tuple[Scan, bytes]] = [
 
 
 def answered_by(instance: Instance, scan: Scan, body: bytes, partition: str = str(PARTITION)) -> Answer:
-    """The answer where the one peer answers with a body about a partition."""
+    """Returns the answer if the only peer answers with this body."""
 
     async def owner(request: web.Request) -> web.Response:
         headers = {"Balance-Application-Server": request.host, "Balance-Position": f"{partition}:9"}
@@ -260,7 +260,7 @@ def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
         return web.json_response(body, headers=headers, dumps=compact_json)
 
     async def run() -> Answer:
-        # It is about how much is asked at once, not about how soon a busy machine answers.
+        # The test checks the size of requests; a busy machine may be slow.
         instance.timeout_seconds = BUSY_SECONDS
         instance.owns, scatter = False, instance.scatter(MODEL)
         scatter.routing.partitions = partitions

@@ -1,4 +1,4 @@
-"""How reading of many askers shares an instance: places of each, turns between them, and an end with the asker."""
+"""Fair scheduling of scans: shares, round robin, time slices, and cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT, OTHER, PEER = Asker("a"), Asker("b"), Asker("b", is_peer=True)
 
 @pytest.fixture
 def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each slice has one step, however long it takes."""
+    """Makes each slice one step long."""
     now = [0.0]
 
     def clock() -> float:
@@ -37,7 +37,7 @@ def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked:
-    """Questions to some shares, which are answered when the test says so."""
+    """Scans that end when the test says so."""
 
     def __init__(self, bounds: Bounds = FEW, seconds: float = BUSY_SECONDS) -> None:
         self.shares = Shares(bounds)
@@ -46,7 +46,7 @@ class Asked:
         self._seconds = seconds
 
     def ask(self, name: str) -> asyncio.Task[None]:
-        """A question of the asker that its name begins with."""
+        """A scan; its name begins with its asker."""
         self._answered[name] = asyncio.Event()
         return asyncio.create_task(self._ask(name))
 
@@ -151,7 +151,7 @@ def test_the_place_of_a_scan_cancelled_at_its_admission_is_free() -> None:
         async with asked.shares.of("a", BUSY_SECONDS):
             second = asked.ask("a2")
             await begun(second)
-        # Its turn has come, and it does not know yet.
+        # It is admitted but has not resumed yet.
         second.cancel()
         await begun(second)
         third = asked.ask("a3")
@@ -207,7 +207,7 @@ def test_a_short_scan_is_answered_between_the_slices_of_long_ones() -> None:
 
 
 @pytest.mark.usefixtures("one_step_a_slice")
-def test_clients_and_peers_alternate_whatever_their_number_of_scans() -> None:
+def test_clients_and_peers_alternate_regardless_of_their_number_of_scans() -> None:
     async def run() -> list[str]:
         read: list[str] = []
         reading = FairScheduler("test")

@@ -1,4 +1,4 @@
-"""Queries that say how recent is recent enough: a standby may answer them, flagged as one, and never too old."""
+"""Queries with minPosition or maxLag: standbys may answer them, with their role, and never too stale."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_a_standby_before_the_wanted_position_asks_the_owner(standby: Instance) 
 
 
 def hear(instance: Instance, addresses: list[str]) -> None:
-    """The first is the owner, the others stand by."""
+    """The first peer is the owner, the others are standbys."""
     instance.hear_of_owner(addresses[0])
     for address in addresses[1:]:
         instance.hear_of_standby(address)
 
 
-def test_the_owner_is_asked_before_a_standby(standby: Instance) -> None:
+def test_a_query_goes_to_the_owner_before_a_standby(standby: Instance) -> None:
     owner, other = Peer(answering(headers={"Balance-Role": "active"})), Peer(answering())
 
     answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a), maxLag="5")
@@ -134,7 +134,7 @@ def test_the_owner_is_asked_before_a_standby(standby: Instance) -> None:
 
 
 @pytest.mark.parametrize("status", [421, 503])
-def test_a_standby_is_asked_when_the_owner_cannot_answer(standby: Instance, status: int) -> None:
+def test_a_query_goes_to_a_standby_if_the_owner_cannot_answer(standby: Instance, status: int) -> None:
     owner, other = Peer(answering(status, text="{}")), Peer(answering(headers={"Balance-Role": "standby"}))
 
     answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a), maxLag="5")
@@ -142,7 +142,7 @@ def test_a_standby_is_asked_when_the_owner_cannot_answer(standby: Instance, stat
     assert (answer.status, answer.headers["Balance-Role"]) == (200, "standby")
 
 
-def test_no_standby_is_asked_for_a_query_to_the_owner(standby: Instance) -> None:
+def test_a_query_without_bounds_goes_to_no_standby(standby: Instance) -> None:
     owner, other = Peer(answering(503, text="{}")), Peer(answering())
 
     answer = ask_with_peers(standby, owner, other, before=lambda a: hear(standby, a))
@@ -150,7 +150,7 @@ def test_no_standby_is_asked_for_a_query_to_the_owner(standby: Instance) -> None
     assert (answer.status, len(other.asked)) == (503, 0)
 
 
-def test_after_half_the_deadline_a_standby_is_asked_instead_of_a_hanging_owner(standby: Instance) -> None:
+def test_after_half_the_deadline_a_query_goes_from_a_hanging_owner_to_a_standby(standby: Instance) -> None:
     async def hang(_request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         raise AssertionError("never")

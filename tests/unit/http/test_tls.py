@@ -1,4 +1,4 @@
-"""Certificates and keys: what is wrong with them is told in one sentence that names the setting."""
+"""TLS contexts: each error in a certificate or key is one sentence that names the setting."""
 
 from __future__ import annotations
 

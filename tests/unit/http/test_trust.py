@@ -32,7 +32,7 @@ def trust(secret: str | None = SECRET, now: float = 1000.0, allow_list: Sequence
 
 
 def mark_for(asked: PeerTrust, question: str = QUESTION, secret: str | None = SECRET, now: float = 1000.0) -> str:
-    """Of a peer that asks this one."""
+    """Makes the mark of a query to `asked`."""
     return trust(secret, now).mark("peer:1", Asked("here:1", asked.incarnation), question)
 
 
@@ -252,7 +252,7 @@ def test_a_window_is_dropped_long_after_its_marks_have_expired() -> None:
 
     used.take("b", 1, 599.0)
     assert not used.take("a", 1, 599.0)
-    # What comes now would be refused by its time before it came here.
+    # By now, the mark would be refused as expired.
     used.take("c", 1, 1300.0)
     assert used.take("a", 1, 1300.0)
 
