@@ -157,7 +157,7 @@ PINPOINT_MUTATIONS = (
         "engine/commit.py",
         "        writer.close()\n        raise",
         "        raise",
-        "unit/engine/test_retries",
+        "unit/engine/test_commit",
         "test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back",
     ),
     _pinpoint(

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from balance_service.avro.codec import AvroCodec
 from balance_service.avro.schemas import load_schema
-from balance_service.engine.commit import Committed, commit, write_position
+from balance_service.engine.commit import Committed, commit, decide, write_position
 from balance_service.engine.database import Database
+from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
 from balance_service.engine.records import (
@@ -28,7 +29,7 @@ from balance_service.engine.records import (
     TaskBatch,
 )
 from balance_service.engine.store import StateStore
-from balance_service.errors import RetriableError, TaskMigratedError
+from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
 from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
@@ -377,6 +378,42 @@ def test_a_commit_passes_the_stores_changelog_offset_to_the_writer(store: StateS
         holds.append(store.changelog_offset)
 
     assert writer.held == holds[:-1]
+
+
+def is_full(*_: object) -> None:
+    raise StoreFullError("make room")
+
+
+def decide_on(store: StateStore, writer: FakeWriter) -> None:
+    """Discards the dead letter at offset 0."""
+    found = FOLDING.letters.at(store, [0]).values()
+    decide(found, Status.DISCARDED, (), FOLDING, store, writer)
+
+
+def test_a_decision_that_the_store_has_no_room_for_reopens_the_task(
+    store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(store, writer, TaskBatch(0, 1, dead_letters=[letter(0)]))
+    monkeypatch.setattr(store, "write", is_full)
+
+    with pytest.raises(RetriableError, match="make room"):
+        decide_on(store, writer)
+
+
+def test_after_a_store_that_lacks_a_commit_nothing_puts_the_position_back(
+    store: StateStore, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(store, writer, TaskBatch(0, 1, dead_letters=[letter(0)]))
+    with monkeypatch.context() as full:
+        full.setattr(store, "write", is_full)
+        with pytest.raises(StoreFullError):
+            committed(store, writer, TaskBatch(1, 2, dead_letters=[letter(1)]))
+    written = len(writer.commits)
+
+    with pytest.raises(TaskMigratedError):
+        decide_on(store, writer)
+
+    assert len(writer.commits) == written
 
 
 def test_a_partly_stored_commit_is_not_folded_twice(

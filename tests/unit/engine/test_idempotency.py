@@ -1,4 +1,4 @@
-"""Of several events with one idempotency key the first counts, wherever batches begin and end."""
+"""Of several events with the same idempotency key the first counts, independent of where batches begin and end."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ LARGEST = Decimal("9" * 36 + ".99")
 
 
 class Event(NamedTuple):
-    """An event as its producer sent it."""
-
     amount: str
     name: bytes | None
     at_ms: int = 5_000
@@ -63,7 +61,7 @@ class Event(NamedTuple):
 
 
 class Partition:
-    """A store and a changelog, and the events that are folded into them."""
+    """A store and a changelog that events are folded into."""
 
     def __init__(self, store: StateStore) -> None:
         self.store = store
@@ -140,7 +138,7 @@ def test_after_the_window_an_idempotency_key_is_new_again(partition: Partition) 
     assert (done.applied, done.duplicates, partition.balance()) == (1, 1, Decimal("2.00"))
 
 
-def test_time_is_that_of_the_latest_event_so_far_not_that_of_the_late_one(partition: Partition) -> None:
+def test_time_is_the_greatest_timestamp_so_far_not_that_of_a_late_event(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a", 5_000), Event("1.00", b"b", 7_000))
 
     done = partition.fold(Event("1.00", b"a", 5_100))
@@ -159,7 +157,7 @@ def test_a_time_in_another_unit_makes_nothing_expire(partition: Partition, at_ms
     assert partition.balance() == Decimal("7.00")
 
 
-def test_a_stream_time_in_another_unit_is_not_gone_by(partition: Partition) -> None:
+def test_a_stream_time_in_another_unit_is_ignored(partition: Partition) -> None:
     write_position(Position(0, 1, "t", 1_780_000_000_000_000), POSITIONS, partition.store, FakeWriter())
 
     partition.fold(Event("1.00", b"a"))
@@ -167,7 +165,7 @@ def test_a_stream_time_in_another_unit_is_not_gone_by(partition: Partition) -> N
     assert partition.fold(Event("1.00", b"a")).duplicates == 1
 
 
-def test_an_event_that_could_not_be_applied_leaves_its_idempotency_key_free(partition: Partition) -> None:
+def test_an_event_that_cannot_be_applied_does_not_use_up_its_idempotency_key(partition: Partition) -> None:
     partition.fold(Event(str(LARGEST), None))
     partition.fold(Event("1.00", b"a"))
 
@@ -176,7 +174,7 @@ def test_an_event_that_could_not_be_applied_leaves_its_idempotency_key_free(part
     assert (done.applied, done.duplicates, partition.letters) == (2, 0, [(1, "balance-overflow")])
 
 
-def test_an_overflow_beside_an_idempotency_key_counts_nothing_twice(partition: Partition) -> None:
+def test_an_overflow_among_events_with_idempotency_keys_counts_nothing_twice(partition: Partition) -> None:
     partition.fold(Event("9" * 35 + "7.99", None))
 
     done = partition.fold(Event("1.00", b"a"), Event("5.00", None), Event("1.00", b"a"), Event("1.00", b"b"))
@@ -185,14 +183,14 @@ def test_an_overflow_beside_an_idempotency_key_counts_nothing_twice(partition: P
     assert (partition.letters, partition.balance()) == ([(2, "balance-overflow")], LARGEST)
 
 
-def test_events_without_an_idempotency_key_leave_nothing_behind(partition: Partition) -> None:
+def test_events_without_an_idempotency_key_write_no_markers(partition: Partition) -> None:
     partition.fold(*(Event("1.00", None) for _ in range(10)))
 
     assert partition.markers == []
     assert partition.store.position == Position(10, 1, "t", -1, keys=1)
 
 
-def test_markers_are_in_the_changelog_as_in_the_store(partition: Partition) -> None:
+def test_the_changelog_has_the_markers_of_the_store(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a"))
 
     ((records, _, _),) = partition.writer.commits
@@ -205,13 +203,13 @@ def test_expired_markers_are_removed_from_store_and_changelog(partition: Partiti
 
     partition.fold(Event("1.00", b"late", 6_010))
 
-    # What is as old as the window has expired: the first eleven.
+    # The first eleven are at least as old as the window.
     assert len(partition.markers) == 2 * (50 - 11 + 1)
     removed = [key for key, value in partition.writer.commits[-1][0] if value is None]
     assert len(removed) == 22
 
 
-def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one(partition: Partition) -> None:
+def test_a_rewritten_marker_outlives_the_expiry_of_the_old_one(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a", 5_000))
     partition.fold(Event("1.00", b"a", 6_000))
     partition.fold(Event("1.00", b"b", 6_900))
@@ -221,17 +219,17 @@ def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one(partition: Partit
     assert (done.applied, done.duplicates, partition.balance()) == (0, 1, Decimal("3.00"))
 
 
-def test_a_marker_made_anew_outlives_the_expiry_of_the_old_one_though_that_is_removed_much_later(
+def test_a_rewritten_marker_outlives_the_late_removal_of_the_old_one(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("balance_service.engine.idempotency._REMOVED_AT_LEAST", 1)
     partition.fold(*(Event("1.00", b"%d" % n, 5_000) for n in range(20)), Event("1.00", b"a", 5_001))
     partition.fold(Event("1.00", b"a", 6_500))
-    # Three of what has expired are gone, each with two records, so that no commit takes long.
+    # The commit removes only three of the expired markers, of two records each, to take little time.
     assert len(partition.markers) == 2 * 21 + 1 - 2 * 3
     for _ in range(20):
         partition.fold(Event("1.00", None))
-    # Left are what a was made anew by, in two records.
+    # The rewritten marker of a remains, of two records.
     assert len(partition.markers) == 2
 
     done = partition.fold(Event("1.00", b"a", 6_600))
@@ -243,14 +241,14 @@ def by_time(timestamp_ms: int) -> bytes:
     return RESERVED_PREFIX + b"once-by-time" + timestamp_ms.to_bytes(8, "big")
 
 
-def test_what_was_removed_is_not_looked_at_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_markers_are_not_scanned_again(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     partition.fold(*(Event("1.00", b"%d" % n, 5_000 + n) for n in range(50)))
-    looked_from = record_scan_starts(monkeypatch)
+    scanned_from = record_scan_starts(monkeypatch)
     for n in range(3):
         partition.fold(Event("1.00", b"late", 6_049 + 1_000 * n))
 
-    first, second, third = looked_from
-    # The second looks at the fifty once more: only now are they known to be gone.
+    first, second, third = scanned_from
+    # The second commit still scans the fifty: it is the first to find them deleted.
     assert first <= by_time(5_000) <= second <= by_time(5_049) < third
 
 
@@ -259,19 +257,19 @@ def test_a_marker_that_expires_with_its_own_batch_is_removed_later(partition: Pa
 
     partition.fold(Event("1.00", b"c", 9_001))
 
-    # Of each of the last two, two records.
+    # The last two markers remain, of two records each.
     assert len(partition.markers) == 4
 
 
-def test_what_has_expired_is_removed_though_the_commit_that_found_it_failed(partition: Partition) -> None:
+def test_expired_markers_are_removed_after_a_commit_that_failed_to_remove_them(partition: Partition) -> None:
     partition.fold(Event("1.00", b"a", 5_000))
-    partition.writer.fails_with = RetriableError("the broker does not answer")
+    partition.writer.fails_with = RetriableError("the broker does not respond")
     with pytest.raises(RetriableError):
         partition.fold(Event("1.00", b"b", 9_000))
-    # The task is opened anew.
+    # The task is reopened.
     partition.writer = FakeWriter()
     partition.position -= 1
-    # Another part of what was tried, as after a disk that was full: stream time is behind what it was.
+    # A smaller batch, as after a full disk: stream time is behind that of the failed commit.
     partition.fold(Event("1.00", b"c", 6_000))
 
     partition.fold(Event("1.00", b"d", 9_000))
@@ -294,7 +292,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS, cuts=st.sets(st.integers(1, 24)))
-def test_where_batches_begin_and_end_does_not_change_what_counts(
+def test_batch_boundaries_do_not_change_which_events_count(
     tmp_path_factory: pytest.TempPathFactory, events: list[Event], cuts: set[int]
 ) -> None:
     outcomes = []
@@ -313,7 +311,7 @@ def test_where_batches_begin_and_end_does_not_change_what_counts(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS)
-def test_what_counts_is_as_the_rule_says(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
+def test_any_events_count_as_the_rule_says(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
     seen: dict[tuple[bytes, bytes], tuple[int, str]] = {}
     now, expected = -1, Decimal(0)
     for event in events:
@@ -335,7 +333,7 @@ def test_what_counts_is_as_the_rule_says(tmp_path_factory: pytest.TempPathFactor
     store.close()
 
 
-def test_a_retry_has_another_id_and_time_and_is_known_as_one_by_every_read_model() -> None:
+def test_every_read_model_recognizes_a_retry_with_another_id_and_time() -> None:
     update = {"additions": True, "first": 1, "latest": 1, "greatest": Decimal("1.00")}
 
     assert Activity().repeated(update) == Activity().repeated(update | {"first": 2, "latest": 2})

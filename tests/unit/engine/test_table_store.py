@@ -1,4 +1,4 @@
-"""The versions of a table's rows: a store, held to a model of plain lists."""
+"""The versions of a table's rows in the store, compared with plain lists."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from balance_service.engine.table_store import _OLDER, _OLDER_END, TableStore, TableView, Version
+from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.engine.table_store import TableStore, TableView, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HISTORY_MS = 10
-# One the prefix of another; the empty one, and bytes that sort first and last.
+# A key that is the prefix of another, an empty key, and bytes that sort first and last.
 KEYS = (b"1", b"12", b"\x00", b"2\xff", b"")
 TIMES = st.integers(-3, 40)
 
@@ -39,7 +40,7 @@ def view_of(store: TableStore) -> TableView:
     return view
 
 
-def test_a_row_is_as_it_was_at_a_time_and_before_all_as_the_oldest_known(store: TableStore) -> None:
+def test_a_lookup_returns_the_version_at_a_time_or_the_oldest_one(store: TableStore) -> None:
     store.apply([(b"1", version(100, 0)), (b"1", Version(105, 1, None)), (b"1", version(110, 2))], 3)
 
     times = {time: view_of(store).as_of(b"1", time) for time in (99, 100, 104, 105, 110, 999)}
@@ -63,22 +64,24 @@ def test_a_late_record_does_not_replace_a_newer_one(store: TableStore) -> None:
     assert (view.as_of(b"1", 109), view.as_of(b"1", 111)) == (version(105, 1), version(110, 2))
 
 
-def test_versions_before_the_history_go_but_for_the_last_of_each_row(store: TableStore) -> None:
+def test_a_sweep_deletes_the_versions_before_the_history_except_the_newest_of_each_row(store: TableStore) -> None:
     told = [(key, version(time, time)) for time in range(20) for key in (b"1", b"2")]
     store.apply(told, 20)
-    # What moves the time of the table on: the history begins at 15.
+    # Advances the time of the table: the history begins at 15.
     store.apply([(b"3", version(25, 25))], 26)
     before = {time: view_of(store).as_of(b"1", time) for time in range(30)}
 
     for _ in range(30):
         store.sweep(3)
 
-    # Of each row 15 to 18; 19 is its newest.
-    assert len(store._db.keys(_OLDER, _OLDER_END, 100)) == 8
+    # The next write makes a view after the sweeps.
+    store.apply([], 26)
+    # Versions 15 to 18 of each row are older ones, 19 is the newest.
+    assert len(view_of(store).scan(RESERVED_PREFIX + b"version", RESERVED_PREFIX + b"versioo", 100)) == 8
     assert {time: view_of(store).as_of(b"1", time) for time in range(30)} == before
 
 
-def test_a_view_is_of_its_moment(store: TableStore) -> None:
+def test_a_view_does_not_change(store: TableStore) -> None:
     store.apply([(b"1", version(100, 0)), (b"1", version(101, 1))], 2)
     view = view_of(store)
 
@@ -89,7 +92,7 @@ def test_a_view_is_of_its_moment(store: TableStore) -> None:
     assert view_of(store).as_of(b"1", 100) == version(101, 1)
 
 
-def test_a_store_tells_the_topic_that_it_is_of(store: TableStore) -> None:
+def test_a_store_keeps_the_id_of_its_topic_and_its_offset(store: TableStore) -> None:
     assert (store.topic_id, store.offset) == (None, None)
 
     store.topic_id = "abc"
@@ -99,7 +102,7 @@ def test_a_store_tells_the_topic_that_it_is_of(store: TableStore) -> None:
 
 
 class Naive:
-    """Every version that was ever told, by key, in the order of the topic."""
+    """Every version by key, in the order of the topic."""
 
     def __init__(self) -> None:
         self.versions: dict[bytes, list[Version]] = {}
@@ -143,7 +146,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         assert self.store.offset in (None, self.offset)
 
     @invariant()
-    def every_row_is_as_of_any_time_what_the_model_says(self) -> None:
+    def every_row_equals_the_model_at_any_time(self) -> None:
         view = view_of(self.store)
         for key in KEYS:
             for timestamp_ms in range(-5, 43, 3):

@@ -1,4 +1,4 @@
-"""What becomes of an event after which the state could not be kept, or not be read again: it is a dead letter."""
+"""An event is a dead letter if the state after it does not fit its schema or the changelog."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGE = "x" * (1 << 20)
 
 
 class LastWritten(ReadModel):
-    """What was written last, and how often something was."""
+    """The last text and payment, and the number of events."""
 
     name = "test-last-written"
     source = Stream("writings", "Written")
@@ -48,7 +48,7 @@ class LastWritten(ReadModel):
 
 
 class Pages(ReadModel):
-    """All that was written, and when the last of it was."""
+    """All texts, and the time of the last one."""
 
     name = "test-pages"
     source = Stream("writings", "Written")
@@ -68,9 +68,9 @@ def causes(driver: Driver) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("at_ms", [1_700_000_000_000_000, 1 << 62])
-def test_a_state_that_could_not_be_read_again_is_a_dead_letter(at_ms: int) -> None:
+def test_an_event_whose_state_could_not_be_decoded_again_is_a_dead_letter(at_ms: int) -> None:
     with Driver(Pages()) as driver:
-        # As a producer stamps that counts in microseconds.
+        # A producer may write timestamps in microseconds.
         driver.given(written("a", timestamp_ms=1), written("b", timestamp_ms=at_ms), written("c", timestamp_ms=3))
 
         assert causes(driver) == [("b", "state-does-not-fit")]
@@ -79,7 +79,7 @@ def test_a_state_that_could_not_be_read_again_is_a_dead_letter(at_ms: int) -> No
 
 @pytest.mark.parametrize("once", [None, "same"])
 @pytest.mark.parametrize("combines", [True, False])
-def test_where_a_standard_fold_makes_what_does_not_fit_its_schema_the_event_to_blame_is_a_dead_letter(
+def test_if_a_standard_folds_state_does_not_fit_its_schema_the_event_that_caused_it_is_a_dead_letter(
     monkeypatch: pytest.MonkeyPatch, combines: bool, once: str | None
 ) -> None:
     own, misfit = LastWritten.next_state, Decimal("0.001")
@@ -100,7 +100,7 @@ def test_where_a_standard_fold_makes_what_does_not_fit_its_schema_the_event_to_b
 
 
 @pytest.mark.parametrize("combines", [True, False])
-def test_an_event_that_makes_a_state_larger_than_the_changelog_takes_is_a_dead_letter(combines: bool) -> None:
+def test_an_event_that_makes_a_state_too_large_for_the_changelog_is_a_dead_letter(combines: bool) -> None:
     with Driver(LastWritten(), combines_few=combines) as driver:
         driver.given(written("a"), written(LARGE), written("b", key="l")).given(written(None), written(LARGE))
 
@@ -109,7 +109,7 @@ def test_an_event_that_makes_a_state_larger_than_the_changelog_takes_is_a_dead_l
         assert driver.view("l") == {"text": "b", "paid": None, "times": 1}
 
 
-def test_a_state_that_grows_beyond_what_the_changelog_takes_keeps_what_it_has() -> None:
+def test_a_state_that_grows_too_large_for_the_changelog_keeps_its_earlier_content() -> None:
     page = "x" * (300 << 10)
     with Driver(Pages()) as driver:
         driver.given(*[written(page)] * 2).given(*[written(page)] * 2, written("the last"))
@@ -120,7 +120,7 @@ def test_a_state_that_grows_beyond_what_the_changelog_takes_keeps_what_it_has() 
 
 @pytest.mark.usefixtures("no_environment")
 @pytest.mark.parametrize(("takes", "largest"), [(3 << 20, 3 << 20), (64 << 20, 16 << 20)])
-def test_a_state_may_be_as_large_as_the_changelog_and_the_producer_take(takes: int, largest: int) -> None:
+def test_a_state_may_be_as_large_as_both_changelog_and_producer_accept(takes: int, largest: int) -> None:
     settings, topics = load_settings(application_id="app"), InMemoryTopics(balance=2)
     stages = stages_in(settings)
     of_topics: Any = topics
