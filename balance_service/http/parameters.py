@@ -109,6 +109,12 @@ class Parameters(BaseModel):
     """
 
     in_header: ClassVar[frozenset[str]] = frozenset()
+    not_in_header: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        cls.not_in_header = frozenset(names - cls.in_header)
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Self:
@@ -126,22 +132,14 @@ class Parameters(BaseModel):
         Raises:
             InvalidInputError: a parameter is missing, malformed or repeated.
         """
-        resource = request.match_info.route.resource
-        segments = [] if resource is None else resource.canonical.split("/")
-        query = _query(request)
-        values: dict[str, str] = {}
-        for field_name, field in cls.model_fields.items():
-            name = field.alias or field_name
-            if (segment := f"{{{name}}}") in segments:
-                given = [_from_path(request, segments.index(segment), name)]
-            elif name in cls.in_header:
-                given = request.headers.getall(name, [])
-            else:
-                given = [value for given_name, value in query if given_name == name]
-            if len(given) > 1:
+        in_path = _from_path(request)
+        values = dict(in_path)
+        given = [(name, value) for name in cls.in_header for value in request.headers.getall(name, ())]
+        given += [pair for pair in _query(request) if pair[0] in cls.not_in_header and pair[0] not in in_path]
+        for name, value in given:
+            if name in values:
                 raise InvalidInputError(f"{name} is given more than once")
-            if given:
-                values[name] = given[0]
+            values[name] = value
         return cls.parse(values)
 
 
@@ -163,13 +161,21 @@ def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
         raise InvalidInputError(message) from None
 
 
-def _from_path(request: web.Request, index: int, name: str) -> str:
-    # aiohttp leaves escapes that are not UTF-8 undecoded, so two different keys would become the same text.
-    raw = request.rel_url.raw_path.split("/")[index]
-    try:
-        return unquote_to_bytes(raw).decode()
-    except UnicodeError:
-        raise InvalidInputError(f"{name} is not UTF-8") from None
+def _from_path(request: web.Request) -> dict[str, str]:
+    resource = request.match_info.route.resource
+    if resource is None or "{" not in resource.canonical:
+        return {}
+    values = {}
+    raw_path = request.rel_url.raw_path
+    for segment, raw in zip(resource.canonical.split("/"), raw_path.split("/"), strict=False):
+        if segment.startswith("{"):
+            name = segment[1:-1]
+            # aiohttp leaves escapes that are not UTF-8 undecoded, so two different keys would become the same text.
+            try:
+                values[name] = unquote_to_bytes(raw).decode()
+            except UnicodeError:
+                raise InvalidInputError(f"{name} is not UTF-8") from None
+    return values
 
 
 def _query(request: web.Request) -> list[tuple[str, str]]:
