@@ -269,7 +269,7 @@ PINPOINT_MUTATIONS = (
         "spark/session.py",
         '.config("spark.authenticate", "true")',
         '.config("spark.authenticate", "false")',
-        "integration/test_spark_strangers",
+        "integration/test_spark_faults",
         "test_the_driver_answers_only_processes_with_the_secret_of_its_run",
     ),
     _pinpoint(

@@ -15,8 +15,7 @@ from balance_service.kafka.partitioner import partition_of
 from tests.chaos.audit import Decoder
 from tests.chaos.checks import Violation
 from tests.integration.purchases import invoice, masked, origin_of
-from tests.integration.rows import Rows
-from tests.support.kafka import read_topic
+from tests.support.kafka import Rows, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -29,7 +29,7 @@ from balance_service.kafka.topics import Topics
 from balance_service.read_models.add_funds import FundsAddedPublisher
 from balance_service.settings import Settings, load_settings
 from tests.integration.engines import balance_stage, prepare
-from tests.integration.grants import Grant, listed
+from tests.integration.secured import Grant, listed
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

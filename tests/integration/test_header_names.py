@@ -14,8 +14,7 @@ from balance_service.errors import PoisonRecordError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.messages import headers_of, offset_of
 from balance_service.kafka.topics import Topics
-from tests.integration.engines import hosted, prepare, running_engine, settings_for, tasks_of
-from tests.integration.loads import customers_in
+from tests.integration.engines import customers_in, hosted, prepare, running_engine, settings_for, tasks_of
 from tests.integration.test_directory import following, known_servers
 from tests.support.kafka import Writer, append_with_header
 from tests.support.waiting import eventually

@@ -18,7 +18,7 @@ from balance_service.errors import NotAuthorizedError, RetriableError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import KeyType
 from tests.integration.engines import running_engine, settings_for
-from tests.integration.rows import Rows
+from tests.support.kafka import Rows
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -18,18 +18,22 @@ from balance_service.engine.task import Task, TaskState
 from balance_service.spark import row_query
 from balance_service.spark.row_query import RowQuery
 from tests.integration.engines import (
+    Load,
+    Progress,
+    assert_counted_once,
     balance,
     balance_stage,
     catch_up,
     counted,
+    customers_in,
     hosted,
     is_running,
     problems,
+    queries,
     running_engine,
     settings_for,
     tasks_of,
 )
-from tests.integration.loads import Load, Progress, assert_counted_once, customers_in, queries
 from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 

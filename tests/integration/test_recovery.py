@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from balance_service.engine.idempotency import REUSED
 from balance_service.engine.opening import open_writer
 from balance_service.engine.records import DeadLetter, TaskId
 from balance_service.engine.task import Task, TaskState
@@ -26,7 +27,7 @@ from tests.integration.engines import (
     settings_for,
     tasks_of,
 )
-from tests.support.kafka import Writer
+from tests.support.kafka import Writer, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -178,3 +179,36 @@ def test_a_broker_kill_loses_nothing(stack: LocalStack, names: dict[str, str], t
             writer.add(customer, "0.20")
         catch_up(engine)
         assert all(balance(engine, c) == Decimal("0.30") for c in CUSTOMERS)
+
+
+def test_an_event_sent_again_counts_once_also_after_the_store_was_lost(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state")
+    with Writer(stack, settings.topic) as writer:
+
+        def send(amount: str, *keys: bytes) -> None:
+            headers = [("trace", b"t"), *(("idempotency-key", key) for key in keys)]
+            writer.send("c", writer.frame("c", amount), headers=headers)
+            writer.producer.flush(10)
+
+        with running_engine(settings) as engine:
+            send("1.00", b"k1")
+            send("1.00", b"k1")
+            send("2.00", b"k2", b"k1")
+            send("4.00")
+            send("4.00", b"")
+            writer.add("c", "8.00")
+            catch_up(engine)
+            assert balance(engine, "c") == Decimal("19.00")
+            assert counted(engine, "duplicates") == 1
+        shutil.rmtree(settings.state_dir)
+        with running_engine(settings) as engine:
+            send("1.00", b"k1")
+            send("3.00", b"k1")
+            catch_up(engine)
+            assert balance(engine, "c") == Decimal("19.00")
+            assert (counted(engine, "duplicates"), counted(engine, "dead_lettered")) == (1, 1)
+        (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
+        assert dict(letter.headers())["dead-letter-cause"] == REUSED.encode()
+        assert letter.key() == b"c"

@@ -1,10 +1,11 @@
-"""A broker with TLS and a login and a registry behind TLS: the whole path, and refused logins."""
+"""A broker and a registry with TLS and a login: the whole path, and refused logins."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
@@ -27,7 +30,7 @@ from balance_service.spark.row_query import RowQuery
 from balance_service.spark.session import read_source, start_spark
 from tests.integration import secured as planted
 from tests.integration.engines import prepare
-from tests.integration.grants import listed
+from tests.integration.secured import listed
 from tests.support.commands import run
 from tests.support.service import add, amount_of, application, ask, new_instance, process_of, running, warm_up
 from tests.support.shipped import jvm_scratch
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from balance_service.devtools.local.stack import LocalInstance, LocalStack
+    from balance_service.settings import Settings
     from tests.integration.secured import SecuredStack
 
 _SPARK_SECONDS = 60.0
@@ -273,3 +277,62 @@ def test_a_refused_login_is_reported_with_the_settings_to_correct(secured: Secur
         waits = what in ("a wrong client secret", "TLS to a plain listener")
         assert type(refusals[what]) is (RetriableError if waits else ConfigurationError), said
         assert waits or "correct the security properties in BALANCE_KAFKA_CONFIG, or the file of" in said
+
+
+_USER = {"schema_registry_user": planted.REGISTRY_USER, "schema_registry_password": planted.REGISTRY_PASSWORD}
+_TOKEN = {"schema_registry_token": planted.REGISTRY_TOKEN}
+_WRONG = f"{planted.CANARY}-wrong"
+
+
+@contextmanager
+def _registry(settings: Settings) -> Iterator[SchemaRegistry]:
+    registry = SchemaRegistry.from_settings(settings)
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+@pytest.mark.parametrize("login", [_USER, _TOKEN], ids=["basic", "bearer"])
+def test_a_registry_behind_tls_accepts_each_login(secured: SecuredStack, login: dict[str, Any]) -> None:
+    settings = load_settings(schema_registry_url=secured.registry_url, schema_registry_ca_file=secured.ca, **login)
+
+    with _registry(settings) as registry:
+        schema_id = registry.register("secured-test", load_schema("Position"))
+        written = registry.writer_schema(schema_id)
+
+    assert written is not None
+    assert written.record == "parts.code.balance.state.Position"
+
+
+def test_a_read_only_client_gets_the_ids_of_registered_schemas_and_may_not_register(secured: SecuredStack) -> None:
+    at = {"schema_registry_url": secured.registry_url, "schema_registry_ca_file": secured.ca}
+    reads = load_settings(**at, schema_registry_token=planted.REGISTRY_READER_TOKEN)
+
+    with _registry(load_settings(**at, **_TOKEN)) as writer, _registry(reads) as reader:
+        schema_id = writer.register("secured-by-another", load_schema("Position"))
+        assert reader.register("secured-by-another", load_schema("Position")) == schema_id
+        with pytest.raises(ConfigurationError, match="does not let this user register"):
+            reader.register("secured-by-another", load_schema("FundsAdded"))
+
+
+@pytest.mark.parametrize(
+    ("login", "trusts", "named"),
+    [
+        (_USER | {"schema_registry_password": _WRONG}, True, "BALANCE_SCHEMA_REGISTRY_PASSWORD"),
+        ({"schema_registry_token": _WRONG}, True, "BALANCE_SCHEMA_REGISTRY_TOKEN"),
+        ({}, True, "BALANCE_SCHEMA_REGISTRY_USER"),
+        (_USER, False, "BALANCE_SCHEMA_REGISTRY_CA_FILE"),
+    ],
+)
+def test_an_untrusted_registry_or_a_refused_login_names_the_setting(
+    secured: SecuredStack, login: dict[str, Any], trusts: bool, named: str
+) -> None:
+    trust = {"schema_registry_ca_file": secured.ca} if trusts else {}
+    settings = load_settings(schema_registry_url=secured.registry_url, **trust, **login)
+
+    with _registry(settings) as registry, pytest.raises(ConfigurationError, match=named) as caught:
+        registry.register("secured-test", load_schema("Position"))
+
+    assert planted.CANARY not in str(caught.value)
+    assert secured.registry_url in str(caught.value)

@@ -15,8 +15,16 @@ from balance_service.hosting.engine import Engine
 from balance_service.model.placing import stages_of
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
-from tests.integration.engines import counted, patience, running_engine, settings_for, state_directory
-from tests.integration.loads import Load, assert_counted_once, customers_in
+from tests.integration.engines import (
+    Load,
+    assert_counted_once,
+    counted,
+    customers_in,
+    patience,
+    running_engine,
+    settings_for,
+    state_directory,
+)
 from tests.support.kafka import Writer
 from tests.support.service import STOP_SECONDS, application, new_instance, running, terminate, warm_up
 from tests.support.waiting import eventually

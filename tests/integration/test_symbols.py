@@ -6,8 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from tests.integration.engines import catch_up, hosted, running_engine, settings_for, tasks_of
-from tests.integration.rows import Rows
-from tests.support.kafka import read_topic
+from tests.support.kafka import Rows, read_topic
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,7 @@ from balance_service.engine.table_partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import settings_for
-from tests.integration.rows import Rows
-from tests.support.kafka import clean_eagerly, read_topic
+from tests.support.kafka import Rows, clean_eagerly, read_topic
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
