@@ -165,16 +165,17 @@ class Recount:
                     assert offset is not None
                     count = self.partitions[partition]
                     if error is None:
-                        self._count(partition, count, offset, message)
+                        self.count(partition, count, offset, message)
                         count.end = offset + 1
                     elif error.code() == KafkaError._PARTITION_EOF:
                         count.end = max(count.end, offset)
         finally:
             consumer.close()
 
-    def _count(self, partition: int, count: PartitionCount, offset: int, message: Any) -> None:
+    def count(self, partition: int, count: PartitionCount, offset: int, message: Any) -> None:
+        """Counts one committed record."""
         key, value = message.key(), message.value()
-        kind, cents = self._judge(partition, key, value)
+        kind, cents = self.judge(partition, key, value)
         if kind == "ignored":
             count.ignored += 1
             return
@@ -203,7 +204,7 @@ class Recount:
             if token is not None:
                 count.markers[key, token] = Marker(timestamp_ms, cents)
 
-    def _judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
+    def judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
         """Returns the cause why a record is poison, or "", and its cents."""
         if key is None:
             return "key-null", 0

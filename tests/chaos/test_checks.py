@@ -160,16 +160,22 @@ class Sent:
         return 1, self._timestamp_ms
 
 
-def test_the_recount_expires_idempotency_keys_by_stream_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recount, "_judge", lambda *_: ("", 1))
-    recount = Recount("", "", "topic", 1, {b"c": 0}, 1_000)
+class RecountOfValidEvents(Recount):
+    """Takes every record for a valid event of one cent."""
+
+    def judge(self, partition: int, key: bytes | None, value: bytes | None) -> tuple[str, int]:
+        return "", 1
+
+
+def test_the_recount_expires_idempotency_keys_by_stream_time() -> None:
+    recount = RecountOfValidEvents("", "", "topic", 1, {b"c": 0}, 1_000)
     (count,) = recount.partitions
 
     # A key is known for the window after the event that counted; an event that came too late leaves nothing behind.
     sent = [("a", 5_000), ("a", 5_999), ("b", 6_000), ("a", 5_500), ("a", 5_999), ("d", 5_000), ("d", 5_000)]
     counted = []
     for offset, (token, timestamp_ms) in enumerate(sent):
-        recount._count(0, count, offset, Sent(token, timestamp_ms))
+        recount.count(0, count, offset, Sent(token, timestamp_ms))
         counted.append(count.applied)
 
     assert counted == [1, 1, 2, 3, 3, 4, 5]

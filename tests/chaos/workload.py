@@ -221,11 +221,11 @@ class Workload:
     def __init__(
         self, bootstrap_servers: str, topic: str, partitions: int, frames: Frames, customers: Customers, seed: int
     ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._topic = topic
-        self._partitions = partitions
-        self._frames = frames
-        self._customers = customers
+        self.bootstrap_servers = bootstrap_servers
+        self.topic = topic
+        self.partitions = partitions
+        self.frames = frames
+        self.customers = customers
         self._seed = seed
         self._turn = 0
         self._stopping = threading.Event()
@@ -242,12 +242,10 @@ class Workload:
     def seed_customers(self) -> None:
         """Appends one event of each early customer, so that their partitions are known."""
         writer = _Writer(self, "seed", random.Random(f"{self._seed}-seed"))
-        everybody = [
-            Source(n.encode(), self._frames.funds_added(n, 1 + i)) for i, n in enumerate(self._customers.early)
-        ]
+        everybody = [Source(n.encode(), self.frames.funds_added(n, 1 + i)) for i, n in enumerate(self.customers.early)]
         whales = [
-            Source(n.encode(), self._frames.funds_added(n, _WHALE_CENTS, "wide"))
-            for n in self._customers.whales
+            Source(n.encode(), self.frames.funds_added(n, _WHALE_CENTS, "wide"))
+            for n in self.customers.whales
             for _ in range(10)
         ]
         writer.transact([*everybody, *whales])
@@ -301,8 +299,8 @@ class _Writer:
         self._workload = workload
         self.chooser = chooser
         self._config: dict[str, Any] = {
-            "bootstrap.servers": workload._bootstrap_servers,
-            "transactional.id": f"{workload._topic}-{name}",
+            "bootstrap.servers": workload.bootstrap_servers,
+            "transactional.id": f"{workload.topic}-{name}",
             "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
             "partitioner": "murmur2_random",
             "linger.ms": 5,
@@ -340,7 +338,7 @@ class _Writer:
 
     def draw(self) -> Source:
         """Draws a record."""
-        chooser, frames, customers = self.chooser, self._workload._frames, self._workload._customers
+        chooser, frames, customers = self.chooser, self._workload.frames, self._workload.customers
         luck = chooser.random()
         name = chooser.choice(
             customers.late if luck < 0.05 else customers.hot if luck < 0.05 + HOT_SHARE else customers.early
@@ -348,7 +346,7 @@ class _Writer:
         luck = chooser.random()
         if luck < POISON_SHARE:
             name = chooser.choice(customers.early)
-            elsewhere = (customers.homes[name.encode()] + 1) % self._workload._partitions
+            elsewhere = (customers.homes[name.encode()] + 1) % self._workload.partitions
             return frames.poison(chooser.choice(POISON), name, elsewhere, self._cents())
         luck -= POISON_SHARE
         if luck < LATE_SHARE:
@@ -380,7 +378,7 @@ class _Writer:
             cents = first if luck < 0.35 else first + 1
         else:
             self._keyed.append((name, token, cents))
-        return Source(name.encode(), self._workload._frames.funds_added(name, cents), None, token)
+        return Source(name.encode(), self._workload.frames.funds_added(name, cents), None, token)
 
     def _cents(self) -> int:
         luck = self.chooser.random()
@@ -396,7 +394,7 @@ class _Writer:
         where: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
         own = record.partition is None
         producer.produce(
-            self._workload._topic,
+            self._workload.topic,
             record.value,
             record.key,
             headers=headers,
@@ -407,7 +405,7 @@ class _Writer:
 
     def _placed(self, error: Any, message: Any) -> None:
         if error is None and message.key() is not None:
-            self._workload._customers.homes[message.key()] = message.partition()
+            self._workload.customers.homes[message.key()] = message.partition()
         self._delivered(error, message)
 
     def _delivered(self, error: Any, message: Any) -> None:

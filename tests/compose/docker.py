@@ -91,7 +91,7 @@ _INSTALL_SECONDS = 900
 
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the environment in which `docker` and `docker-compose` reach an engine.
+    """Yields environment variables for `docker` and `docker-compose` to reach an engine.
 
     Args:
         folder: the data of a private engine, whose images are kept for the next run.

@@ -55,7 +55,7 @@ class Stack:
 
     def __init__(self, environment: Mapping[str, str], images: Mapping[str, str], ports: Mapping[str, str]) -> None:
         """Args:
-        environment: in which `docker` reaches an engine.
+        environment: variables for `docker` to reach an engine.
         images: the variables of the compose file that name images.
         ports: the variables that name ports of this machine.
         """

@@ -61,7 +61,7 @@ def _sale(number: int) -> dict[str, Any]:
 
 
 def _assert_answers(instance: LocalInstance, points: dict[str, Decimal]) -> None:
-    """Checks that an instance answers for every card, whichever instance owns it."""
+    """Checks that an instance answers for every card, owned or not."""
     with httpx.Client(base_url=instance.url, timeout=30) as http:
         for card, expected in points.items():
             answer = http.get(PATH, params={"customerCardNo": card})

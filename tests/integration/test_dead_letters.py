@@ -59,7 +59,7 @@ class Partition:
             self._write(self.letters.on_commit(self.store, {}, (), (), made), start + PART)
 
     def retry_and_fail(self) -> int:
-        """Runs a tick in which each due retry fails; returns their number."""
+        """Runs a tick and fails each due retry; returns their number."""
         due = self.letters.due(self.store).again
         known = {letter.offset: letter for letter in due}
         failed = [DeadLetter(letter.offset, 0, letter.key, None, letter.cause) for letter in due]

@@ -89,7 +89,7 @@ def test_the_lag_reaches_zero_after_transactions_and_commits_stop(
         assert_counted_once(stack, engine)
 
 
-@pytest.mark.parametrize("moment", ["before the end is asked for", "after the end is told"])
+@pytest.mark.parametrize("moment", ["before the end offset request", "after the end offset response"])
 def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_request(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -114,10 +114,10 @@ def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_requ
 
         def offsets(name: str, partitions: Iterable[int], **which: bool) -> dict[int, int]:
             looks = which.get("committed", False) and threading.current_thread().name.startswith("task-")
-            if looks and moment == "before the end is asked for":
+            if looks and moment == "before the end offset request":
                 plain.add("c", "0.01")
             found = ask(name, partitions, **which)
-            if looks and moment == "after the end is told":
+            if looks and moment == "after the end offset response":
                 plain.add("c", "0.01")
             if looks:
                 arrived.append(found[0])
@@ -133,7 +133,7 @@ def test_a_position_never_skips_a_record_that_arrives_during_the_end_offset_requ
         starts, ends = [batch.start for batch in taken], [batch.end for batch in taken]
         assert starts == [0, *ends[:-1]]
         moved = [range(batch.start, batch.end) for batch in taken if not batch.applied]
-        assert bool(moved) == (moment == "after the end is told")
+        assert bool(moved) == (moment == "after the end offset response")
         records = {message.offset() for message in read_topic(stack, settings.topic)}
         assert records.isdisjoint(offset for offsets in moved for offset in offsets)
 

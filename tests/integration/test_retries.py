@@ -1,4 +1,4 @@
-"""Other producers' dead letters on a broker: each is sent when due, unchanged and once, whatever its bytes."""
+"""Other producers' dead letters on a broker: each is sent when due, unchanged and exactly once."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def letters(engine: Engine) -> list[tuple[int, str, str]]:
     return [(letter.offset, letter.cause, letter.status.value) for letter in found]
 
 
-def test_a_record_is_sent_unchanged_when_due_whatever_its_bytes(stack: LocalStack, settings: Settings) -> None:
+def test_a_record_with_any_bytes_is_sent_unchanged_when_due(stack: LocalStack, settings: Settings) -> None:
     large = bytes(range(256)) * 2_000
     records: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (b"k", b"no frame", [("trace", b"\xff"), ("trace", None), ("empty", b"")]),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CUSTOMERS = [f"c{n}" for n in range(40)]
 ANSWERS_WITHIN_SECONDS = 2.0
-# Events are produced in lots, each of which takes several commits.
+# Events are produced in lots; each lot takes several commits.
 LOT, LOTS = 400, 10
 
 

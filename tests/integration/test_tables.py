@@ -46,16 +46,16 @@ class Players:
         self.topic = self.topics.create(self.name, 1, COMPACTED)
         self.path = path / "players_0"
         self.rows = Rows(stack, self.name, "Player")
+        self.codec = AvroReader(self.registry, load_schema("Player"))
 
     @contextmanager
     def followed(self) -> Iterator[TablePartition]:
-        schema = load_schema("Player")
         partition = TablePartition(
             TableContext(
                 settings=self.settings,
                 topics=self.topics,
                 topic=self.topic,
-                codec=AvroReader(self.registry, schema),
+                codec=self.codec,
                 history_ms=A_DAY_MS,
                 partition_of=lambda key: int(key == b"elsewhere"),
             ),
@@ -78,14 +78,14 @@ class Players:
         return self.topics.offsets(self.name, [0], committed=True)[0]
 
     def read(self, partition: TablePartition) -> None:
-        """Waits until the store has all committed rows."""
+        """Waits until the store holds all committed rows."""
         assert partition.wait_for(self.end, SECONDS, lambda: False), partition.snapshot()
 
     def name_of(self, partition: TablePartition, key: str, timestamp_ms: int = NOON) -> Any:
         """Returns the player's name as of a time; None if there is no such player."""
         version = partition.view.as_of(key.encode(), timestamp_ms)
         frame = None if version is None else version.frame
-        return None if frame is None else partition._context.codec.decode_foreign(frame)["name"]
+        return None if frame is None else self.codec.decode_foreign(frame)["name"]
 
 
 @pytest.fixture

@@ -207,9 +207,9 @@ def test_a_copy_of_a_repartitioned_topic_keeps_the_order_of_each_key_and_yields_
         values = [m.value() for m in target if m.key() is None and m.partition() == partition]
         assert values == [b"no key 0", b"no key 1", b"no key 2"]
 
-    anew = {"topic": app.target, "application_id": f"{app.settings.application_id}-anew"}
+    fresh = {"topic": app.target, "application_id": f"{app.settings.application_id}-fresh"}
     balances = recount(stack.bootstrap_servers, stack.schema_registry_url, app.target)
-    with running_engine(settings_for(stack, anew, tmp_path / "anew")) as engine:
+    with running_engine(settings_for(stack, fresh, tmp_path / "fresh")) as engine:
         catch_up(engine)
         assert {c: balance(engine, c) for c in CUSTOMERS} == {c: balances[c] for c in CUSTOMERS}
         assert {balances[c] for c in CUSTOMERS} == {Decimal("50.00")}

@@ -79,7 +79,7 @@ def running(*instances: LocalInstance) -> Iterator[Sequence[LocalInstance]]:
 
 @contextmanager
 def one_of_two(stack: LocalStack, settings: dict[str, str]) -> Iterator[tuple[LocalInstance, LocalInstance]]:
-    """Two instances, of which the first is running. The test may stop and launch both."""
+    """Two instances; the first is running. The test may stop and launch both."""
     first, second = new_instance(stack, settings), new_instance(stack, settings)
     with running(first):
         try:
