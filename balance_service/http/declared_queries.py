@@ -102,7 +102,7 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
                     "missing": (f"No {noun} named", f"{declared.key} is missing"),
                     "partition": (
                         "A position of another partition",
-                        f"minPosition is of partition 0, the {noun}'s is 1",
+                        f"minPosition is for partition 0; the {noun} is in partition 1",
                     ),
                 },
             ),

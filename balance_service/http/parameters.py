@@ -226,15 +226,15 @@ class ScanParameters(Parameters):
 class KeyQuery:
     """A validated query for one key.
 
-    `path` and `parameters` are those of the request to a peer. `noun` is the word for the key in error texts. `told_as`
-    is the key as the answer shows it next to the value; None: the answer is the value alone.
+    `path` and `parameters` are those of the request to a peer. `noun` is the word for the key in error texts.
+    `echoed_key` is the key as the answer shows it next to the value; None: the answer is the value alone.
     """
 
     key: bytes
     path: str
     parameters: Mapping[str, str]
     noun: str
-    told_as: str | None = None
+    echoed_key: str | None = None
     min_position: tuple[int, int] | None = None
     max_lag: int | None = None
 
@@ -263,7 +263,7 @@ def key_query(
         path=path,
         parameters=parameters,
         noun=noun,
-        told_as=None if in_query_as else given.key,
+        echoed_key=None if in_query_as else given.key,
         min_position=given.min_position,
         max_lag=given.max_lag,
     )

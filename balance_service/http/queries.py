@@ -62,14 +62,14 @@ class Queries:
         """Answers a client's parsed query. Raises Problem, as `get`."""
         return await self._observed_answer(lambda: query, is_forwarded=False)
 
-    def at_once(self, key: bytes, noun: str, told_as: str | None) -> Answer | None:
+    def at_once(self, key: bytes, noun: str, echoed_key: str | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
 
         Errors also return None: `get` meets and reports them.
 
         Args:
             noun: as in `KeyQuery`.
-            told_as: as in `KeyQuery`.
+            echoed_key: as in `KeyQuery`.
         """
         began = time.perf_counter()
         partition = self.routing.partition_of(key)
@@ -80,7 +80,7 @@ class Queries:
             local = self.routing.read(copy, key)
             if not local.is_owner:
                 return None
-            answer = self._answer(partition, local, noun, told_as)
+            answer = self._answer(partition, local, noun, echoed_key)
         except Exception:  # a model's own view may raise anything
             return None
         self._observe("local", answer.status, began)
@@ -93,13 +93,14 @@ class Queries:
             query = parse()
             partition = self.routing.partition_of(query.key)
             if query.min_position is not None and query.min_position[0] != partition:
+                other = query.min_position[0]
                 raise Problem(
-                    400, f"minPosition is of partition {query.min_position[0]}, the {query.noun}'s is {partition}"
+                    400, f"minPosition is for partition {other}; the {query.noun} is in partition {partition}"
                 )
             deadline = time.monotonic() + self.timeout_seconds
             local = await self._local(partition, query, deadline, is_forwarded=is_forwarded)
             if local is not None:
-                answered, answer = "local", self._answer(partition, local, query.noun, query.told_as)
+                answered, answer = "local", self._answer(partition, local, query.noun, query.echoed_key)
             else:
                 answered, answer = "proxied", await self._proxied(partition, query, deadline)
             status = answer.status
@@ -173,7 +174,7 @@ class Queries:
                 # This instance may have become the owner.
                 local = await self._local(partition, query, deadline, is_forwarded=False)
                 if local is not None:
-                    return self._answer(partition, local, query.noun, query.told_as)
+                    return self._answer(partition, local, query.noun, query.echoed_key)
             # By the second attempt, a local copy may be recent enough.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
             peers = self.routing.in_turn(partition, deadline, takes_standbys=query.takes_standbys, is_all=not has_copy)
@@ -206,7 +207,7 @@ class Queries:
                     return answer
         raise refusal
 
-    def _answer(self, partition: int, local: LocalAnswer, noun: str, told_as: str | None) -> Answer:
+    def _answer(self, partition: int, local: LocalAnswer, noun: str, echoed_key: str | None) -> Answer:
         headers = {
             "Balance-Application-Server": self.address,
             "Balance-Role": "active" if local.is_owner else "standby",
@@ -221,7 +222,7 @@ class Queries:
             view = self.view(local.frame)
         except (StoreCorruptedError, RetriableError) as error:
             raise self._refusal(partition, local.task, error) from error
-        body = exact_json(view if told_as is None else {"key": told_as, "value": view})
+        body = exact_json(view if echoed_key is None else {"key": echoed_key, "value": view})
         return Answer(200, body.encode(), JSON, headers)
 
     def _observe(self, answered: str, status: int, began: float) -> None:

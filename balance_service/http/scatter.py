@@ -114,10 +114,10 @@ class Scatter:
         # Leaves at least half of the time to a scan that begins.
         async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
             wanted = range(self.routing.partitions) if partitions is None else partitions
-            parts, missing = await self._gathered(kind, question, set(wanted), deadline)
+            parts, missing = await self._gather(kind, question, set(wanted), deadline)
             if missing and not is_partial:
                 raise unavailable(f"no instance could answer for partitions {_listed(missing)}")
-            return await self._merged(question, parts, missing)
+            return await self._merge(question, parts, missing)
 
     async def answer_peer(self, scan: Scan, asker: Asker, partitions: Iterable[int], max_lag: int | None) -> Answer:
         """Answers a peer from local partitions; never forwards.
@@ -129,10 +129,10 @@ class Scatter:
         question, wanted = _Question(scan, asker, max_lag), set(partitions)
         deadline = time.monotonic() + self.timeout_seconds
         async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
-            part = await self._here(question, wanted, deadline)
+            part = await self._read_local(question, wanted, deadline)
             if part is None:
                 raise Problem(_MISDIRECTED, f"{self.address} does not have partitions {_listed(wanted)}")
-            return await self._merged(question, [part], set())
+            return await self._merge(question, [part], set())
 
     async def answer_owned(self, scan: Scan, asker: Asker) -> Answer:
         """Answers for the partitions that this instance owns, possibly none.
@@ -143,13 +143,13 @@ class Scatter:
         question, owned = _Question(scan, asker), self.routing.owned()
         deadline = time.monotonic() + self.timeout_seconds
         async with self.scheduler.admitted(asker, self.timeout_seconds / 2):
-            part = await self._here(question, owned, deadline)
+            part = await self._read_local(question, owned, deadline)
             parts = [] if part is None else [part]
             if missing := owned.difference(*(found.partitions for found in parts)):
                 raise unavailable(f"partitions {_listed(missing)} cannot be read here now")
-            return await self._merged(question, parts, set())
+            return await self._merge(question, parts, set())
 
-    async def _gathered(
+    async def _gather(
         self, kind: str, question: _Question, missing: set[int], deadline: float
     ) -> tuple[list[_Part], set[int]]:
         """Returns the answers of instances, and the partitions that no answer covers."""
@@ -169,12 +169,12 @@ class Scatter:
             until = time.monotonic() + (left / 2 if attempt + 1 < _ATTEMPTS else left)
             requests = [
                 _PeerRequest(peer, path, listed, some)
-                for peer, of_it in self._owners(missing, max_lag, failed).items()
+                for peer, of_it in self._assigned(missing, max_lag, failed).items()
                 for some, listed in split_to_fit("partitions", of_it, path, parameters)
             ]
             found = await asyncio.gather(
-                self._here(question, missing, deadline),
-                *(self._there(question, request, until) for request in requests),
+                self._read_local(question, missing, deadline),
+                *(self._ask(question, request, until) for request in requests),
             )
             failed = {request.peer for request, part in zip(requests, found[1:], strict=True) if part is None}
             for part in found:
@@ -186,7 +186,7 @@ class Scatter:
                 break
         return parts, missing
 
-    async def _here(self, question: _Question, partitions: Iterable[int], until: float) -> _Part | None:
+    async def _read_local(self, question: _Question, partitions: Iterable[int], until: float) -> _Part | None:
         """Reads local copies; None if there are none, or if they could not be read in time."""
         copies = [copy for p in sorted(partitions) if (copy := self.routing.copy(p)) is not None]
         copies = [copy for copy in copies if self._may_answer(copy, question.max_lag)]
@@ -243,7 +243,9 @@ class Scatter:
                 values["Balance-Lag"][copy.partition] = str(lag)
         return values
 
-    def _owners(self, partitions: Iterable[int], max_lag: int | None, failed: Container[Peer]) -> dict[Peer, list[int]]:
+    def _assigned(
+        self, partitions: Iterable[int], max_lag: int | None, failed: Container[Peer]
+    ) -> dict[Peer, list[int]]:
         """Assigns each partition without a local answer to a peer.
 
         Args:
@@ -260,9 +262,9 @@ class Scatter:
                 owners.setdefault(peer, []).append(partition)
         return owners
 
-    async def _there(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+    async def _ask(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
         """Asks a peer; None if it does not answer, or answers for other partitions."""
-        part = await self._asked(question, request, until)
+        part = await self._fetch(question, request, until)
         for partition in request.partitions:
             if part is None or partition not in part.partitions:
                 self.routing.doubt(partition, request.peer)
@@ -270,7 +272,7 @@ class Scatter:
                 self.routing.believe(partition, request.peer)
         return part
 
-    async def _asked(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
+    async def _fetch(self, question: _Question, request: _PeerRequest, until: float) -> _Part | None:
         peer, path, parameters, partitions = request
         try:
             answer = await self.proxy.get(peer, path, parameters, self.address, max(0.0, until - time.monotonic()))
@@ -289,7 +291,7 @@ class Scatter:
             return None
         return _Part(body, values)
 
-    async def _merged(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
+    async def _merge(self, question: _Question, parts: Sequence[_Part], missing: Iterable[int]) -> Answer:
         bodies = [part.body for part in parts]
         try:
             merging = in_one_step(question.scan.merge, bodies)

@@ -25,6 +25,7 @@ from balance_service.http.peers.trust import FORWARDED_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
+    from contextlib import AbstractAsyncContextManager
 
     from aiohttp import web
 
@@ -50,14 +51,14 @@ def asker_of(request: web.Request) -> Asker:
 class Bounds:
     """How many scans run and wait at once: of one asker, and of all."""
 
-    at_once: int
-    at_once_of_all: int
+    running: int
+    running_of_all: int
     waiting: int
     waiting_of_all: int
 
 
-CLIENTS = Bounds(at_once=2, at_once_of_all=16, waiting=32, waiting_of_all=128)
-PEERS = Bounds(at_once=16, at_once_of_all=64, waiting=64, waiting_of_all=256)
+CLIENTS = Bounds(running=2, running_of_all=16, waiting=32, waiting_of_all=128)
+PEERS = Bounds(running=16, running_of_all=64, waiting=64, waiting_of_all=256)
 """Larger, because an instance forwards the scans of all its clients."""
 
 
@@ -65,20 +66,20 @@ PEERS = Bounds(at_once=16, at_once_of_all=64, waiting=64, waiting_of_all=256)
 class _Share:
     """The scans of one asker; kept while there are any."""
 
-    at_once: int = 0
+    running: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
-class Shares:
+class Admission:
     """Admits scans: those of one asker in order of arrival, and the askers in turn."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._shares: dict[str, _Share] = {}
-        self._at_once = 0
+        self._running = 0
 
     @asynccontextmanager
-    async def of(self, asker: str, seconds: float) -> AsyncIterator[None]:
+    async def admitted(self, asker: str, seconds: float) -> AsyncIterator[None]:
         """Waits until a scan may begin. The scan runs within the block.
 
         Raises:
@@ -86,20 +87,20 @@ class Shares:
         """
         share = self._shares.setdefault(asker, _Share())
         try:
-            await self._admitted(share, seconds)
+            await self._wait(share, seconds)
             try:
                 yield
             finally:
-                self._at_once -= 1
-                share.at_once -= 1
+                self._running -= 1
+                share.running -= 1
         finally:
             # Moves the asker behind all others.
             self._shares.pop(asker, None)
-            if share.at_once or share.waiting:
+            if share.running or share.waiting:
                 self._shares[asker] = share
             self._admit()
 
-    async def _admitted(self, share: _Share, seconds: float) -> None:
+    async def _wait(self, share: _Share, seconds: float) -> None:
         if not share.waiting and self._may_begin(share):
             self._begin(share)
             return
@@ -114,26 +115,26 @@ class Shares:
                 share.waiting.remove(turn)
             elif turn.done() and not turn.cancelled() and turn.exception() is None:
                 # It was admitted at the same moment.
-                self._at_once -= 1
-                share.at_once -= 1
+                self._running -= 1
+                share.running -= 1
             if isinstance(error, TimeoutError):
                 raise self._refusal(share) from None
             raise
 
     def _may_begin(self, share: _Share) -> bool:
-        return share.at_once < self._bounds.at_once and self._at_once < self._bounds.at_once_of_all
+        return share.running < self._bounds.running and self._running < self._bounds.running_of_all
 
     def _begin(self, share: _Share) -> None:
-        share.at_once += 1
-        self._at_once += 1
+        share.running += 1
+        self._running += 1
 
     def _admit(self) -> None:
         """Admits all scans that may begin, the asker with the fewest in progress first."""
-        while self._at_once < self._bounds.at_once_of_all:
+        while self._running < self._bounds.running_of_all:
             waiting = [share for share in self._shares.values() if share.waiting and self._may_begin(share)]
             if not waiting:
                 return
-            share = min(waiting, key=lambda share: share.at_once)
+            share = min(waiting, key=lambda share: share.running)
             turn = share.waiting.popleft()
             if not turn.done():
                 self._begin(share)
@@ -153,10 +154,10 @@ class Shares:
             refused.set_exception(self._refusal(longest))
 
     def _refusal(self, share: _Share) -> Problem:
-        if share.at_once < self._bounds.at_once:
+        if share.running < self._bounds.running:
             return unavailable("too many scans of other clients are in progress here; retry later")
         return unavailable(
-            f"this client's share of scans is used up: {share.at_once} of its scans are in progress here and "
+            f"this client's share of scans is used up: {share.running} of its scans are in progress here and "
             f"{len(share.waiting)} wait; retry when some are finished"
         )
 
@@ -170,7 +171,7 @@ class _Reading:
     ended: asyncio.Future[Any]
 
 
-class _Lane:
+class _RoundRobin:
     """The scans of all clients, or of all peers: a round robin over the askers."""
 
     def __init__(self) -> None:
@@ -207,20 +208,14 @@ class FairScheduler:
         """
         self._pool = ThreadPoolExecutor(threads, name)
         self._free = threads
-        self._shares = {False: Shares(clients), True: Shares(peers)}
-        self._lane_of = {False: _Lane(), True: _Lane()}
-        # Ends with the lane whose slice was last.
-        self._lanes = deque(self._lane_of.values())
+        self._admission_of = {False: Admission(clients), True: Admission(peers)}
+        self._queue_of = {False: _RoundRobin(), True: _RoundRobin()}
+        # Ends with the queue whose slice was last.
+        self._queues = deque(self._queue_of.values())
 
-    @asynccontextmanager
-    async def admitted(self, asker: Asker, seconds: float) -> AsyncIterator[None]:
-        """Waits until a scan may begin, at most `seconds`. The scan runs within the block, by `run`.
-
-        Raises:
-            Problem: 503, the asker's share is used up, or too many scans wait.
-        """
-        async with self._shares[asker.is_peer].of(asker.name, seconds):
-            yield
+    def admitted(self, asker: Asker, seconds: float) -> AbstractAsyncContextManager[None]:
+        """See `Admission.admitted`. Within the block, the scan runs by `run`."""
+        return self._admission_of[asker.is_peer].admitted(asker.name, seconds)
 
     async def run(self, asker: Asker, steps: Generator[None, None, T]) -> T:
         """Runs a scan that yields where it may be interrupted; returns its result or raises its exception.
@@ -228,23 +223,23 @@ class FairScheduler:
         Cancellation ends the scan after its current step.
         """
         reading = _Reading(asker, steps, asyncio.get_running_loop().create_future())
-        self._lane_of[asker.is_peer].add(reading)
-        self._go_on()
+        self._queue_of[asker.is_peer].add(reading)
+        self._start_slices()
         result: T = await reading.ended
         return result
 
-    def _go_on(self) -> None:
+    def _start_slices(self) -> None:
         """Starts a slice on each idle thread."""
-        while self._free and any(self._lanes):
-            lane = self._lanes[0]
-            self._lanes.rotate(-1)
-            if lane:
-                reading = lane.take()
+        while self._free and any(self._queues):
+            queue = self._queues[0]
+            self._queues.rotate(-1)
+            if queue:
+                reading = queue.take()
                 self._free -= 1
                 sliced = reading.ended.get_loop().run_in_executor(self._pool, _slice, reading)
-                sliced.add_done_callback(partial(self._sliced, reading))
+                sliced.add_done_callback(partial(self._slice_ended, reading))
 
-    def _sliced(self, reading: _Reading, sliced: asyncio.Future[_Ended | None]) -> None:
+    def _slice_ended(self, reading: _Reading, sliced: asyncio.Future[_Ended | None]) -> None:
         self._free += 1
         error = asyncio.CancelledError() if sliced.cancelled() else sliced.exception()
         if reading.ended.done():
@@ -254,8 +249,8 @@ class FairScheduler:
         elif (end := sliced.result()) is not None:
             reading.ended.set_result(end.result)
         else:
-            self._lane_of[reading.asker.is_peer].add(reading)
-        self._go_on()
+            self._queue_of[reading.asker.is_peer].add(reading)
+        self._start_slices()
 
 
 def in_one_step(work: Callable[..., T], *arguments: object) -> Generator[None, None, T]:

@@ -56,7 +56,7 @@ class KeyTarget:
     key_type: KeyType = TEXT
     parameter: str = ""
     """The parameter with the key; empty if the key is the last segment of the path."""
-    tells_key: bool = False
+    echoes_key: bool = False
     """Whether the answer contains the key next to the value."""
     asks_peers: bool = True
     """Whether peers use the same target and answer in the same form."""
@@ -85,7 +85,7 @@ class KeyTarget:
             path=self.path if self.parameter else f"{self.path}/{text}",
             parameters={self.parameter: text} if self.parameter else {},
             noun=self.noun,
-            told_as=text if self.tells_key else None,
+            echoed_key=text if self.echoes_key else None,
         )
 
 
@@ -124,7 +124,7 @@ class PlainQueries:
         key, answers = target.key_of(text), models.hosted.get(target.model)
         if key is None or answers is None:
             return None
-        queries, told_as = answers.queries, text if target.tells_key else None
+        queries, echoed_key = answers.queries, text if target.echoes_key else None
         mark = request.headers.get(FORWARDED_HEADER)
         if mark is not None and not target.asks_peers:
             return None
@@ -133,7 +133,7 @@ class PlainQueries:
             client = self._client_of(request, connection) if proven is None else ""
             if client is None:
                 return None
-            answer = queries.at_once(key, target.noun, told_as)
+            answer = queries.at_once(key, target.noun, echoed_key)
             if answer is None and (mark is not None or not target.asks_peers):
                 return None
             # Not earlier: a request left to aiohttp uses up its mark, or charges its client, there.
@@ -198,12 +198,12 @@ def key_targets(models: Iterable[ReadModel]) -> Iterator[KeyTarget]:
         if not model.has_states():
             continue
         of_model = KeyTarget(
-            model=model.name, noun="key", path=f"{PATH}/{model.name}/keys", key_type=model.key_type, tells_key=True
+            model=model.name, noun="key", path=f"{PATH}/{model.name}/keys", key_type=model.key_type, echoes_key=True
         )
         yield of_model
         match model.queries:
             case Routes(path, parameter, noun):
-                yield replace(of_model, noun=noun, path=path, parameter=parameter, tells_key=False)
+                yield replace(of_model, noun=noun, path=path, parameter=parameter, echoes_key=False)
             # A text key could be the name of another route, such as `count`.
             case Collection(path, _, noun) if model.key_type.is_number:
-                yield replace(of_model, noun=noun, path=path, tells_key=False, asks_peers=False)
+                yield replace(of_model, noun=noun, path=path, echoes_key=False, asks_peers=False)

@@ -253,7 +253,7 @@ def test_a_position_of_another_partition_is_refused(instance: Instance) -> None:
     answer = ask(instance, minPosition=f"{OTHER_PARTITION}:1")
 
     assert answer.status == 400
-    assert f"the customer's is {PARTITION}" in answer.detail
+    assert f"the customer is in partition {PARTITION}" in answer.detail
 
 
 # --- what is said

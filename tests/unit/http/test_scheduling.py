@@ -12,14 +12,14 @@ import pytest
 
 from balance_service.http import scheduling
 from balance_service.http.answer import Problem
-from balance_service.http.scheduling import Asker, Bounds, FairScheduler, Shares, in_one_step
+from balance_service.http.scheduling import Admission, Asker, Bounds, FairScheduler, in_one_step
 from tests.support.querying import BUSY_SECONDS
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator
 
-FEW = Bounds(at_once=1, at_once_of_all=2, waiting=2, waiting_of_all=3)
+FEW = Bounds(running=1, running_of_all=2, waiting=2, waiting_of_all=3)
 CLIENT, OTHER, PEER = Asker("a"), Asker("b"), Asker("b", is_peer=True)
 
 
@@ -40,7 +40,7 @@ class Asked:
     """Scans that end when the test says so."""
 
     def __init__(self, bounds: Bounds = FEW, seconds: float = BUSY_SECONDS) -> None:
-        self.shares = Shares(bounds)
+        self.admission = Admission(bounds)
         self.admitted: list[str] = []
         self._answered: dict[str, asyncio.Event] = {}
         self._seconds = seconds
@@ -51,7 +51,7 @@ class Asked:
         return asyncio.create_task(self._ask(name))
 
     async def _ask(self, name: str) -> None:
-        async with self.shares.of(name[0], self._seconds):
+        async with self.admission.admitted(name[0], self._seconds):
             self.admitted.append(name)
             await self._answered[name].wait()
 
@@ -100,7 +100,7 @@ def test_a_scan_beyond_the_share_is_refused_with_the_client_s_own_figures() -> N
 
 def test_waiting_scans_are_admitted_from_each_asker_in_turn() -> None:
     async def run() -> None:
-        asked = Asked(Bounds(at_once=2, at_once_of_all=2, waiting=9, waiting_of_all=99))
+        asked = Asked(Bounds(running=2, running_of_all=2, waiting=9, waiting_of_all=99))
         names = ["a1", "a2", "a3", "a4", "a5", "b1", "b2"]
         tasks = {name: asked.ask(name) for name in names}
         await begun(*tasks.values())
@@ -116,7 +116,7 @@ def test_waiting_scans_are_admitted_from_each_asker_in_turn() -> None:
 
 def test_if_too_many_scans_wait_the_newest_of_the_busiest_asker_is_refused() -> None:
     async def run() -> None:
-        asked = Asked(Bounds(at_once=1, at_once_of_all=1, waiting=3, waiting_of_all=3))
+        asked = Asked(Bounds(running=1, running_of_all=1, waiting=3, waiting_of_all=3))
         tasks = {name: asked.ask(name) for name in ("a1", "a2", "a3", "a4", "b1")}
         await begun(*tasks.values())
         with pytest.raises(Problem, match="this client's share"):
@@ -148,7 +148,7 @@ def test_a_scan_that_waited_too_long_is_refused_and_the_next_is_admitted() -> No
 def test_the_place_of_a_scan_cancelled_at_its_admission_is_free() -> None:
     async def run() -> None:
         asked = Asked()
-        async with asked.shares.of("a", BUSY_SECONDS):
+        async with asked.admission.admitted("a", BUSY_SECONDS):
             second = asked.ask("a2")
             await begun(second)
         # It is admitted but has not resumed yet.
