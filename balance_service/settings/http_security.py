@@ -1,4 +1,4 @@
-"""Settings of the HTTP server's security: TLS, authorisation, rate limits. Part of `Settings`."""
+"""Security settings of HTTP: TLS, authorisation, rate limits. Part of `Settings`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ _BEARER_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1
 
 
 class HttpSecuritySettings(BaseSettings):
-    """All off unless set; what needs another setting is refused without it, in one sentence that names both."""
+    """Everything is off unless set. A setting without another one that it needs is refused by both names."""
 
     tls_certificate: Path | None = Field(
         None,
-        description="PEM file of the server's certificate and its chain. The port speaks HTTPS then, and peers are "
-        "asked by HTTPS.",
+        description="PEM file of the server's certificate and its chain. If set, the port speaks HTTPS, and so do the "
+        "queries to peers.",
     )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key.")
     tls_key_password: SecretStr | None = Field(None, description="Password of the private key, if it is encrypted.")
     tls_ca: Path | None = Field(
         None,
-        description="PEM file of the CAs by which this instance and the commands know other instances; the system's "
-        "when unset.",
+        description="PEM file of the CAs that sign the certificates of instances, for queries to peers and for "
+        "commands; the system's when unset.",
     )
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of the CAs of clients; a client without a certificate of theirs is refused in the "
-        "handshake.",
+        description="PEM file of the CAs that sign clients' certificates; a client without such a certificate is "
+        "refused in the handshake.",
     )
     health_port: int | None = Field(
-        None, ge=0, le=65_535, description="Further port that answers `/health/*` alone, without TLS, for probes."
+        None, ge=0, le=65_535, description="Additional port for probes, which answers only `/health/*`, without TLS."
     )
     health_host: str | None = Field(
         None,
-        description="Address that the port for probes listens on; `BALANCE_HTTP_HOST` when unset. It may be one that "
-        "other machines reach while the service is behind a proxy on this machine.",
+        description="Address that the port for probes listens on; `BALANCE_HTTP_HOST` when unset. Other machines may "
+        "reach it even if the service itself is behind a proxy on this machine.",
     )
-    tokens_file: Path | None = Field(None, description="JSON file of bearer tokens' hashes and what they may do.")
+    tokens_file: Path | None = Field(
+        None, description="JSON file of the hashes of bearer tokens and their permissions."
+    )
     jwks_file: Path | None = Field(None, description="JWKS file of an identity provider's public keys.")
     jwt_issuer: str | None = Field(None, min_length=1, description="The issuer that JWTs must name.")
     jwt_audience: str | None = Field(None, min_length=1, description="The audience that JWTs must name.")
@@ -54,13 +56,13 @@ class HttpSecuritySettings(BaseSettings):
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="Requests a second that one client may make, such as `50` or `0.5`.",
+        description="Requests per second that one client may make, such as `50` or `0.5`.",
     )
     rate_limit_burst: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="Requests that one client may make at once; a second's worth, at least 1, when unset.",
+        description="Requests that one client may make at once; the requests of one second, at least 1, when unset.",
     )
     allow_anonymous: bool = Field(
         False,
@@ -69,18 +71,18 @@ class HttpSecuritySettings(BaseSettings):
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Comma-separated host names, or `*.domains`, by which clients may address this instance, in "
-        "addition to IP addresses, `localhost` and its own name; needed only without tokens and JWTs.",
+        description="Comma-separated host names, or `*.domains`, that clients may use for this instance, in addition "
+        "to IP addresses, `localhost` and its own name; needed only without tokens and JWTs.",
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Comma-separated origins, such as `https://ops.example.com`, whose pages may send requests; "
-        "needed where a proxy changes the header `Host`.",
+        "needed if a proxy changes the header `Host`.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Comma-separated addresses and networks of proxies and ingresses: one of them may open as many "
-        "connections as there is room for.",
+        description="Comma-separated addresses and networks of proxies and ingresses. Their number of connections is "
+        "not limited per address.",
     )
     token: SecretStr | None = Field(
         None, description="Bearer token that `get-balance`, `status` and `dead-letters` send."
@@ -88,12 +90,12 @@ class HttpSecuritySettings(BaseSettings):
 
     @property
     def speaks_tls(self) -> bool:
-        """Whether instances are reached by HTTPS."""
+        """Whether instances serve HTTPS."""
         return self.tls_certificate is not None
 
     @property
     def admits_anonymous(self) -> bool:
-        """Whether a client needs neither a token nor a certificate."""
+        """Whether clients need neither a token nor a certificate."""
         return self.tokens_file is None and self.jwks_file is None and self.tls_client_ca is None
 
     @property
@@ -142,7 +144,7 @@ class HttpSecuritySettings(BaseSettings):
     @classmethod
     def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not _BEARER_TOKEN.fullmatch(value.get_secret_value()):
-            raise ValueError("is no bearer token; give letters, digits and ._~+/- without blanks or line ends")
+            raise ValueError("is no bearer token; use letters, digits and ._~+/- without spaces or line ends")
         return value
 
     @model_validator(mode="after")
@@ -151,7 +153,7 @@ class HttpSecuritySettings(BaseSettings):
             raise ValueError(f"{_P}TLS_CERTIFICATE and {_P}TLS_KEY go together; set both or none")
         for name, value in (("TLS_KEY_PASSWORD", self.tls_key_password), ("TLS_CLIENT_CA", self.tls_client_ca)):
             if value is not None and self.tls_certificate is None:
-                raise ValueError(f"{_P}{name} is of no use without {_P}TLS_CERTIFICATE and {_P}TLS_KEY; set them too")
+                raise ValueError(f"{_P}{name} has no effect without {_P}TLS_CERTIFICATE and {_P}TLS_KEY; set them too")
         return self
 
     @model_validator(mode="after")
@@ -164,5 +166,5 @@ class HttpSecuritySettings(BaseSettings):
                 f"{' and '.join(_P + name for name in missing)} must be set too"
             )
         if self.rate_limit_burst is not None and self.rate_limit is None:
-            raise ValueError(f"{_P}RATE_LIMIT_BURST is of no use without {_P}RATE_LIMIT; set that too")
+            raise ValueError(f"{_P}RATE_LIMIT_BURST has no effect without {_P}RATE_LIMIT; set that too")
         return self

@@ -57,23 +57,25 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         description="Comma-separated read models that this instance hosts: names of shipped ones or of entry points, "
         "`package.module` or `package.module:Class` ([read-models.md](read-models.md#name-the-models)).",
     )
-    topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of funds that were added: the truth.")
-    partitions: int = Field(2, ge=1, le=10_000, description="Partitions of the source topic, when created here.")
-    replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic created here.")
+    topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of `FundsAdded` events, the source of truth.")
+    partitions: int = Field(
+        2, ge=1, le=10_000, description="Partitions of the source topic, when the service creates it."
+    )
+    replication_factor: int = Field(1, ge=1, le=32_767, description="Replicas of every topic that the service creates.")
     create_topics: bool = Field(
         True,
-        description="Create sources, tables and topics of outputs that are missing; otherwise a missing one is an "
-        "error. Internal topics and the dead letters are created in either case.",
+        description="Create missing topics of sources, tables and outputs; if off, a missing one is an error. Internal "
+        "topics and those of dead letters are created in either case.",
     )
     allow_finite_retention: bool = Field(
         False,
-        description="Accept a source topic that is compacted or drops old records: the model cannot be rebuilt from it "
-        "in full.",
+        description="Accept a source topic that is compacted or deletes old records, so that the model cannot be "
+        "rebuilt from it in full.",
     )
     purge_rekeyed: bool = Field(
         False,
-        description="Delete from the topics between two stages of a read model what the later one has applied. They "
-        "take less room; no stage that reads one can be rebuilt.",
+        description="Delete the applied records from the topics between two stages of a read model. The topics take "
+        "less space, and the stages that read them cannot be rebuilt.",
     )
     http_host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
     http_port: int = Field(
@@ -82,21 +84,24 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     application_server: str = Field(
         default_factory=default_server,
         validate_default=True,
-        description="The `host:port` under which peers reach this instance, and no other instance; no wildcard "
-        "address. `{hostname}` in it stands for this machine's name. By default it is `localhost` with the port of "
-        "`BALANCE_HTTP_PORT`, and `{hostname}` with that port in a container that listens beyond loopback.",
+        description="The `host:port` where peers reach this instance and no other instance; no wildcard address. "
+        "`{hostname}` is replaced by this machine's host name. The default is `localhost` with the port of "
+        "`BALANCE_HTTP_PORT`, or `{hostname}` with that port in a container that listens beyond loopback.",
     )
-    state_dir: Path = Field(Path("state"), description="Where the state stores are kept; one directory per instance.")
+    state_dir: Path = Field(Path("state"), description="Directory of the state stores; one per instance.")
     session_timeout_ms: int = Field(
-        10_000, ge=3_000, le=300_000, description="How long the group waits for a silent instance."
+        10_000,
+        ge=3_000,
+        le=300_000,
+        description="How long the group waits for a silent instance before another one takes over.",
     )
     max_records_per_batch: int = Field(
         2_000_000,
         ge=1,
-        description="Upper bound of one commit of a partition, in records; only a partition that is behind comes near.",
+        description="Largest number of records in one commit of a partition; only a partition that lags reaches it.",
     )
     spark_jars: str | None = Field(
-        None, description="Comma-separated connector jars; resolved into a cache when unset."
+        None, description="Comma-separated connector jars; downloaded into a cache when unset."
     )
     spark_driver_memory: str = Field(
         "512m",
@@ -109,10 +114,10 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         le=300,
         allow_inf_nan=False,
         validation_alias=f"{PREFIX}READ_TIMEOUT",
-        description="Deadline of one query, in seconds; also of one command's delivery.",
+        description="Deadline of a query and of a command's delivery, in seconds.",
     )
     num_standby_replicas: int = Field(
-        0, ge=0, le=100, description="Copies of each partition's store that other instances keep up to date."
+        0, ge=0, le=100, description="Standby copies of each partition's store, which other instances keep up to date."
     )
     idempotency_window_seconds: float = Field(
         86_400,
@@ -120,8 +125,8 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         le=31_536_000,
         allow_inf_nan=False,
         validation_alias=f"{PREFIX}IDEMPOTENCY_WINDOW",
-        description="How long a repeated `Idempotency-Key` is recognised, in seconds of event time; the same on all "
-        "instances.",
+        description="How long a repeated `Idempotency-Key` is recognised, in seconds of event time; must be equal on "
+        "all instances.",
     )
     retry_every_seconds: float = Field(
         300,
@@ -129,35 +134,35 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         le=86_400,
         allow_inf_nan=False,
         validation_alias=f"{PREFIX}RETRY_EVERY",
-        description="After how many seconds a dead letter that heals by itself is tried again; then after twice as "
-        "long each time, at most 72 times as long, and ten times in all.",
+        description="Seconds before the first automatic retry of a dead letter. The time doubles with each retry, up "
+        "to 72 times the first; there are ten retries in all.",
     )
     retry_topics: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Comma-separated topics in which other producers keep their dead letters. Each record is sent to "
+        description="Comma-separated topics where other producers keep their dead letters. Each record is sent to "
         "`<application id>-retries` when it is due.",
     )
     peer_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Secret that all instances share, by which they sign what they say in the directory, ask each "
-        "other and answer; needed with tokens, JWTs or a rate limit.",
+        description="Secret that all instances share. It signs their directory records, and the queries and answers "
+        "between them; needed with tokens, JWTs or a rate limit.",
     )
     peer_allow_list: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Comma-separated hosts, `*.domains` and networks that may be peers; any when unset."
+        (), description="Comma-separated hosts, `*.domains` and networks of peers; any when unset."
     )
     max_concurrent_requests: int = Field(
         1_000,
         ge=1,
         le=100_000,
-        description="HTTP requests in flight; more are answered 503, but for `/health`, `/metrics` and "
-        "[plain queries](decisions/0033-plain-queries-are-answered-at-the-connection.md) answered here.",
+        description="HTTP requests in flight. Further ones are answered 503, except `/health`, `/metrics` and local "
+        "[plain queries](decisions/0033-plain-queries-are-answered-at-the-connection.md).",
     )
     tracing_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^@\s]+$",
-        description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. Needs "
-        "the extra `tracing`.",
+        description="OpenTelemetry collector that traces are sent to, by OTLP over HTTP; no tracing when unset. "
+        "Requires the extra `tracing`.",
     )
     log_level: str = Field(
         "INFO",
@@ -189,7 +194,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     @classmethod
     def _topics_name(cls, value: str) -> str:
         if value in _NO_TOPICS:
-            raise ValueError("is no topic's name; give another")
+            raise ValueError("is no topic name; give another")
         return value
 
     @field_validator("retry_topics")
@@ -197,7 +202,7 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     def _topics_each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name in _NO_TOPICS or not _TOPIC.fullmatch(name):
-                raise ValueError(f"has {name!r}, which is no topic's name; list names, separated by commas")
+                raise ValueError(f"has {name!r}, which is no topic name; list names, separated by commas")
             if value.count(name) > 1:
                 raise ValueError(f"names '{name}' twice; name it once")
         return value
@@ -224,31 +229,31 @@ class Settings(KafkaSettings, HttpSecuritySettings):
             if value is not None and self.peer_secret is None:
                 raise ValueError(
                     f"{PREFIX}{name} needs {PREFIX}PEER_SECRET, the same on all instances; "
-                    "without it any client could get around by saying that it is a peer"
+                    "without it, any client could bypass it by claiming to be a peer"
                 )
         return self
 
     @property
     def application_servers_topic(self) -> str:
-        """Name of the compacted topic that is the directory of instances."""
+        """The compacted topic of the directory of instances."""
         return f"{self.application_id}-application-servers"
 
     @property
     def dead_letter_decisions_topic(self) -> str:
-        """Name of the topic that keeps what operators decide about dead letters."""
+        """The topic of operators' decisions about dead letters."""
         return f"{self.application_id}-dead-letter-decisions"
 
     @property
     def retries_topic(self) -> str:
-        """Name of the topic that the records of `retry_topics` are sent to."""
+        """The topic that the records of `retry_topics` are sent to."""
         return f"{self.application_id}-retries"
 
     def topic_of(self, name: str) -> str:
-        """A source as this application has it, by what a read model calls it; `balance` is what BALANCE_TOPIC names."""
+        """The topic of a source that a read model declares; BALANCE_TOPIC replaces `balance`."""
         return self.topic if name == _OWN_TOPIC else name
 
     def printable(self) -> dict[str, str]:
-        """Every setting by its environment variable, secrets hidden."""
+        """All settings by environment variable, with secrets hidden."""
         shown = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -261,15 +266,14 @@ class Settings(KafkaSettings, HttpSecuritySettings):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
     return str(Settings.model_fields[name].validation_alias or PREFIX + name.upper())
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, with explicit overrides by field name.
+    """Loads the settings from the environment, with overrides by field name.
 
     Raises:
-        ConfigurationError: names each variable that is wrong and why.
+        ConfigurationError: names each wrong variable and the reason.
         TypeError: an override is no setting.
     """
     fields = Settings.model_fields
@@ -278,7 +282,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**{str(fields[name].validation_alias or name): v for name, v in overrides.items()})
     except ValidationError as error:
-        # A default that rests on another setting is not made while one is wrong.
+        # A default that depends on another setting is not computed while any setting is wrong.
         errors = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
         raise ConfigurationError("; ".join(map(_sentence, errors))) from None
 
@@ -304,5 +308,5 @@ def _sentence(error: ErrorDetails) -> str:
 
 
 def without_user(text: str) -> str:
-    """The text, user and password of every URL in it hidden."""
+    """The text with user and password of every URL hidden."""
     return _USER_IN_URL.sub(rf"\1{HIDDEN}@", text)

@@ -226,28 +226,28 @@ def test_retry_topics_are_listed_with_commas_and_none_by_default(monkeypatch: py
     ("topics", "said"),
     [
         ("a,b,a", "BALANCE_RETRY_TOPICS: 'a,b,a' names 'a' twice; name it once"),
-        ("a b", "has 'a b', which is no topic's name; list names, separated by commas"),
-        ("x" * 250, "which is no topic's name"),
+        ("a b", "has 'a b', which is no topic name; list names, separated by commas"),
+        ("x" * 250, "which is no topic name"),
     ],
 )
-def test_what_cannot_be_a_list_of_topics_is_refused(monkeypatch: pytest.MonkeyPatch, topics: str, said: str) -> None:
+def test_a_malformed_list_of_topics_is_refused(monkeypatch: pytest.MonkeyPatch, topics: str, said: str) -> None:
     assert said in refusal(monkeypatch, BALANCE_RETRY_TOPICS=topics)
 
 
 @pytest.mark.parametrize(
     ("topic", "said"),
     [
-        ("app-retries", "'app-retries' is where retries are sent, so that each would be sent again and again"),
+        ("app-retries", "'app-retries' is the topic that retries are sent to, so each would be sent again and again"),
         ("funds-dead-letters", "'funds-dead-letters' has dead letters of the read model"),
         ("pos-dead-letters", "'pos-dead-letters' has dead letters of the read model"),
         ("app-dead-letters", "'app-dead-letters' has dead letters of the read model"),
         (
             "x" * 240,
-            f"is too long, for a topic's name may have 249 characters and ours would be 'app-retries-{'x' * 240}",
+            f"is too long: a topic name has at most 249 characters, and 'app-retries-{'x' * 240}",
         ),
     ],
 )
-def test_a_topic_that_is_not_another_producers_is_refused_in_a_sentence(topic: str, said: str) -> None:
+def test_a_topic_of_the_service_is_no_retry_topic(topic: str, said: str) -> None:
     settings = load_settings(application_id="app", topic="funds", retry_topics=("orders-dead-letters", topic))
 
     with pytest.raises(ConfigurationError) as caught:
@@ -257,7 +257,7 @@ def test_a_topic_that_is_not_another_producers_is_refused_in_a_sentence(topic: s
     assert said in str(caught.value)
 
 
-def test_each_topic_has_a_stage_without_a_read_model_after_those_of_the_models() -> None:
+def test_each_retry_topic_has_a_stage_after_the_stages_of_the_read_models() -> None:
     stages = stages_in(load_settings(application_id="app", retry_topics=(THEIRS, "b")))
 
     assert [(stage.name, stage.owner) for stage in stages] == [
