@@ -1,8 +1,8 @@
-# Everything a person or CI runs. `make` alone lists the targets.
+# The commands of developers and CI. `make` without a target lists the targets.
 PYTHON ?= python3
 VENV := .venv
-USUAL_MODELS := balance,activity
-MODELS ?= $(or $(BALANCE_MODELS),$(USUAL_MODELS))
+DEFAULT_MODELS := balance,activity
+MODELS ?= $(or $(BALANCE_MODELS),$(DEFAULT_MODELS))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHECKED := balance_service bench tests deploy
@@ -13,15 +13,15 @@ CHECKED := balance_service bench tests deploy
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: java $(READY) ## Create .venv, install what is locked, resolve the jars
+setup: java $(READY) ## Create .venv, install the locked packages, download the jars
 
 java:
 	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
-	  echo "Java 17 or newer is needed and none was found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
+	  echo "Java 17 or newer is required and was not found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
 
 $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 balance_service/spark/java/Handover.java
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Name another with make PYTHON=…"; exit 2; }
+	  echo "Python 3.11 or newer is required; $(PYTHON) is $$($(PYTHON) -V). Choose another with make PYTHON=…"; exit 2; }
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -34,56 +34,56 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 bal
 run: setup ## Broker, registry and two instances on ports 5051 and 5052, until Ctrl-C; MODELS=balance,activity
 	@exec env BALANCE_MODELS="$(MODELS)" $(BIN)/balance-service local --instances 2 --sample-events
 
-demo: setup ## The whole story in a minute, each step checked
+demo: setup ## A demonstration on a temporary stack, which checks each step; about a minute
 	@exec $(BIN)/balance-service demo
 
-test: check ## Every check, unit and integration tests, the main stories end to end; about 12 minutes on 2 cores
+test: check ## All checks, unit and integration tests, the main end-to-end tests; about 12 minutes on 2 cores
 	@$(BIN)/python -m tests.lanes
 
-test-all: test ## The same, then all other tests end to end and the chaos suite; about half an hour
+test-all: test ## `test`, then the other end-to-end tests and the chaos suite; about half an hour
 	@$(BIN)/python -m tests.lanes rest
 
-chaos: setup ## The chaos suite, a short round; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
+chaos: setup ## A short run of the chaos suite; CHAOS_MINUTES=30 for a long run, CHAOS_SEED=… to replay one
 	@CHAOS_MINUTES=$(CHAOS_MINUTES) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/pytest tests/chaos -s
 
-chaos-mutants: setup ## Plant bugs one at a time, and see that the tests find each
+chaos-mutants: setup ## Plant bugs one at a time, and check that the tests find each
 	@$(BIN)/python -m tests.chaos.mutants
 
-compose-test: setup ## docker-compose.yml on a real Docker engine, started here if none runs (that needs root)
+compose-test: setup ## Test docker-compose.yml on a Docker engine; starts one if none runs (needs root)
 	@$(BIN)/python -m tests.compose
 
-bench: setup ## This service beside Kafka Streams, PostgreSQL and Quix Streams, 70 to 80 minutes; needs a JDK
+bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; 70 to 80 minutes, needs a JDK
 	@$(BIN)/python -m bench
 
-bench-quick: setup ## Under 5 minutes; fails if replay is not 1.5 times as fast as Kafka Streams
+bench-quick: setup ## Under 5 minutes; fails if replay is not 1.5 times as fast as with Kafka Streams
 	@$(BIN)/python -m bench --quick
 
-bench-before: setup ## This checkout and an earlier one in turns, about half an hour; BEFORE=FOLDER, where `make setup` has been run
-	@$(BIN)/python -m bench --before "$(or $(BEFORE),$(error name the earlier checkout: make bench-before BEFORE=FOLDER))"
+bench-before: setup ## Compare this checkout with an earlier one, about half an hour; run `make setup` in BEFORE=FOLDER first
+	@$(BIN)/python -m bench --before "$(or $(BEFORE),$(error set BEFORE to the earlier checkout: make bench-before BEFORE=FOLDER))"
 
-check: setup ## Format, lint, types, import contracts
+check: setup ## Check format, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet $(CHECKED) && echo "format   ok"
 	@$(BIN)/ruff check --quiet $(CHECKED) && echo "lint     ok"
 	@$(BIN)/mypy --no-error-summary && echo "types    ok"
 	@report=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$report"; exit 1; }; echo "imports  ok"
 
-format: setup ## Format, and fix what can be fixed
+format: setup ## Format, and fix lint errors automatically
 	@$(BIN)/ruff format $(CHECKED)
 	@$(BIN)/ruff check --fix $(CHECKED)
 
-settings-docs: setup ## Make docs/settings.md anew from the settings' fields
+settings-docs: setup ## Generate docs/settings.md from the fields of the settings
 	@$(BIN)/python -m balance_service.devtools.settings_reference > docs/settings.md
 
-lock: setup ## Resolve the dependencies anew into requirements.lock
+lock: setup ## Update requirements.lock
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade --quiet -o requirements.lock
 
-# Not after `setup`, which would refuse the jars that it is to write down.
-jar-digests: ## Download the jars of deploy/ivy.xml again, and write their digests to deploy/jars.sha256
+# Without `setup`, which rejects jars whose digests have changed.
+jar-digests: ## Download the jars of deploy/ivy.xml, and write their digests to deploy/jars.sha256
 	@$(BIN)/python -m balance_service.process.jars > deploy/jars.sha256.new && mv deploy/jars.sha256.new deploy/jars.sha256
 
-audit: setup ## Look the locked packages and the jars up in a database of advisories; says so where there is no network
+audit: setup ## Look up locked packages and jars in a database of advisories; succeeds without network
 	@$(BIN)/python -m tests.audit
 
 clean: ## Remove the environment, caches and local data

@@ -1,7 +1,7 @@
-"""Of what the lock file pins, that which the service needs to run: `runtime_requirements.py REPORT LOCK`.
+"""Prints the entries of the lock file that the service needs at run time: `runtime_requirements.py REPORT LOCK`.
 
-REPORT is what `pip install --dry-run --report` says it would install for the project's dependencies. Only names are
-taken from it; versions and hashes come from LOCK.
+REPORT is the report of `pip install --dry-run --report` for the project's dependencies. Only names are taken from it;
+versions and hashes come from LOCK.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?:.
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """The name of a distribution, normalized. Source: PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def needed(report: str, lock: str) -> str:
-    """The entries of a lock file for what a report names, hashes and all.
+    """The entries of a lock file, with hashes, for the packages of a report.
 
-    What is pinned to one version for some Pythons and to another for others keeps both: pip goes by their markers.
+    If a package is pinned to several versions by markers, all its entries are kept.
 
     Raises:
-        SystemExit: something is needed that the lock file does not pin.
+        SystemExit: the lock file does not pin a package.
     """
     entries: defaultdict[str, str] = defaultdict(str)
     for entry in _ENTRY.finditer(lock):
