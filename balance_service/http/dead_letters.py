@@ -278,39 +278,39 @@ def _refusal(letter_id: LetterId, why: str) -> Problem:
 @closed
 class TextHeader(TypedDict):
     name: str
-    value: Annotated[str | None, Field(description="Its value, as text.")]
+    value: str | None
+    """Its value, as text."""
 
 
 @closed
 class BytesHeader(TypedDict):
     name: str
-    valueBase64: Annotated[str, Field(description="Its value, if that is not UTF-8.")]
+    valueBase64: str
+    """Its value, if that is not UTF-8."""
 
 
 @closed
 class DeadLetter(TypedDict):
     id: Id
-    model: Annotated[str, Field(description="The read model.")]
-    cause: Annotated[str, Field(description="Why the last attempt to apply the record failed.")]
-    status: Annotated[str, Field(description="What happens to it next.", json_schema_extra={"enum": [*_STATUSES]})]
-    attempt: Annotated[Count, Field(description="The number of retries so far.")]
-    dueAt: Annotated[
-        str | None, Field(description="The time of the next retry.", json_schema_extra={"format": "date-time"})
-    ]
-    key: Annotated[
-        str | None, Field(description="The record's key, as text; null if it has none or the key is not UTF-8.")
-    ]
-    keyBase64: NotRequired[Annotated[str, Field(description="The record's key, if it is not UTF-8.")]]
-    headers: Annotated[
-        list[TextHeader | BytesHeader] | None,
-        Field(
-            description="The record's headers, in order, including repetitions; null if the topic has deleted the "
-            "record, or if a name is not UTF-8."
-        ),
-    ]
-    valueBase64: Annotated[
-        str | None, Field(description="The record's value; null if it has none or the topic has deleted the record.")
-    ]
+    model: str
+    """The read model."""
+    cause: str
+    """Why the last attempt to apply the record failed."""
+    status: Annotated[str, Field(json_schema_extra={"enum": [*_STATUSES]})]
+    """What happens to it next."""
+    attempt: Count
+    """The number of retries so far."""
+    dueAt: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})]
+    """The time of the next retry."""
+    key: str | None
+    """The record's key, as text; null if it has none or the key is not UTF-8."""
+    keyBase64: NotRequired[str]
+    """The record's key, if it is not UTF-8."""
+    headers: list[TextHeader | BytesHeader] | None
+    """The record's headers, in order, including repetitions; null if the topic has deleted the record, or if a name is
+    not UTF-8."""
+    valueBase64: str | None
+    """The record's value; null if it has none or the topic has deleted the record."""
 
 
 @closed

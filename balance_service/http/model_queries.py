@@ -222,9 +222,12 @@ def description_of(name: str, known: Mapping[str, ReadModel]) -> Mapping[str, An
 @closed
 class ModelDescription(TypedDict):
     name: str
-    source: Annotated[str, Field(description="The topic that it folds.")]
-    key: Annotated[str, Field(description="The column of the keys; empty if the read model keeps no states.")]
-    fields: Annotated[dict[str, str], Field(description="The fields of its answers, with their types.")]
+    source: str
+    """The topic that it folds."""
+    key: str
+    """The column of the keys; empty if the read model keeps no states."""
+    fields: dict[str, str]
+    """The fields of its answers, with their types."""
 
 
 @closed
@@ -235,7 +238,8 @@ class Models(TypedDict):
 @closed
 class Entry(TypedDict):
     key: str
-    value: Annotated[Any, Field(description="The read model's answer for the key; `/api/models` lists its fields.")]
+    value: Any
+    """The read model's answer for the key; `/api/models` lists its fields."""
 
 
 @closed
@@ -247,14 +251,14 @@ class EntriesPage(TypedDict):
 @closed
 class TopEntries(TypedDict):
     entries: list[Entry]
-    next: NotRequired[
-        Annotated[str, Field(description="The last entry's key, if the answer was cut off because it exceeds 1 MiB.")]
-    ]
+    next: NotRequired[str]
+    """The last entry's key, if the answer was cut off because it exceeds 1 MiB."""
 
 
 @closed
 class KeyCount(TypedDict):
-    count: Annotated[Number, Field(description="Keys that have a state.")]
+    count: Number
+    """Keys that have a state."""
 
 
 MODELS = Tag("models", "Queries for any read model.")

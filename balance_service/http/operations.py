@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _METRICS_SECONDS = 1.0
+Positive = Annotated[int, Field(ge=1)]
+CountOrUnknown = Annotated[int, Field(ge=-1)]
 
 
 class Operable(Protocol):
@@ -85,32 +87,21 @@ class Ready(TypedDict):
 class PublishedTask(TypedDict):
     """A task as its instance last published it."""
 
-    task: Annotated[str, Field(description="Read model and partition.", pattern="^.+_[0-9]+$", examples=["balance_0"])]
-    partition: Annotated[Count, Field(description="Partition of the source topic.")]
-    role: Annotated[
-        Role,
-        Field(description="`active` folds the source and owns the partition; `standby` follows its changelog."),
-    ]
-    state: Annotated[
-        Literal["CREATED", "RESTORING", "RUNNING", "TAILING", "WAITING", "HALTED", "CLOSED"],
-        Field(
-            description="RESTORING replays the changelog and answers nothing. RUNNING folds and answers. TAILING, a "
-            "standby's state, applies the owner's commits and answers queries that accept stale reads. WAITING answers "
-            "but applies nothing until an external resource is back, such as the registry or space on the disk. HALTED "
-            "does neither until an operator intervenes."
-        ),
-    ]
-    epoch: Annotated[
-        Count,
-        Field(description="Fencing number: increases by one each time the task opens as active; 0 before it is known."),
-    ]
-    position: Annotated[
-        int,
-        Field(
-            ge=-1,
-            description="Next source offset to apply: everything below it is in the store; -1 while there is no store.",
-        ),
-    ]
+    task: Annotated[str, Field(pattern="^.+_[0-9]+$", examples=["balance_0"])]
+    """Read model and partition."""
+    partition: Count
+    """Partition of the source topic."""
+    role: Role
+    """`active` folds the source and owns the partition; `standby` follows its changelog."""
+    state: Literal["CREATED", "RESTORING", "RUNNING", "TAILING", "WAITING", "HALTED", "CLOSED"]
+    """RESTORING replays the changelog and answers nothing. RUNNING folds and answers. TAILING, a standby's state,
+    applies the owner's commits and answers queries that accept stale reads. WAITING answers but applies nothing until
+    an external resource is back, such as the registry or space on the disk. HALTED does neither until an operator
+    intervenes."""
+    epoch: Count
+    """Fencing number: increases by one each time the task opens as active; 0 before it is known."""
+    position: CountOrUnknown
+    """Next source offset to apply: everything below it is in the store; -1 while there is no store."""
 
 
 @closed
@@ -118,70 +109,67 @@ class Task(PublishedTask):
     """The work of one read model on one partition, on this instance."""
 
     readModel: Annotated[str, Field(examples=["balance"])]
-    lag: Annotated[
-        Count | None,
-        Field(description="Records between position and the source's end; null while the end is not known."),
-    ]
-    reason: Annotated[str, Field(description="Why the task waits or is halted; empty otherwise.")]
-    restored: Annotated[
-        Count, Field(description="Changelog records applied since the restore began; a standby also counts later ones.")
-    ]
-    toRestore: Annotated[Count, Field(description="Changelog offsets to restore, as counted when the restore began.")]
-    secondsLeft: Annotated[
-        Annotated[float, Field(ge=0)] | None,
-        Field(description="Estimated duration of the rest of the restore; null unless the task is RESTORING."),
-    ]
-    storeBytes: Annotated[Count, Field(description="Size of the state store on disk.")]
+    lag: Count | None
+    """Records between position and the source's end; null while the end is not known."""
+    reason: str
+    """Why the task waits or is halted; empty otherwise."""
+    restored: Count
+    """Changelog records applied since the restore began; a standby also counts later ones."""
+    toRestore: Count
+    """Changelog offsets to restore, as counted when the restore began."""
+    secondsLeft: Annotated[float, Field(ge=0)] | None
+    """Estimated duration of the rest of the restore; null unless the task is RESTORING."""
+    storeBytes: Count
+    """Size of the state store on disk."""
 
 
 @closed
 class TablePartition(TypedDict):
     """A partition of a table, as this instance follows it."""
 
-    table: Annotated[str, Field(description="The topic of its rows.", examples=["players"])]
-    partition: Annotated[Count, Field(description="Partition of that topic.")]
-    position: Annotated[int, Field(ge=-1, description="Next offset of the topic to read; -1 while that is not known.")]
-    whole: Annotated[bool, Field(description="Whether it was read to its end since it was opened.")]
-    reason: Annotated[str, Field(description="Why it is not followed now; empty while it is.")]
-    skipped: Annotated[
-        dict[str, Count],
-        Field(description="Records that are not valid rows, by cause, since the instance started."),
-    ]
-    late: Annotated[
-        Count,
-        Field(
-            description="Rows that arrived after an event that they should have been joined with, since the instance "
-            "started."
-        ),
-    ]
-    storeBytes: Annotated[Count, Field(description="Size of its store on disk.")]
+    table: Annotated[str, Field(examples=["players"])]
+    """The topic of its rows."""
+    partition: Count
+    """Partition of that topic."""
+    position: CountOrUnknown
+    """Next offset of the topic to read; -1 while that is not known."""
+    whole: bool
+    """Whether it was read to its end since it was opened."""
+    reason: str
+    """Why it is not followed now; empty while it is."""
+    skipped: dict[str, Count]
+    """Records that are not valid rows, by cause, since the instance started."""
+    late: Count
+    """Rows that arrived after an event that they should have been joined with, since the instance started."""
+    storeBytes: Count
+    """Size of its store on disk."""
 
 
 @closed
 class HostedModel(TypedDict):
-    name: Annotated[str, Field(description="The read model.", examples=["balance"])]
-    source: Annotated[str, Field(description="The topic that it folds.", examples=["balance"])]
-    partitions: Annotated[int, Field(ge=1, description="Partitions of that topic.")]
+    name: Annotated[str, Field(examples=["balance"])]
+    """The read model."""
+    source: Annotated[str, Field(examples=["balance"])]
+    """The topic that it folds."""
+    partitions: Positive
+    """Partitions of that topic."""
 
 
 @closed
 class ApplicationServer(TypedDict):
     """An instance, as this one knows it."""
 
-    applicationServer: Annotated[str, Field(description="`host:port` under which peers reach it.")]
-    incarnation: Annotated[str, Field(description="Random for each start of the process.")]
-    suspect: Annotated[
-        bool,
-        Field(description="Not heard from for 3 s; no request is routed to it until it is heard from again."),
-    ]
-    shared: Annotated[
-        bool,
-        Field(
-            description="Two instances run with this address, so many queries are answered 503: give each its own "
-            "`BALANCE_APPLICATION_SERVER`."
-        ),
-    ]
-    models: Annotated[list[str], Field(description="The read models that it hosts.")]
+    applicationServer: str
+    """`host:port` under which peers reach it."""
+    incarnation: str
+    """Random for each start of the process."""
+    suspect: bool
+    """Not heard from for 3 s; no request is routed to it until it is heard from again."""
+    shared: bool
+    """Two instances run with this address, so many queries are answered 503: give each its own
+    `BALANCE_APPLICATION_SERVER`."""
+    models: list[str]
+    """The read models that it hosts."""
     tasks: list[PublishedTask]
 
 
@@ -189,40 +177,29 @@ class ApplicationServer(TypedDict):
 class Status(TypedDict):
     """This instance's tasks, and all instances as this one knows them."""
 
-    applicationServer: Annotated[str, Field(description="`host:port` under which peers reach this instance.")]
-    ready: Annotated[bool, Field(description="Whether `/health/ready` answers 200.")]
-    reasons: Annotated[list[str], Field(description="Why the instance is not ready; empty while it is.")]
-    partitions: Annotated[
-        Annotated[int, Field(ge=1)] | None,
-        Field(description="The largest number of partitions of a source topic; null while the instance is starting."),
-    ]
-    models: Annotated[list[HostedModel], Field(description="The read models that the instance hosts.")]
-    unhosted: Annotated[
-        list[str],
-        Field(
-            description="Tasks of these read models that no instance has: the owner of the partition does not host "
-            "the model, or the partition is changing hands.",
-            examples=[["activity_1"]],
-        ),
-    ]
-    problems: Annotated[
-        list[str],
-        Field(description="Why partitions are not folded now, in the words of Spark and the broker, by read model."),
-    ]
-    leaseHolds: NotRequired[
-        Annotated[
-            bool,
-            Field(
-                description="Whether the group has recently confirmed this instance, so that it may answer as owner; "
-                "absent while the instance is starting."
-            ),
-        ]
-    ]
+    applicationServer: str
+    """`host:port` under which peers reach this instance."""
+    ready: bool
+    """Whether `/health/ready` answers 200."""
+    reasons: list[str]
+    """Why the instance is not ready; empty while it is."""
+    partitions: Positive | None
+    """The largest number of partitions of a source topic; null while the instance is starting."""
+    models: list[HostedModel]
+    """The read models that the instance hosts."""
+    unhosted: Annotated[list[str], Field(examples=[["activity_1"]])]
+    """Tasks of these read models that no instance has: the owner of the partition does not host the model, or the
+    partition is changing hands."""
+    problems: list[str]
+    """Why partitions are not folded now, in the words of Spark and the broker, by read model."""
+    leaseHolds: NotRequired[bool]
+    """Whether the group has recently confirmed this instance, so that it may answer as owner; absent while the instance
+    is starting."""
     tasks: list[Task]
-    tables: Annotated[list[TablePartition], Field(description="The tables that the read models join with.")]
-    applicationServers: Annotated[
-        list[ApplicationServer], Field(description="All known instances, including this one.")
-    ]
+    tables: list[TablePartition]
+    """The tables that the read models join with."""
+    applicationServers: list[ApplicationServer]
+    """All known instances, including this one."""
 
 
 class OpenApiDocument(TypedDict):

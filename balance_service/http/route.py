@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _GET = hdrs.METH_GET
 
-closed = with_config(ConfigDict(extra="forbid"))
-"""Declares that objects of a TypedDict have no other properties."""
+closed = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
+"""Declares that objects of a TypedDict have no other properties. Docstrings of its fields describe them to clients."""
 Count = Annotated[int, Field(ge=0)]
 Role = Literal["active", "standby"]
 
@@ -161,10 +161,14 @@ def _handler(handle: Handle, handlers: Any) -> Callable[[web.Request], Awaitable
 class ProblemDetails(TypedDict):
     """Problem details, RFC 9457."""
 
-    type: Annotated[Literal["about:blank"], Field(description="No information beyond the status.")]
-    title: Annotated[str, Field(description="The name of the status.")]
-    status: Annotated[int, Field(ge=400, le=599, description="The HTTP status.")]
-    detail: Annotated[str, Field(min_length=1, description="One sentence for the caller.")]
+    type: Literal["about:blank"]
+    """No information beyond the status."""
+    title: str
+    """The name of the status."""
+    status: Annotated[int, Field(ge=400, le=599)]
+    """The HTTP status."""
+    detail: Annotated[str, Field(min_length=1)]
+    """One sentence for the caller."""
 
 
 RETRY_AFTER = Header(
