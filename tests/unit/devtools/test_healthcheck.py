@@ -1,4 +1,4 @@
-"""The image's health check, run as the engine runs it."""
+"""The health check of the image, run as a container engine runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "deploy" / "image" / "healthcheck
 
 @contextmanager
 def answering(status: int) -> Iterator[int]:
-    """The port of a server that answers every request so."""
+    """The port of a server that answers all requests with this status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -50,20 +50,20 @@ def check(**environment: str) -> int:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (500, 1)])
-def test_it_says_whether_the_instance_answers(status: int, code: int) -> None:
+def test_the_exit_code_tells_whether_the_instance_is_live(status: int, code: int) -> None:
     with answering(status) as port:
         assert check(BALANCE_HTTP_PORT=str(port)) == code
 
 
-def test_a_proxy_of_the_environment_is_not_asked() -> None:
+def test_the_proxy_of_the_environment_is_not_used() -> None:
     with answering(200) as port:
         assert check(BALANCE_HTTP_PORT=str(port), http_proxy=f"http://127.0.0.1:{free_port()}", no_proxy="") == 0
 
 
-def test_nobody_there_is_unhealthy() -> None:
+def test_a_missing_server_is_unhealthy() -> None:
     assert check(BALANCE_HTTP_PORT=str(free_port())) == 1
 
 
-def test_a_port_for_health_alone_is_asked_by_plain_http() -> None:
+def test_the_health_port_is_requested_without_tls() -> None:
     with answering(200) as port:
         assert check(BALANCE_HEALTH_PORT=str(port), BALANCE_TLS_CERTIFICATE="instance.pem") == 0

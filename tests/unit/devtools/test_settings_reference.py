@@ -1,4 +1,4 @@
-"""`docs/settings.md` is made of the settings' fields, and is current."""
+"""`docs/settings.md` is generated from the fields of the settings, and is current."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from balance_service.settings import Settings
 from balance_service.settings.settings import variable_of
 
 ROOT = Path(__file__).resolve().parents[3]
-# What docker-compose.yml reads itself.
+# Variables of docker-compose.yml.
 _OF_COMPOSE = {"BALANCE_HOST_ADDRESS", "BALANCE_HOST_PORTS", "BALANCE_IMAGE", "BALANCE_MEMORY"}
 
 
@@ -20,7 +20,7 @@ def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == reference(), "run `make settings-docs`"
 
 
-def test_every_setting_has_a_row_that_says_what_it_means() -> None:
+def test_every_setting_has_a_row_with_its_meaning() -> None:
     rows = {row.split(" | ")[0]: row for row in reference().splitlines() if row.startswith("| `BALANCE_")}
 
     assert rows.keys() == {f"| `{variable_of(name)}`" for name in Settings.model_fields}
@@ -39,12 +39,12 @@ def test_every_setting_has_a_row_that_says_what_it_means() -> None:
         "| `BALANCE_TLS_CERTIFICATE` | path | none |",
     ],
 )
-def test_a_row_tells_the_values_and_the_default(row: str) -> None:
+def test_a_row_has_the_values_and_the_default(row: str) -> None:
     assert row in reference()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/http-security.md", "docs/security.md", "docs/deploy.md"])
-def test_every_setting_that_another_page_names_is_one(page: str) -> None:
+def test_other_pages_name_only_existing_settings(page: str) -> None:
     named = set(re.findall(r"BALANCE_[A-Z_]+[A-Z]", (ROOT / page).read_text()))
 
     assert named - {variable_of(name) for name in Settings.model_fields} <= _OF_COMPOSE

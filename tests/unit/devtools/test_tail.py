@@ -1,4 +1,4 @@
-"""A record as a line: nothing of it left out, and nothing rounded."""
+"""A record as a line of JSON, complete and exact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Delivered:
-    """A message as a consumer hands it over."""
+    """A consumed message."""
 
     value_: bytes | None = None
     key_: bytes | None = b"k"
@@ -50,7 +50,7 @@ def line(registry: FakeRegistry | None = None, **what: Any) -> str:
     return line_of(cast("Message", Delivered(**what)), FrameReader(registry or FakeRegistry()))
 
 
-def test_a_record_is_shown_with_all_that_it_carries() -> None:
+def test_a_line_has_all_parts_of_a_record() -> None:
     registry = FakeRegistry()
     frame = AvroCodec(registry, "s", load_schema("BalanceState")).encode(
         {"customerId": "Zoë", "amount": Decimal("9999999999999999999999999999999999.10")}
@@ -85,11 +85,11 @@ def test_a_record_is_shown_with_all_that_it_carries() -> None:
         ),
     ],
 )
-def test_whatever_a_record_has_is_shown(what: dict[str, Any], shown: str) -> None:
+def test_unusual_content_is_shown(what: dict[str, Any], shown: str) -> None:
     assert shown in line(**what)
 
 
-def test_a_registry_that_is_away_ends_it() -> None:
+def test_an_unavailable_registry_is_an_error() -> None:
     registry = FakeRegistry()
     registry.is_up = False
 

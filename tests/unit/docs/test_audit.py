@@ -1,4 +1,4 @@
-"""What `make audit` says, where there are advisories, none, and no network."""
+"""The output of `make audit` with advisories, without advisories, and without network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def database(*vulnerable: str) -> Callable[[httpx.Request], httpx.Response]:
     return answer
 
 
-def test_python_packages_and_jars_are_looked_up_by_their_locked_versions() -> None:
+def test_packages_and_jars_are_looked_up_by_their_locked_versions() -> None:
     locked = audit.locked()
 
     names = {name: (ecosystem, version) for ecosystem, name, version in locked}
@@ -38,7 +38,7 @@ def test_python_packages_and_jars_are_looked_up_by_their_locked_versions() -> No
     assert len(locked) > 100
 
 
-def test_an_advisory_is_named_with_its_package_and_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_advisory_is_printed_with_its_package_and_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main(client(database("aiohttp", "org.apache.kafka:kafka-clients"))) == 1
 
     lines = capsys.readouterr().out.splitlines()
@@ -47,12 +47,12 @@ def test_an_advisory_is_named_with_its_package_and_is_a_failure(capsys: pytest.C
     assert lines[2].endswith("locked versions checked, 2 with advisories")
 
 
-def test_without_advisories_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_succeeds_without_advisories(capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main(client(database())) == 0
     assert capsys.readouterr().out.endswith("locked versions checked, 0 with advisories\n")
 
 
-def test_without_a_network_it_is_said_that_nothing_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_network_the_audit_reports_that_nothing_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
     def away(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route to host")
 
@@ -63,7 +63,7 @@ def test_without_a_network_it_is_said_that_nothing_was_checked(capsys: pytest.Ca
     assert capsys.readouterr().out.startswith("not checked: no network (the response of ")
 
 
-def test_an_answer_that_is_none_of_the_databases_is_no_pass() -> None:
+def test_an_invalid_response_is_a_failure() -> None:
     with pytest.raises(httpx.HTTPStatusError):
         audit.main(client(lambda _: httpx.Response(400)))
     with pytest.raises(ValueError, match="shorter"):

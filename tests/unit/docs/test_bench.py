@@ -1,4 +1,4 @@
-"""What the benchmark's figures rest on: valid events, right medians, ratios and goals, the right checkout in turn."""
+"""The basis of benchmark results: events, medians, ratios, goals, and the order of checkouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HEADER = b"\x00\x00\x00\x00\x07"
 RATE = Key("replay", replay_case(FULL.events, 100_000), NAMES["rate"])
 
 
-def test_events_encoded_in_bulk_are_what_the_schema_says() -> None:
+def test_events_encoded_in_bulk_match_the_schema() -> None:
     customers, cents = np.array([0, 63, 1_000_009, 5]), np.array([1, 127, 128, MAX_CENTS - 1])
     schema = fastavro.parse_schema(load_schema("FundsAdded"))
     ids = set()
@@ -56,7 +56,7 @@ def test_events_encoded_in_bulk_are_what_the_schema_says() -> None:
     assert len(ids) == len(customers)
 
 
-def test_a_ratio_is_the_median_of_those_of_the_pairs() -> None:
+def test_a_ratio_is_the_median_of_the_ratios_of_pairs() -> None:
     figures = Figures()
     for ours, theirs in ((100.0, 50.0), (900.0, 100.0), (300.0, 300.0)):
         figures.add(OURS, "replay", RATE.case, rate=ours)
@@ -66,7 +66,7 @@ def test_a_ratio_is_the_median_of_those_of_the_pairs() -> None:
     assert figures.measured() == [RATE]
 
 
-def test_where_a_side_lacks_a_value_no_goal_is_met_in_each_pair() -> None:
+def test_a_goal_for_each_pair_is_missed_if_a_value_is_missing() -> None:
     key = Key("restore", "1,000,000 keys", NAMES["keys"])
     figures = Figures()
     for ours in (300.0, 100.0, 500.0):
@@ -79,7 +79,7 @@ def test_where_a_side_lacks_a_value_no_goal_is_met_in_each_pair() -> None:
     assert goal.is_met(figures, key) is False
 
 
-def test_a_measure_beside_another_peer_is_compared_with_that() -> None:
+def test_a_measurement_with_another_peer_is_compared_with_that_peer() -> None:
     figures = Figures()
     figures.add(OURS, "postgresql", RATE.case, rate=400.0)
     figures.add(POSTGRESQL, "postgresql", RATE.case, rate=100.0)
@@ -92,7 +92,7 @@ def test_a_measure_beside_another_peer_is_compared_with_that() -> None:
 
 
 @pytest.mark.parametrize(("ours", "met"), [(249.0, False), (250.0, True)])
-def test_a_goal_of_a_ratio_is_met_from_its_bound_on(ours: float, met: bool) -> None:
+def test_a_goal_for_a_ratio_is_met_from_its_bound(ours: float, met: bool) -> None:
     figures = Figures()
     figures.add(OURS, "replay", RATE.case, rate=ours)
     figures.add(THEIRS, "replay", RATE.case, rate=100.0)
@@ -101,7 +101,7 @@ def test_a_goal_of_a_ratio_is_met_from_its_bound_on(ours: float, met: bool) -> N
     assert goal.is_met(figures, RATE) is met
 
 
-def test_the_goal_of_a_restore_has_to_be_met_in_each_repetition() -> None:
+def test_the_goal_for_a_restore_must_be_met_in_each_repetition() -> None:
     key = Key("restore", "1,000,000 keys", NAMES["keys"])
     goal = goal_of(key, THEIRS)
     assert goal is not None
@@ -115,7 +115,7 @@ def test_the_goal_of_a_restore_has_to_be_met_in_each_repetition() -> None:
     assert goal.is_met(figures, key) is False
 
 
-def test_beside_an_earlier_checkout_the_ratio_is_to_that() -> None:
+def test_a_comparison_with_an_earlier_checkout_has_the_ratio_to_it() -> None:
     key = Key("freshness", "1,000 events/s", NAMES["cpu_event"])
     figures = Figures(BEFORE)
     figures.add(OURS, key.measure, key.case, cpu_event=70.0)
@@ -130,7 +130,7 @@ def test_beside_an_earlier_checkout_the_ratio_is_to_that() -> None:
 
 
 @pytest.mark.parametrize(("peer", "plan"), [(THEIRS, FULL), (BEFORE, PAIRS)])
-def test_each_goal_and_each_row_of_readme_is_of_a_case_that_a_whole_run_measures(peer: str, plan: Plan) -> None:
+def test_a_full_run_measures_each_goal_and_each_row_of_the_readme(peer: str, plan: Plan) -> None:
     cases = {("replay", replay_case(plan.events, n)) for n in plan.customers}
     cases |= {("freshness", f"{rate:,} event{'s' if rate > 1 else ''}/s") for rate in plan.rates}
     cases |= {
@@ -148,11 +148,11 @@ def test_each_goal_and_each_row_of_readme_is_of_a_case_that_a_whole_run_measures
     cases |= {("restore", f"{plan.keys:,} keys"), ("idle", "one instance"), ("start", "clean, jars present")}
     wanted = {(key.measure, key.case) for key in goals_beside(peer)}
     wanted |= {(key.measure, key.case) for key in SHORT} if peer == THEIRS else set()
-    # A goal of this service alone stands beside either peer.
+    # A goal for this service alone applies with each peer.
     assert {case for case in wanted if not case[1].startswith("leaderboard") or peer == THEIRS} <= cases
 
 
-def test_of_all_settings_of_kafka_streams_the_best_counts_for_each_figure(tmp_path: Path) -> None:
+def test_the_best_setting_of_kafka_streams_counts_for_each_figure(tmp_path: Path) -> None:
     figures = Figures()
     settings = settings_of(LocalStack(tmp_path), FULL)
     rates, cpus = iter([1.0, 2.0, 9.0, 4.0, 5.0, 6.0]), iter([8.0, 7.0, 6.1, 5.0, 7.0, 7.0])
@@ -174,7 +174,7 @@ def test_of_all_settings_of_kafka_streams_the_best_counts_for_each_figure(tmp_pa
     assert {key.measure for key in figures.measured()} == {"sweep"}
 
 
-def test_a_setting_that_is_hardly_cheaper_is_not_run_beside_the_fastest(tmp_path: Path) -> None:
+def test_a_setting_that_is_hardly_cheaper_is_not_run(tmp_path: Path) -> None:
     cpus = iter([10.2, 10.0, 11.0, 11.0, 11.0, 11.0])
 
     def measure(side: Side, to: Figures) -> None:
@@ -185,7 +185,7 @@ def test_a_setting_that_is_hardly_cheaper_is_not_run_beside_the_fastest(tmp_path
     assert least_unless_alike(tried, tried[2], "cpu_with_start", RATE.case) is tried[1]
 
 
-def test_what_is_measured_is_kept_after_each_measure_even_if_that_fails(
+def test_results_are_saved_after_each_measurement_even_if_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(_stack: object, side: Side, _load: object, figures: Figures) -> None:
@@ -214,22 +214,22 @@ def _told() -> Document:
     return document(figures, FULL, "2026-01-01T00:00:00+00:00", {}, settings)
 
 
-def test_a_table_shows_how_often_and_how_far_apart_and_marks_a_missed_goal() -> None:
+def test_a_table_shows_repetitions_and_spread_and_marks_missed_goals() -> None:
     told = _told()
     assert told["commit"] == "c0ffee"
     table, x = short(told), "\u00d7"
     values = f"300 (200 to 400) | 200 (200 to 200) (Kafka Streams) | 1.50{x} (1.00 to 2.00) | 3"
     assert f"| replay, {RATE.case}: events/s | {values} | **≥ 2.5{x}: missed** |" in table
-    # One value is no median, and has no spread.
+    # A single value has no median and no spread.
     assert "| start, clean, jars present: start to ready, s | 4.50 |  |  | 1 | ≤ 5: met |" in table
 
 
 @pytest.mark.parametrize("path", sorted(MADE), ids=lambda path: path.name)
-def test_the_tables_that_are_shown_are_those_of_the_last_whole_run(path: Path) -> None:
+def test_the_documents_show_the_tables_of_the_last_full_run(path: Path) -> None:
     assert between_markers(path.read_text(encoding="utf-8")) == part_of(path)
 
 
-def test_the_sides_of_a_pair_take_turns_to_be_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_side_of_a_pair_alternates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(loads, "generate", lambda *_, **__: None)
     monkeypatch.setattr(bench_run, "measure_freshness", lambda _, side, *__: measured.append(side.name))
@@ -238,7 +238,7 @@ def test_the_sides_of_a_pair_take_turns_to_be_first(tmp_path: Path, monkeypatch:
     assert measured == [OURS, BEFORE, BEFORE, OURS, OURS, BEFORE]
 
 
-def test_an_earlier_checkout_runs_in_its_folder_with_its_own_interpreter(tmp_path: Path) -> None:
+def test_an_earlier_checkout_runs_in_its_folder_with_its_interpreter(tmp_path: Path) -> None:
     python = tmp_path / "earlier/.venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho "$PWD" "$@"\n')
@@ -252,7 +252,7 @@ def test_an_earlier_checkout_runs_in_its_folder_with_its_own_interpreter(tmp_pat
     assert log.read_text() == f"{tmp_path / 'earlier'} -m balance_service serve\n"
 
 
-def test_a_changed_checkout_is_dirty_but_for_new_results(tmp_path: Path) -> None:
+def test_a_changed_checkout_is_dirty_unless_only_results_are_new(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=n", "-c", "user.email=e"]
         told = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -274,19 +274,19 @@ def test_a_replay_that_slows_down_is_uneven() -> None:
     run = Replay(0.0, 1.0, 9.0, looks, 500, 10.0, 4.0, 1, [(float(t), 10 if t < 6 else 20) for t in range(10)])
     assert run.rate == pytest.approx(500 / 8)
     assert run.rate_with_start == pytest.approx(500 / 9)
-    # 300 of 500 after 4 s, all after 8: what passes until the last commit is in neither half.
+    # 300 of 500 after 4 s, all after 8 s; the time until the last commit is in neither half.
     assert run.second_half == pytest.approx(200 / 4)
     assert run.evenness == pytest.approx((200 / 4) / (300 / 3))
     assert run.memory_growth == pytest.approx(2.0)
 
 
-def test_what_was_committed_before_every_instance_had_a_partition_is_in_no_rate() -> None:
+def test_rates_exclude_commits_before_every_instance_has_a_partition() -> None:
     run = Replay(0.0, 2.0, 6.0, [(6.0, 500)], 500, 10.0, 4.0, 1, [], before=100)
     assert run.rate == pytest.approx(400 / 4)
     assert run.rate_with_start == pytest.approx(500 / 6)
 
 
-def test_a_replay_that_is_committed_in_one_batch_has_no_second_half() -> None:
+def test_a_replay_in_one_commit_has_no_second_half() -> None:
     run = Replay(0.0, 1.0, 8.0, [(2.0, 0), (8.0, 500)], 500, 10.0, 4.0, 1, [])
     assert run.second_half is None
     assert run.evenness is None
@@ -309,7 +309,7 @@ async def _heads_of(headers: list[str]) -> set[bytes]:
     return heads
 
 
-def test_reads_bring_the_headers_that_they_are_given() -> None:
+def test_reads_send_the_given_headers() -> None:
     (head,) = asyncio.run(_heads_of([f"{name}: {value}" for name, value in INGRESS_HEADERS.items()]))
     first, _host, *lines = head.decode("ascii").strip().split("\r\n")
     assert first == "GET /api/customers.getBalance?customerId=c1 HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Dashboard, alerts and runbook: about metrics that there are, and about each other."""
+"""Dashboard, alerts and runbook name existing metrics and each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.observability import (
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_an_expression_names_series_and_labels_that_are_documented(where: str, expression: str) -> None:
+def test_expressions_use_documented_series_and_labels(where: str, expression: str) -> None:
     assert unknown_in(expression, documented_series()) == set(), where
 
 
@@ -36,11 +36,11 @@ def test_an_expression_names_series_and_labels_that_are_documented(where: str, e
         ('up{job="balance_nothing"} == 0', set()),
     ],
 )
-def test_what_there_is_not_is_found(expression: str, unknown: set[str]) -> None:
+def test_unknown_series_and_labels_are_found(expression: str, unknown: set[str]) -> None:
     assert unknown_in(expression, documented_series()) == unknown
 
 
-def test_each_alert_has_a_section_in_the_runbook_and_each_section_an_alert() -> None:
+def test_alerts_and_sections_of_the_runbook_match() -> None:
     text = RUNBOOK.read_text(encoding="utf-8")
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
 
@@ -50,7 +50,7 @@ def test_each_alert_has_a_section_in_the_runbook_and_each_section_an_alert() -> 
             assert section.count(part) == 1, section.partition("\n")[0]
 
 
-def test_each_alert_says_how_bad_it_is_what_is_wrong_and_where_to_read_on() -> None:
+def test_each_alert_has_a_severity_a_summary_and_a_link() -> None:
     names = [rule["alert"] for rule in alerts()]
     assert len(names) == len(set(names))
     for rule in alerts():
@@ -59,7 +59,7 @@ def test_each_alert_says_how_bad_it_is_what_is_wrong_and_where_to_read_on() -> N
         assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
 
 
-def test_links_within_the_runbook_lead_somewhere() -> None:
+def test_links_within_the_runbook_are_valid() -> None:
     text = RUNBOOK.read_text(encoding="utf-8")
     headings = {heading.lower() for heading in re.findall(r"^## (\w+)$", text, re.MULTILINE)}
 
@@ -75,7 +75,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
         "prometheus",
         "prometheus",
     )
-    assert "__inputs" not in dashboard  # which a provisioned dashboard must not have
+    assert "__inputs" not in dashboard  # not allowed in a provisioned dashboard
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
     for panel in panels():
@@ -84,7 +84,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
             assert target["datasource"] == {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 
 
-def test_no_two_panels_lie_on_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
         at = panel["gridPos"]
@@ -94,5 +94,5 @@ def test_no_two_panels_lie_on_each_other() -> None:
         taken |= cells
 
 
-def test_alerts_expect_the_job_that_the_documentation_names() -> None:
+def test_alerts_use_the_documented_job() -> None:
     assert 'job="balance-service"' in ALERTS.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The compose file and the Kubernetes manifests: that they name settings, ports and labels which are there."""
+"""The compose file and the Kubernetes manifests are valid and name existing settings, ports and labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kustomization() -> dict[str, Any]:
 
 
 def rendered() -> list[dict[str, Any]]:
-    """What kustomize makes of the base: its labels in metadata, templates and selectors, but for those of budgets."""
+    """The output of kustomize for the base: adds labels to metadata, templates and selectors, except of budgets."""
     (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
     made = documents()
     for document in made:
@@ -55,7 +55,7 @@ def pod() -> dict[str, Any]:
 
 
 def in_pod(variable: str) -> str:
-    """A variable of the first replica in the namespace `payments`."""
+    """A variable of the first replica, in the namespace `payments`."""
     given = next(str(e["value"]) for e in pod()["containers"][0]["env"] if e["name"] == variable)
     return given.replace("$(POD_NAME)", "balance-service-0").replace("$(POD_NAMESPACE)", "payments")
 
@@ -66,19 +66,19 @@ def settings_file() -> dict[str, str]:
 
 
 def compose() -> dict[str, Any]:
-    # As compose reads it without an environment; `$$` is a dollar.
+    # As compose interpolates it without an environment; `$$` is a dollar sign.
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / "docker-compose.yml").read_text())
     loaded: dict[str, Any] = yaml.safe_load(text.replace("$$", "$"))
     return loaded
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_manifest_is_valid_to_the_letter(version: str) -> None:
+def test_every_manifest_is_strictly_valid(version: str) -> None:
     for document in rendered():
         validate(document, version, strict=True)
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
+def test_an_unknown_field_is_found() -> None:
     wrong = the("StatefulSet")
     wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
 
@@ -86,7 +86,7 @@ def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
         validate(wrong, NEWEST, strict=True)
 
 
-def test_every_manifest_is_listed_and_every_resource_there() -> None:
+def test_the_kustomization_lists_every_manifest() -> None:
     files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
 
     assert files == set(kustomization()["resources"])
@@ -127,7 +127,7 @@ def test_the_service_accepts_its_settings(environment: dict[str, Any], monkeypat
     [settings_file(), compose()["services"]["balance-service"]["environment"]],
     ids=["config map", "compose"],
 )
-def test_it_is_said_openly_that_every_client_is_admitted(
+def test_the_files_state_that_anonymous_clients_are_allowed(
     environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -139,7 +139,7 @@ def test_it_is_said_openly_that_every_client_is_admitted(
     assert "balance-service" in settings.allowed_hosts
 
 
-def test_peers_find_each_other_by_the_headless_service() -> None:
+def test_peers_reach_each_other_through_the_headless_service() -> None:
     stateful, peers = the("StatefulSet"), the("Service", "balance-service-peers")
     name, address = peers["metadata"]["name"], in_pod("BALANCE_APPLICATION_SERVER")
 
@@ -153,7 +153,7 @@ def test_peers_find_each_other_by_the_headless_service() -> None:
     assert load_settings(application_server=address).application_server == address
 
 
-def test_services_and_probes_lead_to_the_containers_port() -> None:
+def test_services_and_probes_use_the_ports_of_the_container() -> None:
     (container,) = pod()["containers"]
     ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
 
@@ -164,7 +164,7 @@ def test_services_and_probes_lead_to_the_containers_port() -> None:
         assert container[probe]["httpGet"]["port"] == "health"
 
 
-def test_the_network_lets_the_namespace_in_where_data_are_and_everybody_at_the_probes() -> None:
+def test_the_network_policy_allows_the_namespace_to_use_http_and_all_clients_to_use_probes() -> None:
     spec = the("NetworkPolicy")["spec"]
     by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
 
@@ -172,7 +172,7 @@ def test_the_network_lets_the_namespace_in_where_data_are_and_everybody_at_the_p
     assert by_port == {"http": [{"podSelector": {}}], "health": None}
 
 
-def test_what_is_asked_of_the_service_are_routes_of_it() -> None:
+def test_probes_and_health_checks_request_existing_routes() -> None:
     (container,) = pod()["containers"]
     asked = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
     asked.add(the("StatefulSet")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"])
@@ -189,7 +189,7 @@ def test_selectors_match_the_pods() -> None:
     assert the("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
 
 
-def test_only_the_state_and_scratch_can_be_written() -> None:
+def test_only_state_and_scratch_are_writable() -> None:
     (container,) = pod()["containers"]
     security = container["securityContext"]
     claims = [claim["metadata"]["name"] for claim in the("StatefulSet")["spec"]["volumeClaimTemplates"]]
@@ -203,7 +203,7 @@ def test_only_the_state_and_scratch_can_be_written() -> None:
     assert written == {"/tmp", settings_file()["BALANCE_STATE_DIR"]}
 
 
-def test_the_containers_user_is_that_of_the_image() -> None:
+def test_the_user_of_the_container_is_the_user_of_the_image() -> None:
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     security = pod()["securityContext"]
 
@@ -211,7 +211,7 @@ def test_the_containers_user_is_that_of_the_image() -> None:
     assert f"VOLUME {settings_file()['BALANCE_STATE_DIR']}" in dockerfile
 
 
-def test_what_the_wheel_is_made_of_is_sent_to_the_engine_and_copied() -> None:
+def test_all_files_of_the_wheel_are_in_the_build_context_and_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     made_of = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "deploy/image/trim.sh"}
@@ -231,7 +231,7 @@ def test_every_image_of_the_compose_file_can_be_replaced() -> None:
     assert all(re.fullmatch(r"\$\{\w+_IMAGE:-[^}:]+:[^}:]+\}", image) for image in images)
 
 
-def test_prometheus_asks_where_the_service_listens() -> None:
+def test_prometheus_scrapes_the_port_of_the_service() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     (found,) = job["dns_sd_configs"]

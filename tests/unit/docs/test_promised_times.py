@@ -1,4 +1,4 @@
-"""Times that documents promise are those that the service goes by."""
+"""Times in documents equal the constants of the service."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _DAY_MS = 24 * 60 * 60 * 1000
         ("operations.md", "seven days", KEPT_CLOSED_MS == 7 * _DAY_MS),
     ],
 )
-def test_what_a_document_says_is_so(document: str, sentence: str, *, is_so: bool) -> None:
+def test_a_documented_time_is_correct(document: str, sentence: str, *, is_so: bool) -> None:
     text = " ".join((_DOCS / document).read_text(encoding="utf-8").split())
 
     assert sentence in text
     assert is_so
 
 
-def test_an_instance_has_the_time_to_stop_that_is_promised_before_it_is_killed() -> None:
+def test_an_instance_stops_before_it_is_killed() -> None:
     assert STOP_SECONDS < 10 < GRACE_SECONDS

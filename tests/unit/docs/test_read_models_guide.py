@@ -1,4 +1,4 @@
-"""The guide to read models: its first files are those of `balance-service init`, and its code runs in that project."""
+"""The guide to read models: its files are those of `balance-service init`, and its code runs in that project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITS_OWN_SCHEMAS = ("shop/schemas/Visits.avsc", "shop/schemas/Shipped.avsc", "sho
 
 
 class Block(NamedTuple):
-    """A block of the guide; `file` is the path that ends the line above it, empty if there is none."""
+    """A code block of the guide; `file` is the path at the end of the line above it, or empty."""
 
     file: str
     language: str
@@ -42,7 +42,7 @@ CODE = [block.text for block in BLOCKS if block.language == "python" and not blo
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The project that the guide has its reader make, with the schemas of the guide, as the working directory."""
+    """The project that the guide creates, with the schemas of the guide, as the working directory."""
     write_project(tmp_path / "shop")
     for file in ITS_OWN_SCHEMAS:
         (tmp_path / "shop" / file).write_text(FILE_TEXTS[file], encoding="utf-8")
@@ -64,16 +64,16 @@ def test_every_file_of_the_guide_is_known() -> None:
 
 
 @pytest.mark.parametrize("file", OF_THE_PROJECT)
-def test_a_file_of_the_project_is_in_the_guide_whole(project: Path, file: str) -> None:
+def test_the_guide_shows_complete_files_of_the_project(project: Path, file: str) -> None:
     assert FILE_TEXTS[file] == (project / file).read_text(encoding="utf-8")
 
 
-def test_every_file_of_the_project_is_named() -> None:
+def test_the_guide_names_every_file_of_the_project() -> None:
     assert [name for file in FILES if f"`{(name := file.replace('{{package}}', 'shop'))}`" not in GUIDE] == []
 
 
 @pytest.mark.usefixtures("project")
-def test_try_prints_what_the_guide_shows() -> None:
+def test_the_guide_shows_the_output_of_try() -> None:
     done = CliRunner().invoke(cli, ["try", "shop.orders:Orders", "--events", "samples/orders.jsonl"])
 
     assert done.exit_code == 0, done.output
@@ -81,7 +81,7 @@ def test_try_prints_what_the_guide_shows() -> None:
     assert [line.rstrip() for line in done.output.splitlines()] == shown.splitlines()
 
 
-def test_all_of_its_code_runs_from_the_top(project: Path) -> None:
+def test_all_code_of_the_guide_runs_in_order(project: Path) -> None:
     assert len(CODE) > 9
 
     run(project, "\n\n".join(CODE))
@@ -91,7 +91,7 @@ def test_all_of_its_code_runs_from_the_top(project: Path) -> None:
     ("value", "wrong"),
     [('.then({"amount": Decimal("8.50")})', '.then({"amount": Decimal("8.51")})'), ('"OrderPlaced.placedAt"', '"O.x"')],
 )
-def test_wrong_code_would_be_found(project: Path, value: str, wrong: str) -> None:
+def test_wrong_code_is_found(project: Path, value: str, wrong: str) -> None:
     code = "\n\n".join(CODE)
     assert value in code
 
@@ -99,7 +99,7 @@ def test_wrong_code_would_be_found(project: Path, value: str, wrong: str) -> Non
         run(project, code.replace(value, wrong))
 
 
-def test_its_code_uses_public_names_alone_and_each_of_them() -> None:
+def test_the_guide_uses_all_public_names_and_no_others() -> None:
     imported = re.findall(
         r"^from (balance_service[\w.]*) import", "\n".join(block.text for block in BLOCKS), re.MULTILINE
     )
@@ -108,6 +108,6 @@ def test_its_code_uses_public_names_alone_and_each_of_them() -> None:
     assert [name for name in balance_service.__all__ if not re.search(rf"\b{name}\b", GUIDE) and name[0] != "_"] == []
 
 
-def test_its_schemas_are_records_of_their_files_names() -> None:
+def test_the_schemas_of_the_guide_are_named_like_their_files() -> None:
     for file in ITS_OWN_SCHEMAS:
         assert json.loads(FILE_TEXTS[file])["name"] == Path(file).stem

@@ -34,7 +34,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_every_route_is_in_the_table() -> None:
-    # Upper case stands for what a client fills in; a row may name several, the method once.
+    # Upper-case words are parameters; a row may name several routes and the method once.
     told = set()
     for row in re.findall(r"^\| (`(?:GET|POST) .*?) \|", README, re.MULTILINE):
         method = ""

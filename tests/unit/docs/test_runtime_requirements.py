@@ -1,4 +1,4 @@
-"""What the image installs: of the lock file what is needed, with its hashes, and nothing else."""
+"""The entries of the lock file that the image installs."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def report(*names: str) -> str:
     return json.dumps({"install": [{"metadata": {"name": name}} for name in names]})
 
 
-def test_what_is_needed_keeps_its_hashes_and_markers(needed: Callable[[str, str], str]) -> None:
+def test_needed_packages_keep_their_hashes_and_markers(needed: Callable[[str, str], str]) -> None:
     assert needed(report("typing_extensions", "aiohttp"), LOCK) == (
         "aiohttp==3.14.5 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
         "typing-extensions==4.16.0 ; python_version < '3.13' \\\n    --hash=sha256:dd\n"
     )
 
 
-def test_what_is_pinned_for_some_pythons_and_for_others_keeps_both(needed: Callable[[str, str], str]) -> None:
+def test_all_entries_of_a_package_with_several_versions_are_kept(needed: Callable[[str, str], str]) -> None:
     older = "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:ee\n"
     newer = "numpy==2.5.5 ; python_full_version >= '3.12' \\\n    --hash=sha256:ff\n"
 
     assert needed(report("numpy"), LOCK + older + newer) == older + newer
 
 
-def test_what_the_lock_file_lacks_is_named(needed: Callable[[str, str], str]) -> None:
+def test_a_package_that_is_not_locked_is_named(needed: Callable[[str, str], str]) -> None:
     with pytest.raises(SystemExit, match="does not pin rocksdict"):
         needed(report("rocksdict", "aiohttp"), LOCK)
 
 
-def test_the_projects_own_lock_file_is_understood(needed: Callable[[str, str], str]) -> None:
+def test_the_lock_file_of_the_project_is_parsed(needed: Callable[[str, str], str]) -> None:
     lock = (ROOT / "requirements.lock").read_text()
 
     (line, *hashes) = needed(report("PySpark"), lock).splitlines()

@@ -1,4 +1,4 @@
-"""What docs/security.md says to grant: the stages and topics of every read model that ships."""
+"""The ACLs in docs/security.md cover the stages and topics of all shipped read models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|(.*)\|$", re.MULTI
 
 
 def told(name: str) -> str:
-    """A topic as the document calls it."""
+    """The name of a topic in the document."""
     return name.replace("the-application", "<application id>").replace("the-source", "BALANCE_TOPIC")
 
 
-def test_every_stage_is_there_with_the_topics_that_it_reads_and_sends_to() -> None:
+def test_every_stage_is_listed_with_the_topics_that_it_reads_and_writes() -> None:
     settings = load_settings(application_id="the-application", topic="the-source")
     shipped = sorted(SAMPLES.keys() & KNOWN.keys())
     stages = [(model, stage) for model in shipped for stage in stages_of(KNOWN[model], settings)]

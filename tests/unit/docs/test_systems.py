@@ -1,4 +1,4 @@
-"""The chapters on the systems: each has the picture that its declaration gives."""
+"""The chapters on the shipped systems show the flowcharts of their declarations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from balance_service.devtools.local.samples import SAMPLES
 from balance_service.read_models import SHIPPED
 
 SYSTEMS = (Path(__file__).parents[3] / "docs" / "systems.md").read_text(encoding="utf-8")
-# These two are in the README.
+# These models are in the README.
 MODELS = sorted((SAMPLES.keys() & SHIPPED.keys()) - {"balance", "activity"})
 
 
 def pictures() -> dict[str, str]:
-    """Each block of `flow MODEL`, by its model."""
+    """Model → its flowchart in the document."""
     return dict(re.findall(r"^<!-- flow (\S+) -->\n(.*?)^<!-- end of flow -->", SYSTEMS, re.DOTALL | re.MULTILINE))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_chapter_has_the_picture_that_flow_draws(model: str) -> None:
+def test_a_chapter_shows_the_flowchart_of_its_model(model: str) -> None:
     drawn = CliRunner().invoke(cli, ["flow", model])
 
     assert drawn.exit_code == 0
-    # To be pasted where it differs: the output of `balance-service flow MODEL`.
+    # If it differs, paste the output of `balance-service flow MODEL`.
     assert pictures().get(model) == f"```mermaid\n{drawn.output.rstrip()}\n```\n"
 
 
-def test_every_chapter_links_to_a_declaration_and_schemas_that_are_there() -> None:
+def test_the_links_to_declarations_and_schemas_are_valid() -> None:
     for model in MODELS:
         (chapter,) = re.findall(rf"^## `{model}`$(.*?)(?=^## |\Z)", SYSTEMS, re.DOTALL | re.MULTILINE)
         links = re.findall(r"\]\(\.\./([^)]+)\)", chapter)
