@@ -1,4 +1,4 @@
-"""Key → partition, as Kafka's own clients compute it.
+"""Assigns keys to partitions as Kafka's Java client does.
 
 Source: org.apache.kafka.common.utils.Utils.murmur2 and BuiltInPartitioner.partitionForKey.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _SEED = 0x9747B28C
-# To set columns up costs as much as so many keys one by one.
+# Setting up arrays costs as much as computing this many keys one by one.
 _MANY = 16
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 of some bytes, as an unsigned integer."""
+    """Kafka's 32-bit murmur2 hash, as an unsigned integer."""
     length = len(data)
     h = _SEED ^ length
     whole = length & ~3
@@ -36,12 +36,12 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key on a topic of `partitions` partitions."""
+    """The partition of a key on a topic with this many partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def partitions_of(keys: NDArray[np.uint8], partitions: int) -> NDArray[np.uint32]:
-    """The partitions of many keys of one length, a row of bytes each."""
+    """The partitions of keys of equal length, one row of bytes per key."""
     count, length = keys.shape
     whole, m = length & ~3, np.uint32(_M)
     h: NDArray[np.uint32] = np.full(count, _SEED ^ length, dtype=np.uint32)
@@ -57,7 +57,7 @@ def partitions_of(keys: NDArray[np.uint8], partitions: int) -> NDArray[np.uint32
 
 
 def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
-    """The partitions of some keys of any lengths."""
+    """The partitions of keys of any lengths."""
     if len(keys) < _MANY:
         return [partition_of(key, partitions) for key in keys]
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))

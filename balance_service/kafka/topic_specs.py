@@ -58,8 +58,8 @@ class TopicSpec:
     partitions: int = 1
     config: Config
     """For creation. An existing topic is not changed."""
-    missing: str = ""
-    """Why the service may not create the topic; empty if it may."""
+    not_created: str = ""
+    """Why the service does not create the topic if it is missing; empty if it does."""
     checks: Sequence[Callable[[Topic, Config], None]] = ()
     """Called with the topic and its effective configuration.
 
@@ -73,21 +73,25 @@ class TopicSpec:
 
 def source_spec(settings: Settings, name: str) -> TopicSpec:
     """The events of a read model."""
-    missing, checks = _missing(settings), (_retention_check(settings), _warn_of_timestamps)
-    return TopicSpec(name=name, partitions=settings.partitions, config=FOREVER, missing=missing, checks=checks)
+    not_created, checks = _not_created(settings), (_retention_check(settings), _warn_of_timestamps)
+    return TopicSpec(name=name, partitions=settings.partitions, config=FOREVER, not_created=not_created, checks=checks)
 
 
 def table_spec(settings: Settings, name: str, partitions: int) -> TopicSpec:
     """The rows that events are joined with."""
     check = partial(_check_table, allow_finite_retention=settings.allow_finite_retention)
-    return TopicSpec(name=name, partitions=partitions, config=_TABLE, missing=_missing(settings), checks=(check,))
+    return TopicSpec(
+        name=name, partitions=partitions, config=_TABLE, not_created=_not_created(settings), checks=(check,)
+    )
 
 
 def output_spec(settings: Settings, name: str, partitions: int, source: str, source_config: Config) -> TopicSpec:
     """The records that a read model emits."""
     check = partial(_check_output, source=source, source_config=source_config)
     config = config_with_headers(source_config)
-    return TopicSpec(name=name, partitions=partitions, config=config, missing=_missing(settings), checks=(check,))
+    return TopicSpec(
+        name=name, partitions=partitions, config=config, not_created=_not_created(settings), checks=(check,)
+    )
 
 
 def rekeyed_spec(
@@ -134,11 +138,11 @@ def decisions_spec(settings: Settings) -> TopicSpec:
 
 def foreign_dead_letters_spec(name: str) -> TopicSpec:
     """The dead letters of another producer."""
-    missing = (
+    not_created = (
         "BALANCE_RETRY_TOPICS names it, and it belongs to the producer that keeps its dead letters there; correct the "
         "name, or create the topic as that producer does"
     )
-    return TopicSpec(name=name, config={}, missing=missing, checks=(_warn_of_timestamps,))
+    return TopicSpec(name=name, config={}, not_created=not_created, checks=(_warn_of_timestamps,))
 
 
 def retries_spec(settings: Settings, partitions: int, sources: Mapping[str, Config]) -> TopicSpec:
@@ -204,10 +208,13 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     if retrying:
         partitions = max(source.partitions for source in prepared.values())
         prepare(retries_spec(settings, partitions, dict(configs)))
+    sources: dict[str, Topic] = {}
     changelogs: dict[str, Topic] = {}
     for stage in folding:
-        source = prepared.get(stage.source) or prepare(source_spec(settings, stage.source))
-        config = configs[stage.source]
+        # Not if it was prepared as an output or a table: a source has more checks.
+        if stage.source not in sources:
+            sources[stage.source] = prepare(source_spec(settings, stage.source))
+        source, config = sources[stage.source], configs[stage.source]
         changelogs[stage.name] = changelog = prepare_changelog(topics, stage, source)
         for name in stage.tables:
             _check_co_partitioned(source, prepare(table_spec(settings, name, source.partitions)))
@@ -218,16 +225,16 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
             table = None
             if stage.next_table is not None:
                 table = prepare(table_spec(settings, stage.next_table, source.partitions))
-            prepare(rekeyed_spec(settings, stage, source, config, table))
+            sources[stage.rekeyed] = prepare(rekeyed_spec(settings, stage, source, config, table))
         for output in stage.outputs:
             prepare(output_spec(settings, output, source.partitions, source.name, config))
     for name in dict.fromkeys(stage.dead_letters for stage in folding):
         of_it = [stage for stage in folding if stage.dead_letters == name]
-        most = max(prepared[stage.source].partitions for stage in of_it)
+        most = max(sources[stage.source].partitions for stage in of_it)
         letters, _ = _prepare(topics, dead_letters_spec(name, most, [configs[stage.source] for stage in of_it]))
         for stage in of_it:
             # If the source has more partitions than the changelog, that is the actual fault. Each task reports it.
-            _check_enough(letters, min(prepared[stage.source].partitions, changelogs[stage.name].partitions))
+            _check_enough(letters, min(sources[stage.source].partitions, changelogs[stage.name].partitions))
     _prepare(topics, directory_spec(settings))
     _prepare(topics, decisions_spec(settings))
     brokers = topics.brokers()
@@ -276,10 +283,10 @@ def dead_letter_bytes(topics: Topics, stage: Stage, source: Topic) -> int:
 
 def _prepare(topics: Topics, spec: TopicSpec) -> tuple[Topic, Config]:
     """The topic, created if missing, and its configuration if the spec has checks."""
-    topic = topics.find_patiently(spec.name) if spec.missing else topics.find(spec.name)
-    if topic is None and spec.missing:
+    topic = topics.find_patiently(spec.name) if spec.not_created else topics.find(spec.name)
+    if topic is None and spec.not_created:
         raise ConfigurationError(
-            f"topic '{spec.name}' does not exist, and the service does not create it: {spec.missing}"
+            f"topic '{spec.name}' does not exist, and the service does not create it: {spec.not_created}"
         )
     if topic is None:
         topic = topics.create(spec.name, spec.partitions, spec.config)
@@ -288,7 +295,7 @@ def _prepare(topics: Topics, spec: TopicSpec) -> tuple[Topic, Config]:
     return topic, config
 
 
-def _missing(settings: Settings) -> str:
+def _not_created(settings: Settings) -> str:
     if settings.create_topics:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Settings: the only reader of the environment."""
+"""Settings from `BALANCE_*` environment variables."""
 
 from balance_service.settings.settings import PREFIX, Settings, load_settings
 

@@ -1,4 +1,4 @@
-"""Settings: the only reader of the environment."""
+"""All settings, and how they are loaded from `BALANCE_*` environment variables."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> 
 
 
 class Listener:
-    """A table and the clock by which it listens."""
+    """A server table with its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -56,7 +56,7 @@ class Listener:
         self.table.hear(address, record(address, *tasks), live=live)
 
     def hear_runs(self, *runs: str, seconds: float = 0.5) -> list[bool]:
-        """A record of each of these runs of `a:1`, one after the other; whether the address is shared after each."""
+        """Adds a record of each of these runs of `a:1`; returns after each whether the address is shared."""
         found = []
         for run in runs:
             self.clock.now += seconds
@@ -65,7 +65,7 @@ class Listener:
         return found
 
     def owner(self, partition: int = 0, read_model: str = "balance") -> str | None:
-        """The first that would be asked."""
+        """The address of the first owner."""
         return next(iter(self.owners(partition, read_model)), None)
 
     def owners(self, partition: int = 0, read_model: str = "balance") -> list[str]:
@@ -254,7 +254,7 @@ def test_a_server_from_before_the_start_is_routed_to_once_it_publishes(listener:
 
 
 def test_a_dead_server_from_before_the_start_does_not_hide_a_live_owner(listener: Listener) -> None:
-    # After a rebuild epochs begin again at 1, while a killed instance's record stays in the topic for ever.
+    # After a rebuild epochs begin again at 1, while a killed instance's record stays in the topic forever.
     listener.hear("dead:1", task(0, epoch=9), live=False)
     listener.hear("a:1", task(0, epoch=1))
 
@@ -348,7 +348,7 @@ def test_an_address_is_no_longer_shared_three_seconds_after_the_other_instance_s
     assert not any(listener.hear_runs(*4 * ["y"], seconds=1))
 
 
-def test_an_address_stays_shared_while_no_record_is_heard(listener: Listener) -> None:
+def test_an_address_stays_shared_while_no_record_arrives(listener: Listener) -> None:
     listener.hear_runs(*6 * ("x", "y"))
     listener.clock.now += 60
     listener.hear("b:1")

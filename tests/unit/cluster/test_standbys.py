@@ -1,4 +1,4 @@
-"""Who stands by: all instances come to the same answer, and change it as little as can be."""
+"""The choice of standbys: equal on all instances, and stable."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_after_a_pause_an_instance_does_not_choose_by_its_own_old_records() -> N
     assert cluster.standing_by() == before
 
 
-def test_after_a_pause_a_standby_stays_until_records_are_heard() -> None:
+def test_after_a_pause_a_standby_stays_until_records_arrive() -> None:
     cluster = Cluster()
     before = cluster.standing_by()
     cluster.clock.now += 3600
@@ -225,7 +225,7 @@ def test_after_a_pause_a_standby_stays_until_records_are_heard() -> None:
     assert cluster.standing_by() == before
 
 
-def test_a_dropped_standby_does_not_return_while_no_record_is_heard() -> None:
+def test_a_dropped_standby_does_not_return_while_no_record_arrives() -> None:
     first, _, third = RANKED
     cluster = Cluster(owner=first)
     cluster.standing_by()

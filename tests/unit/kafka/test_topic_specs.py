@@ -202,6 +202,16 @@ def test_an_output_topic_that_would_refuse_emitted_records_is_refused(config: st
         prepare_leaderboard(topics)
 
 
+def test_an_output_that_another_read_model_reads_is_checked_as_a_source_too() -> None:
+    topics: Any = InMemoryTopics(score_events=2, high_scores=2)
+    topics.configs["high-scores"]["retention.ms"] = "1000"
+    settings = load_settings(application_id="app", topic="high-scores")
+    stages = [*stages_of(Leaderboard(), settings), *stages_of(Balance(), settings)]
+
+    with pytest.raises(ConfigurationError, match=r"the source topic 'high-scores' has a finite retention\.ms"):
+        prepare_topics(topics, settings, stages)
+
+
 # Retries of other producers' dead letters
 
 

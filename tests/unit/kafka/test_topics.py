@@ -63,7 +63,7 @@ def test_a_coordinator_that_does_not_appear_in_time_is_a_retriable_error(monkeyp
 
 
 class Broker:
-    """The source's ends, as long as it is up."""
+    """Returns the ends of a topic; fails while it is down."""
 
     def __init__(self) -> None:
         self.ends: Mapping[int, int] = {0: 100, 1: 5}
