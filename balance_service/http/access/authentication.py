@@ -46,7 +46,8 @@ _REALM = "balance-service"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[!-~]{1,100}")
-_TOKENS_FORM = '{"tokens": [{"name": …, "sha256": …, "scopes": […]}, …]}'
+_TOKENS_FORM = 'of the form {"tokens": [{"name": …, "sha256": …, "scopes": […]}, …]}'
+_JWKS_FORM = 'a JWKS of the form {"keys": […]}'
 
 LEEWAY_SECONDS = 30
 """Tolerated difference between the clocks of the identity provider and this instance."""
@@ -161,13 +162,7 @@ def load_tokens(file: Path) -> Tokens:
     Raises:
         ConfigurationError: the file cannot be read or is malformed. The message contains no hash.
     """
-    text = read(file, _TOKENS_SETTING)
-    try:
-        entries = json.loads(text)["tokens"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        entries = None
-    if not isinstance(entries, list):
-        raise ConfigurationError(f"{_TOKENS_SETTING}: {file} is not of the form {_TOKENS_FORM}")
+    entries = _entries(file, _TOKENS_SETTING, "tokens", _TOKENS_FORM)
     clients = [_listed(entry, f"{_TOKENS_SETTING}: {file}: token {number}") for number, entry in enumerate(entries, 1)]
     for name, values in (("name", [c.name for _, c in clients]), ("sha256", [digest for digest, _ in clients])):
         if len(set(values)) < len(values):
@@ -175,9 +170,21 @@ def load_tokens(file: Path) -> Tokens:
     return dict(clients)
 
 
+def _entries(file: Path, setting: str, name: str, form: str) -> list[Any]:
+    """Returns the list of this name in a JSON file. Raises ConfigurationError."""
+    text = read(file, setting)
+    try:
+        entries = json.loads(text)[name]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        entries = None
+    if not isinstance(entries, list):
+        raise ConfigurationError(f"{setting}: {file} is not {form}")
+    return entries
+
+
 def _listed(entry: Any, where: str) -> tuple[bytes, Client]:
     if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is not an object; the file must be of the form {_TOKENS_FORM}")
+        raise ConfigurationError(f"{where} is not an object; the file must be {_TOKENS_FORM}")
     name, digest, scopes = entry.get("name"), entry.get("sha256"), entry.get("scopes")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(f"{where} needs a name of 1 to 100 visible ASCII characters")
@@ -277,15 +284,8 @@ def load_jwts(file: Path, issuer: str, audience: str, now: Callable[[], float] =
     Raises:
         ConfigurationError: the file cannot be read, is not a JWKS, or contains no usable key.
     """
-    text = read(file, _JWKS_SETTING)
-    try:
-        entries = json.loads(text)["keys"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        entries = None
-    if not isinstance(entries, list):
-        raise ConfigurationError(f'{_JWKS_SETTING}: {file} is not a JWKS; it must be of the form {{"keys": […]}}')
     keys: dict[str | None, jwt.PyJWK] = {}
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(_entries(file, _JWKS_SETTING, "keys", _JWKS_FORM), 1):
         key = _usable(entry, f"{_JWKS_SETTING}: {file}: key {number}")
         if key is None:
             continue

@@ -185,78 +185,67 @@ def test_a_peer_that_cannot_be_reached_is_unavailable(instance: Instance, addres
     assert "Retry-After" in answer.headers
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_neither_followed_nor_forwarded(instance: Instance, status: int) -> None:
-    peer = Peer(answering(status, "{}", {"Location": "/elsewhere"}))
-
-    answer = ask_with_peers(instance, peer)
-
-    assert answer.status == 503
-    assert peer.elsewhere == 0
-    assert "Location" not in answer.headers
+async def framework(_request: web.Request) -> web.StreamResponse:
+    """Answers as a service without our headers."""
+    return web.json_response({"detail": "Not Found"}, status=404)
 
 
-def test_an_answer_of_another_service_is_not_forwarded(instance: Instance) -> None:
-    async def page(_request: web.Request) -> web.StreamResponse:
-        return web.Response(text="<script>", content_type="text/html")
-
-    answer = ask_with_peers(instance, Peer(page))
-
-    assert answer.status == 503
-    assert "<script>" not in answer.text
+async def page(_request: web.Request) -> web.StreamResponse:
+    return web.Response(text="<script>", content_type="text/html")
 
 
-def test_an_oversized_answer_is_refused(instance: Instance) -> None:
-    async def flood(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={"Content-Type": "application/json", "Content-Length": str(MAX_BODY_BYTES + 1)}
-        )
-        await response.prepare(request)
-        for _ in range(1000):
-            await response.write(b" " * (MAX_BODY_BYTES // 100))
-        return response
-
-    answer = ask_with_peers(instance, Peer(flood))
-
-    assert answer.status == 503
-    assert f"more than {MAX_BODY_BYTES} bytes" in answer.detail
+async def flood(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={"Content-Type": "application/json", "Content-Length": str(MAX_BODY_BYTES + 1)}
+    )
+    await response.prepare(request)
+    for _ in range(1000):
+        await response.write(b" " * (MAX_BODY_BYTES // 100))
+    return response
 
 
-@pytest.mark.parametrize("status", [200, 404])
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"Balance-Application-Server": "staging:5051"},
-        {"Balance-Role": "standby"},
-        {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"},
-    ],
-)
-def test_an_answer_of_another_instance_than_the_owner_is_refused(
-    instance: Instance, status: int, others: dict[str, str]
+ANOTHER_INSTANCE = {"Balance-Application-Server": "staging:5051"}
+STANDBY = {"Balance-Role": "standby"}
+REFUSED = {
+    **{
+        f"redirect {status}": (answering(status, "{}", {"Location": "/elsewhere"}), f"answered {status}")
+        for status in (301, 302, 303, 307, 308)
+    },
+    "a page of another service": (page, "answered 200 with text/html"),
+    "too many bytes": (flood, f"more than {MAX_BODY_BYTES} bytes"),
+    "compressed": (answering(headers={"Content-Encoding": "gzip"}), "answered 200"),
+    "without an instance": (framework, "another instance than the one asked answers"),
+    **{
+        f"{status} of {whose}": (answering(status, "{}", headers), "another instance than the one asked answers")
+        for status in (200, 404)
+        for whose, headers in {
+            "another instance": ANOTHER_INSTANCE,
+            "a standby": STANDBY,
+            "another standby": ANOTHER_INSTANCE | STANDBY,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), REFUSED.values(), ids=REFUSED)
+def test_an_unusable_answer_is_refused_and_not_forwarded(
+    instance: Instance, answer: Callable[[web.Request], Awaitable[web.StreamResponse]], reason: str
 ) -> None:
-    answer = ask_with_peers(instance, Peer(answering(status, text="{}", headers=others)))
+    peer = Peer(answer)
 
-    assert answer.status == 503
-    assert answer.headers["Retry-After"] == "1"
-    assert "another instance than the one asked answers" in answer.detail
+    refused = ask_with_peers(instance, peer)
+
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    assert reason in refused.detail
+    assert "<script>" not in refused.text
+    assert "Location" not in refused.headers
+    assert peer.elsewhere == 0
 
 
 def test_an_answer_of_another_instance_is_refused_even_if_standbys_may_answer(instance: Instance) -> None:
-    others = {"Balance-Application-Server": "staging:5051", "Balance-Role": "standby"}
+    peer = Peer(answering(headers=ANOTHER_INSTANCE | STANDBY))
 
-    answer = ask_with_peers(instance, Peer(answering(headers=others)), maxLag="7")
-
-    assert answer.status == 503
-
-
-def test_an_answer_without_its_instance_is_refused(instance: Instance) -> None:
-    async def framework(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    answer = ask_with_peers(instance, Peer(framework))
-
-    assert answer.status == 503
-    assert "another instance than the one asked answers" in answer.detail
+    assert ask_with_peers(instance, peer, maxLag="7").status == 503
 
 
 def test_only_headers_of_the_contract_are_forwarded(instance: Instance) -> None:
@@ -272,12 +261,6 @@ def test_only_headers_of_the_contract_are_forwarded(instance: Instance) -> None:
 
     assert ours.items() <= dict(headers).items()
     assert not headers.keys() & others.keys()
-
-
-def test_a_compressed_answer_is_refused(instance: Instance) -> None:
-    bomb = Peer(answering(headers={"Content-Encoding": "gzip"}))
-
-    assert ask_with_peers(instance, bomb).status == 503
 
 
 def test_queries_that_wait_for_a_position_at_a_peer_do_not_delay_others(instance: Instance) -> None:

@@ -149,7 +149,7 @@ def test_a_damaged_store_can_be_replaced_after_a_query_has_met_it(instance: Inst
     gc.disable()
     try:
         assert ask(instance).status == 503
-        # A task that is closed shows its view no more.
+        # A closed task has no view.
         instance.damaged_tasks.clear()
         instance.store.close()
         StateStore(instance.store.path, POSITIONS).close()
@@ -164,7 +164,7 @@ def damage(instance: Instance) -> None:
 
     view = instance.store.view
     assert view is not None
-    # What `damaged` in test_store.py shows of a real flipped bit.
+    # `damaged` in test_store.py shows the same with a real flipped bit.
     view.__class__ = Damaged
 
 
