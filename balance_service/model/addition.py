@@ -183,7 +183,6 @@ def _width(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _big_endian(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Returns the 8 bytes of each number, one row per number."""
     return numbers.astype(">i8").view(np.uint8).reshape(-1, _NUMBER_BYTES)
 
 

@@ -84,12 +84,10 @@ class Condition:
 
     @property
     def predicates(self) -> tuple[Predicate, ...]:
-        """The predicates on single fields, in order."""
         raise NotImplementedError
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that the condition reads."""
         return frozenset(predicate.field.path.partition(".")[0] for predicate in self.predicates)
 
     def __and__(self, other: Condition) -> Condition:
@@ -332,7 +330,6 @@ def _comparable(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns the value in readable form."""
     match value:
         case bool():
             return str(value).lower()

@@ -170,7 +170,6 @@ def _with_states(model: Any, outputs: tuple[Emit, ...], *, own_fold: bool, own_e
 
 
 def _state(model: Any) -> StateConverter:
-    """Returns the converter for states that are declared by a schema name or by a dataclass."""
     if isinstance(model.state, str):
         return unconverted(found_schema(model, model.state))
     return converter_of(model.state, model.name)
@@ -261,7 +260,6 @@ def _combination(
 
 
 def _column(model: Any, name: str, fold: StandardFold, schema: Schema) -> Any:
-    """Returns the type of the column that is folded; of a count, the record."""
     if isinstance(fold, Count) != (not fold.field):
         refuse(model, f"folds {fold.column} into '{name}': a count needs a record, any other fold a column")
     written = schema if not fold.field else fields_of(schema).get(fold.field)

@@ -26,8 +26,6 @@ source has a column with its simple name: the event's fields, or None if the eve
 
 
 class Event(dict[str, Any]):
-    """An event's fields by name."""
-
     record: str
     """The simple name of its record."""
     timestamp_ms: int
@@ -103,7 +101,6 @@ class Emit:
 
 
 def listed(sent: Sent) -> Sequence[Mapping[str, Any]]:
-    """Returns the records as a sequence."""
     if sent is None:
         return ()
     return (sent,) if isinstance(sent, Mapping) else sent

@@ -70,7 +70,6 @@ class StandardFold:
 
     @property
     def record(self) -> str:
-        """The simple name of the column's record."""
         return self.column.partition(".")[0]
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import re
 import sys
@@ -51,15 +50,6 @@ def load_models(
         models = [*dict.fromkeys(model for name in names for model in loader.load(name.strip()))]
     check_names(models, setting)
     return models
-
-
-def file_of(model: type) -> Path | None:
-    """Returns the file that defines a class; None if it was not read from a file."""
-    try:
-        found = inspect.getsourcefile(model)
-    except TypeError:
-        return None
-    return None if found is None else Path(found)
 
 
 def raised_at(error: BaseException) -> str | None:

@@ -142,23 +142,20 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A field of a dataclass, or the dataclass, for error messages."""
+    """A dataclass or its field. `refuse` raises ConfigurationError, `unfit` and `mistyped` raise PoisonRecordError."""
 
     owner: Any
     field: str = ""
 
     def refuse(self, why: str) -> NoReturn:
-        """Raises ConfigurationError: the dataclass cannot be a state."""
         subject = f"its field '{self.field}'" if self.field else "it"
         raise ConfigurationError(f"the dataclass {located(self.owner)} cannot be a state: {subject} {why}")
 
     def unfit(self, why: str) -> NoReturn:
-        """Raises PoisonRecordError: a value does not fit its type."""
         subject = f"{self.owner.__qualname__}.{self.field}".removesuffix(".")
         raise PoisonRecordError(_UNFIT, f"the state cannot be kept: {subject} {why}")
 
     def mistyped(self, wanted: str, value: Any) -> NoReturn:
-        """Raises PoisonRecordError: a value has another type."""
         self.unfit(f"has a value of type {type(value).__name__}, and {wanted} is expected")
 
 
@@ -178,8 +175,6 @@ def _told(hint: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """Builds the types of one state."""
-
     namespace: str
     _classes: dict[str, type] = dataclasses.field(default_factory=dict)
     """By their Avro names."""

@@ -21,7 +21,6 @@ Missing = Literal["dead-letter", "drop", "null"]
 
 
 def days(count: int) -> timedelta:
-    """Returns a time span of so many days, for a table's history."""
     return timedelta(days=count)
 
 
@@ -81,8 +80,6 @@ class By:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A step that names the columns that are read."""
-
     columns: frozenset[str]
 
 

@@ -115,8 +115,6 @@ class _Sums(ReadModel):
 
 
 class _Own(Schemas):
-    """The schemas of that model."""
-
     def find(self, name: str, topic: str | None = None) -> Schema:  # noqa: ARG002
         fields = [{"name": "key", "type": "string"}, {"name": "amount", "type": _MONEY}]
         return {"type": "record", "name": name, "fields": [*fields, *([_TIME] if name == "Event" else [])]}

@@ -79,7 +79,6 @@ def judged_cause(read_model: ReadModel, stage: Stage) -> Column:
 
 
 def _pass_misfit(stage: Stage, by: str) -> Column:
-    """Returns why a record cannot be re-keyed."""
     column = _of_all_records(stage, by)
     cause = F.when(column.isNull(), "field-null")
     if _is_number(stage, by):
@@ -155,7 +154,6 @@ def _struct(record: str, fields: Iterable[str]) -> Column:
 
 
 def _events(stage: Stage) -> dict[str, Column]:
-    """Returns the events, one column for each record type."""
     return {
         schema["name"]: F.when(F.col(schema["name"]).isNotNull(), _struct(schema["name"], fields_of(schema)))
         for schema in stage.wanted_schemas.values()
@@ -163,19 +161,16 @@ def _events(stage: Stage) -> dict[str, Column]:
 
 
 def _columns_of(stage: Stage) -> dict[str, Any]:
-    """Returns all columns of the events with their types."""
     events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     return {f"{record}.{field}": kind for record, fields in events.items() for field, kind in fields.items()}
 
 
 def _entries(read_model: ReadModel, name: str) -> list[str]:
-    """Returns the fields of the entries of a `Top`."""
     kept, _ = without_null(read_model.state_fields[name])
     return [*fields_of(kept["items"])]
 
 
 def _used_columns(read_model: ReadModel, stage: Stage) -> dict[str, Any]:
-    """Returns the columns of events that reach Python, with their types."""
     events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
     if read_model.needs_events:
         return _columns_of(stage)

@@ -66,17 +66,14 @@ class PartitionUpdates:
 
     @property
     def combined_bytes(self) -> int:
-        """The size of the combined updates."""
         return 0 if self.combined is None else int(self.combined.nbytes)
 
     @property
     def letter_bytes(self) -> int:
-        """The size of the dead letters."""
         return sum(_LETTER_BYTES + len(letter.key or b"") + len(letter.value or b"") for letter in self.dead_letters)
 
     @property
     def updates(self) -> list[CombinedUpdates]:
-        """The combined updates in slices."""
         if self.combined is None:
             return []
         slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
@@ -128,7 +125,6 @@ class PartitionRows:
             self.updates = self.updates.filter(pc.invert(pc.is_in(rows["offset"], others.combine_chunks())))
 
     def updates_of(self, keys: Sequence[bytes]) -> pa.Table:
-        """Returns the rows of `updates` with some keys."""
         return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
 
     def unresolved(self) -> set[int]:

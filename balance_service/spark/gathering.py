@@ -145,5 +145,4 @@ class Gathering:
 
 
 def end_of(rows: pa.RecordBatch | pa.Table) -> int:
-    """Returns the offset after the last row."""
     return int(rows["offset"][-1].as_py()) + 1

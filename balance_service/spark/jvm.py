@@ -294,7 +294,6 @@ class SparkJvm:
         return port, told[8 : 8 + length].decode()
 
     def _discard(self) -> None:
-        """Ends a JVM that was not used."""
         self.process.kill()
         self._told.unlink(missing_ok=True)
 

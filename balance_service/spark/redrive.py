@@ -76,8 +76,6 @@ def letter_of(message: Message) -> DeadLetter:
 
 
 class Redrive:
-    """Makes batches of one stage's dead letters that are due."""
-
     def __init__(
         self,
         *,

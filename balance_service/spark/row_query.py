@@ -38,7 +38,7 @@ _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
 # The message of `Handover` in a second batch.
-_SECOND_BATCH = "one batch is all that a query is for"
+_SECOND_BATCH = "a query runs one batch only"
 # The text is in one of the inner causes.
 _FORBIDDEN = re.compile(r"Not authorized to access topics: \[[^\]]*\]")
 
@@ -165,7 +165,6 @@ class RowQuery:
                 raise QueryEndedError(f"Spark did not begin to read within {_CONNECT_SECONDS:.0f} s")
 
     def _ended(self) -> QueryEndedError:
-        """Returns why Spark hands over no more rows."""
         try:
             if not self._query.awaitTermination(_END_SECONDS):
                 return QueryEndedError("Spark hands over no more rows, though it has not ended the query")

@@ -240,7 +240,6 @@ def _holds(wanted: str, written: str) -> bool:
 
 
 def struct_type(types: Mapping[str, str]) -> str:
-    """Returns the Spark type of the result of `in_shape_of`."""
     return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in types.items())},{PROBLEM}:string>"
 
 

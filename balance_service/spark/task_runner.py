@@ -159,7 +159,6 @@ class TaskRunner:
             self._problems.pop(partition, None)
 
     def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: FailedQueries) -> None:
-        """Runs one query until it is interrupted."""
         partition, start, began = task.task_id.partition, task.position, time.monotonic()
         gathering = self._gathering(partition)
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.

@@ -92,7 +92,6 @@ class DrivenTask:
         self.last: TaskBatch | None = None
 
     def commit(self, events: Sequence[InputEvent]) -> Committed:
-        """Commits events in one batch."""
         start, end = len(self.events), len(self.events) + len(events)
         events = [encoded(given, self._stage) for given in events]
         self.events += events
@@ -130,12 +129,10 @@ class DrivenTask:
         return redriven(rows, [*events], letters, len(self.events), due, has_states=self._has_states)
 
     def decide(self, offsets: Sequence[int], status: Status) -> None:
-        """Discards or redrives dead letters, as an operator does."""
         letters = self._processor.letters.at(self.store, offsets).values()
         decide(letters, status, (), self._processor, self.store, self.writer)
 
     def letters(self) -> list[Letter]:
-        """Returns every dead letter, by offset."""
         return [*self._processor.letters.between(self.store, 0)]
 
     def rebuild(self) -> None:
@@ -155,7 +152,6 @@ class DrivenTask:
         self.deliver(self._batch(0, len(self.events), events))
 
     def mend(self, cause: str) -> None:
-        """Makes all events readable that were unreadable for a cause."""
         self.events = [replace(given, unreadable=None) if given.unreadable == cause else given for given in self.events]
 
     def deliver(self, batch: TaskBatch) -> Committed:
@@ -165,12 +161,10 @@ class DrivenTask:
         return [output for output in self.writer.sent if output.topic == topic]
 
     def dead_letters(self) -> Iterator[tuple[InputEvent, str]]:
-        """Returns every event that could not be applied, with its cause."""
         letters = (letter for _, batch, _ in self.writer.commits for letter in batch)
         yield from ((self.events[letter.offset], letter.cause) for letter in letters)
 
     def states(self) -> dict[bytes, bytes]:
-        """Returns every state by key, framed."""
         keys = self.store.keys(b"", RESERVED_PREFIX, _EVERY_KEY)
         return {key: frame for key, frame in zip(keys, self.store.get_many(keys), strict=True) if frame is not None}
 
@@ -361,7 +355,6 @@ class Driver:
         return done
 
     def states(self) -> dict[bytes, bytes]:
-        """Returns every state by key, framed."""
         return self._last.states()
 
     @property

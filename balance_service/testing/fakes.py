@@ -22,8 +22,6 @@ else:
 
 
 class FakeRegistry(SchemaRegistry):
-    """A registry in memory."""
-
     def __init__(self) -> None:
         self.url = "http://registry"
         self.schemas: list[Schema] = []

@@ -89,7 +89,6 @@ def _is_allowed(kind: Any, value: Any) -> bool:
 
 
 def values_of(kind: Any) -> SearchStrategy[Any]:
-    """Generates values of an Avro type."""
     if isinstance(kind, list):
         return st.one_of([values_of(member) for member in kind])
     name = simple_name(kind)

@@ -18,12 +18,12 @@ import org.apache.spark.sql.util.ArrowUtils;
 /**
  * Hands the rows of one Spark partition to a process that pulls them over a Unix socket.
  *
- * The other end sends a byte to ask for rows. As soon as there are any, it gets all that have arrived, as one record
- * batch. What it reads is a stream in Arrow's IPC format that begins with the schema; it ends with the rows.
+ * The process sends a byte to request rows. As soon as there are any, it receives all that have arrived, as one record
+ * batch. The data is a stream in Arrow's IPC format: the schema, then the record batches.
  *
- * Spark's task thread adds rows; a thread of this class sends them. At the bound the task thread waits, so that the rest
- * stays in Kafka. The class passes for PySpark's own writer because Spark hands that one its rows as they are; for any
- * other it would make objects of them.
+ * Spark's task thread adds rows; a thread of this class sends them. At the bound the task thread waits, so that further
+ * events stay in Kafka. The class extends PySpark's writer because Spark passes it unconverted rows; for any other
+ * writer, Spark converts each row to an object.
  */
 public class Handover extends PythonForeachWriter implements Runnable {
   private final String path;
@@ -46,7 +46,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
 
   public boolean open(long partition, long epoch) {
     if (epoch > 0) {
-      throw new IllegalStateException("one batch is all that a query is for");
+      throw new IllegalStateException("a query runs one batch only");
     }
     try {
       this.channel = SocketChannel.open(UnixDomainSocketAddress.of(this.path));
@@ -97,7 +97,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
     } finally {
-      // Wakes the sender, wherever it is; it frees the rows.
+      // Wakes the sender, which frees the rows.
       this.leave();
     }
   }
@@ -112,7 +112,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
       while (true) {
         ask.clear();
         if (this.channel.read(ask) < 0) {
-          throw new IOException("nobody pulls rows any more");
+          throw new IOException("the process no longer pulls rows");
         }
         synchronized (this) {
           while (this.filling.count == 0 && !this.ended) {
@@ -132,7 +132,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     } catch (Throwable e) {
       this.fail(e);
     } finally {
-      // At once: Spark's thread learns of a failure with the next row, and whoever pulls would wait for that one.
+      // Immediately: Spark's thread detects the failure with the next row only, and the process would wait until then.
       this.leave();
       synchronized (this) {
         if (sending != null) {
@@ -151,7 +151,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     }
   }
 
-  // A block, because Janino 3.1 forgets that a private method is synchronized.
+  // A block, because Janino 3.1 ignores `synchronized` on a private method.
   private void fail(Throwable cause) {
     synchronized (this) {
       this.failure = cause;
@@ -159,7 +159,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     }
   }
 
-  /** Rows that wait to be sent, in Arrow's memory. */
+  /** Buffered rows in Arrow's memory. */
   private static class Rows {
     final VectorSchemaRoot root;
     final ArrowWriter writer;

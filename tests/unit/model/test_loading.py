@@ -11,7 +11,7 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.model import loading
-from balance_service.model.loading import file_of, load_models
+from balance_service.model.loading import load_models
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 
@@ -118,7 +118,7 @@ def test_the_working_directory_comes_first_and_only_while_models_are_loaded(fold
 
     assert sys.modules["orders"].path == str(folder)
     assert sys.path == before
-    assert file_of(found) == folder / "orders.py"
+    assert inspect.getsourcefile(found) == str(folder / "orders.py")
 
 
 def test_an_entry_point_is_loaded_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,10 +275,10 @@ def test_a_name_of_something_else_than_a_read_model_is_refused(folder: Path, nam
 def test_the_message_for_two_models_of_one_name_names_both_places(folder: Path) -> None:
     write(folder, {"shop/orders.py": model("Balance")})
 
-    at = inspect.getsourcelines(Balance)[1]
+    shipped = f"{inspect.getsourcefile(Balance)}:{inspect.getsourcelines(Balance)[1]}"
     assert refused("balance", "shop.orders") == (
-        f"BALANCE_MODELS: Balance ({file_of(Balance)}:{at}) and Balance ({folder / 'shop' / 'orders.py'}:6) both have "
-        "the name 'balance'; rename one of them, or remove it"
+        f"BALANCE_MODELS: Balance ({shipped}) and Balance ({folder / 'shop' / 'orders.py'}:6) both have the name "
+        "'balance'; rename one of them, or remove it"
     )
 
 

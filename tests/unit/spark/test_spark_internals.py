@@ -1,6 +1,6 @@
-"""What the service uses of Spark that Spark does not promise to keep; the list is here, and nowhere else.
+"""The internals of Spark that the service uses, although Spark does not guarantee them. The list is complete.
 
-A new version of Spark that lacks one of these fails here by its name, with the module that has to be changed.
+A test fails for each one that a new version of Spark lacks, and names the module to change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PYTHON_WRITER = "org.apache.spark.sql.execution.python.streaming.PythonForeachW
 _REAL_TIME = "org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode"
 _ALLOWED = f"{_STREAMING}.runtime.RealTimeModeAllowlist$"
 
-# Module → class → its methods and constructors that are called, or overridden.
+# Module → class → methods and constructors that are called or overridden.
 JAVA: dict[str, dict[str, list[str]]] = {
     "jvm.py": {
         "org.apache.spark.api.python.PythonGatewayServer": ["static main(String[])"],
-        # Of which the options for the JVM are a copy.
+        # The service copies these options for the JVM.
         "org.apache.spark.launcher.JavaModuleOptions": ["static defaultModuleOptions()"],
         "org.codehaus.commons.compiler.samples.CompilerDemo": ["static main(String[])"],
     },
@@ -101,7 +101,7 @@ JAVA: dict[str, dict[str, list[str]]] = {
     },
 }
 
-# Module, a class, and what it extends or implements.
+# Module, class, and a class that it extends or implements.
 PARENTS = [
     ("row_query.py", "org.apache.spark.sql.kafka010.KafkaMicroBatchStream", _REAL_TIME),
     ("self_test.py", f"{_STREAMING}.sources.LowLatencyMemoryStream", _REAL_TIME),
@@ -113,12 +113,12 @@ PARENTS = [
     ),
 ]
 
-# Module, a class, and what its code names: a class that it treats in its own way, a variable that it reads, a text.
+# Module, class, and a text in its code: a class that it treats specially, a variable that it reads, a message.
 NAMED = [
     ("jvm.py", "org.apache.spark.api.python.PythonGatewayServer$", "_PYSPARK_DRIVER_CONN_INFO_PATH"),
-    # It is handed rows as they are; any other writer is handed objects.
+    # Spark passes unconverted rows to this writer, and objects to any other.
     ("java/Handover.java", f"{_STREAMING}.sources.ForeachWriterTable$", _PYTHON_WRITER),
-    # What may take part in real-time mode.
+    # The classes that real-time mode allows.
     ("row_query.py", _ALLOWED, f"{_STREAMING}.sources.ForeachWriterTable"),
     ("decode.py", _ALLOWED, "org.apache.spark.sql.execution.ProjectExec"),
     (
@@ -128,7 +128,7 @@ NAMED = [
     ),
 ]
 
-# Where Spark's settings are declared; of one that is not, Spark says nothing.
+# The classes that declare Spark's settings. Spark ignores undeclared settings silently.
 SETTINGS_OF = [
     "org.apache.spark.internal.config.package$",
     "org.apache.spark.internal.config.Status$",
@@ -137,7 +137,7 @@ SETTINGS_OF = [
     "org.apache.spark.sql.internal.StaticSQLConf$",
     "org.apache.spark.sql.internal.SqlApiConfHelper$",
     "org.apache.spark.sql.kafka010.package$",
-    # Of the folders that are not declared as settings.
+    # Folders that are not declared as settings.
     "org.apache.spark.util.Utils$",
 ]
 
@@ -163,7 +163,7 @@ def _reads(function: Any, variable: str) -> bool:
     return f'os.environ["{variable}"]' in inspect.getsource(function)
 
 
-# Module, something of PySpark, and what has to be true of it.
+# Module, an object of PySpark, and a condition that must hold for it.
 PYTHON: list[tuple[str, str, Callable[[Any, str], bool], str]] = [
     ("session.py", "pyspark.SparkContext", _has, "_gateway"),
     ("session.py", "pyspark.SparkContext", _has, "_jvm"),
@@ -203,9 +203,7 @@ def _members() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("module", "name", "member"), list(_members()))
-def test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
-    jars: Jars, module: str, name: str, member: str
-) -> None:
+def test_a_jvm_class_has_the_method_that_is_called(jars: Jars, module: str, name: str, member: str) -> None:
     assert jars.read(name) is not None, _broken(module, name)
     if member:
         called = member.partition("(")[0]
@@ -214,7 +212,7 @@ def test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
 
 
 @pytest.mark.parametrize(("module", "name", "parent"), PARENTS)
-def test_a_class_of_the_jvm_is_what_it_is_taken_for(jars: Jars, module: str, name: str, parent: str) -> None:
+def test_a_jvm_class_has_the_expected_parent(jars: Jars, module: str, name: str, parent: str) -> None:
     found = jars.read(name)
 
     assert found is not None, _broken(module, name)
@@ -222,7 +220,7 @@ def test_a_class_of_the_jvm_is_what_it_is_taken_for(jars: Jars, module: str, nam
 
 
 @pytest.mark.parametrize(("module", "name", "text"), NAMED)
-def test_a_class_of_the_jvm_names_what_it_is_relied_on_for(jars: Jars, module: str, name: str, text: str) -> None:
+def test_a_jvm_class_contains_the_expected_text(jars: Jars, module: str, name: str, text: str) -> None:
     found = jars.read(name)
 
     assert found is not None, _broken(module, name)
@@ -230,7 +228,7 @@ def test_a_class_of_the_jvm_names_what_it_is_relied_on_for(jars: Jars, module: s
 
 
 @pytest.mark.parametrize("name", re.findall(r'"(spark\.(?!hadoop\.)[\w.]+)"', (_SPARK / "session.py").read_text()))
-def test_a_setting_of_spark_is_one(jars: Jars, name: str) -> None:
+def test_spark_declares_a_setting(jars: Jars, name: str) -> None:
     declared = {text for owner in SETTINGS_OF if (found := jars.read(owner)) for text in found.texts}
 
     assert name in declared, _broken("session.py", f"the setting {name}")
@@ -239,29 +237,27 @@ def test_a_setting_of_spark_is_one(jars: Jars, name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "is_so", "what"), PYTHON, ids=[f"{module}-{name}-{what}" for module, name, _, what in PYTHON]
 )
-def test_an_internal_of_pyspark_is_there(module: str, name: str, is_so: Callable[[Any, str], bool], what: str) -> None:
+def test_pyspark_has_an_internal(module: str, name: str, is_so: Callable[[Any, str], bool], what: str) -> None:
     found = locate(name)
 
     assert found is not None, _broken(module, name)
     assert is_so(found, what), _broken(module, f"{what} of {name}")
 
 
-def test_what_a_version_of_spark_lacks_is_named_with_what_uses_it(jars: Jars) -> None:
+def test_the_failure_for_a_missing_class_names_the_module_that_uses_it(jars: Jars) -> None:
     name, lacking = "org.apache.spark.sql.util.ArrowUtils", "static toArrowSchema(StructType, String)"
 
     with pytest.raises(AssertionError) as caught:
-        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(jars, "java/Handover.java", name, lacking)
+        test_a_jvm_class_has_the_method_that_is_called(jars, "java/Handover.java", name, lacking)
 
     (line, *_) = str(caught.value).splitlines()
     assert line.startswith(f"spark/java/Handover.java uses {name}: {lacking}, which pyspark {pyspark.__version__}")
     assert "static toArrowSchema(StructType, String, boolean, boolean)" in line
     with pytest.raises(AssertionError, match=r"uses org\.apache\.spark\.Gone, which"):
-        test_a_class_of_the_jvm_is_there_with_the_method_that_is_called(
-            jars, "java/Handover.java", "org.apache.spark.Gone", ""
-        )
+        test_a_jvm_class_has_the_method_that_is_called(jars, "java/Handover.java", "org.apache.spark.Gone", "")
 
 
-def test_the_list_has_every_class_of_the_jvm_that_the_code_names() -> None:
+def test_the_list_contains_every_jvm_class_that_the_code_names() -> None:
     named = {
         (module, name)
         for module, text in _sources()
@@ -272,7 +268,7 @@ def test_the_list_has_every_class_of_the_jvm_that_the_code_names() -> None:
     assert named - {(module, name) for module, classes in JAVA.items() for name in classes} == set()
 
 
-def test_the_list_has_every_private_attribute_of_pyspark_that_the_code_uses() -> None:
+def test_the_list_contains_every_private_attribute_of_pyspark_that_the_code_uses() -> None:
     used = {
         (module, attribute)
         for module, text in _sources()
