@@ -201,13 +201,21 @@ class _Ended:
 class FairScheduler:
     """Runs the scans of askers in turn, one time slice after another."""
 
-    def __init__(self, name: str, threads: int = 1, clients: Bounds = CLIENTS, peers: Bounds = PEERS) -> None:
+    def __init__(
+        self,
+        name: str,
+        threads: int = 1,
+        clients: Bounds = CLIENTS,
+        peers: Bounds = PEERS,
+        slice_seconds: float = _SLICE_SECONDS,
+    ) -> None:
         """Args:
         name: of the threads.
         threads: slices that run at once: more than one only if they mostly wait.
         """
         self._pool = ThreadPoolExecutor(threads, name)
         self._free = threads
+        self._slice_seconds = slice_seconds
         self._admission_of = {False: Admission(clients), True: Admission(peers)}
         self._queue_of = {False: _RoundRobin(), True: _RoundRobin()}
         # Ends with the queue whose slice was last.
@@ -236,7 +244,7 @@ class FairScheduler:
             if queue:
                 reading = queue.take()
                 self._free -= 1
-                sliced = reading.ended.get_loop().run_in_executor(self._pool, _slice, reading)
+                sliced = reading.ended.get_loop().run_in_executor(self._pool, _slice, reading, self._slice_seconds)
                 sliced.add_done_callback(partial(self._slice_ended, reading))
 
     def _slice_ended(self, reading: _Reading, sliced: asyncio.Future[_Ended | None]) -> None:
@@ -259,9 +267,9 @@ def in_one_step(work: Callable[..., T], *arguments: object) -> Generator[None, N
     return work(*arguments)
 
 
-def _slice(reading: _Reading) -> _Ended | None:
+def _slice(reading: _Reading, seconds: float) -> _Ended | None:
     """Runs a scan until the slice ends; returns None if the scan is unfinished."""
-    until = time.thread_time() + _SLICE_SECONDS
+    until = time.thread_time() + seconds
     try:
         while not reading.ended.done() and time.thread_time() < until:
             next(reading.steps)

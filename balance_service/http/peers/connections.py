@@ -305,11 +305,13 @@ class PeerConnections:
     A query that finds all of them in use waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = _IDLE_SECONDS, sweep_seconds: float = _SWEEP_SECONDS) -> None:
         self._loop = asyncio.get_running_loop()
+        self._idle_seconds = idle_seconds
+        self._sweep_seconds = sweep_seconds
         self._peers: dict[str, _Peer] = {}
         self._open: set[PeerConnection] = set()
-        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         self.is_closed = False
 
     async def ask(
@@ -394,8 +396,8 @@ class PeerConnections:
 
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, and drops peers without connections."""
-        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        since = self._loop.time() - _IDLE_SECONDS
+        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
+        since = self._loop.time() - self._idle_seconds
         for address, peer in list(self._peers.items()):
             old = [c for c in peer.idle if c.idle_since < since or not c.is_open]
             peer.idle = [c for c in peer.idle if c not in old]

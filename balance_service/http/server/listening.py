@@ -283,14 +283,17 @@ class Listener:
         slots: Slots,
         connection: Callable[[AcceptedSocket], asyncio.Protocol],
         loop: asyncio.AbstractEventLoop,
+        pause_seconds: float = _PAUSE_SECONDS,
     ) -> None:
         """Args:
         connection: makes the protocol of an accepted connection; it replaces `Slot.close_now`.
+        pause_seconds: how long no connection is accepted when the process has no file descriptor left.
         """
         self.slots = slots
         self._bound = bound
         self._connection = connection
         self._loop = loop
+        self._pause_seconds = pause_seconds
         self._tls: ssl.SSLContext | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._draining: dict[AcceptedSocket, float] = {}
@@ -390,7 +393,7 @@ class Listener:
     def _pause(self, error: OSError) -> None:
         """Leaves connections in the backlog for a second: the engine needs the remaining file descriptors."""
         self._loop.remove_reader(self._bound)
-        self._resuming = self._loop.call_later(_PAUSE_SECONDS, self._loop.add_reader, self._bound, self._accept)
+        self._resuming = self._loop.call_later(self._pause_seconds, self._loop.add_reader, self._bound, self._accept)
         now = self._loop.time()
         if now - self._logged_at > _LOG_AGAIN_SECONDS:
             self._logged_at = now

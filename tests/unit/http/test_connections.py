@@ -412,15 +412,13 @@ def test_a_closed_proxy_sends_no_query() -> None:
     assert peer.asked == [(1, "slow")]
 
 
-def test_idle_connections_are_closed_and_their_peer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_connections, "_IDLE_SECONDS", 1.0)
-    monkeypatch.setattr(peer_connections, "_SWEEP_SECONDS", 1.0)
+def test_idle_connections_are_closed_and_their_peer_is_dropped() -> None:
     peer = Peer()
 
     async def main() -> None:
         server = await asyncio.start_server(peer.serve, "127.0.0.1")
         url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        connections = PeerConnections()
+        connections = PeerConnections(idle_seconds=1.0, sweep_seconds=1.0)
 
         async def ask() -> Received:
             return await connections.ask(url, b"GET /?customerId=c1 HTTP/1.1\r\n\r\n", None)

@@ -199,9 +199,7 @@ class Exhausted(socket.socket):
         return super().accept()
 
 
-def test_without_file_descriptors_accepting_pauses_and_logs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_PAUSE_SECONDS", 0.1)
-
+def test_without_file_descriptors_accepting_pauses_and_logs_once() -> None:
     async def run() -> float:
         loop, opened = asyncio.get_running_loop(), asyncio.Event()
 
@@ -215,7 +213,7 @@ def test_without_file_descriptors_accepting_pauses_and_logs_once(monkeypatch: py
         def connection(_: AcceptedSocket) -> asyncio.Protocol:
             return Opened()
 
-        listener = Listener(bound, Slots(10, (), loop.time), connection, loop)
+        listener = Listener(bound, Slots(10, (), loop.time), connection, loop, pause_seconds=0.1)
         listener.listen()
         with socket.create_connection(bound.getsockname()):
             began = loop.time()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.http import scheduling
 from balance_service.http.answer import Problem
 from balance_service.http.scheduling import Admission, Asker, Bounds, FairScheduler, in_one_step
 from tests.support.querying import BUSY_SECONDS
@@ -25,14 +24,13 @@ CLIENT, OTHER, PEER = Asker("a"), Asker("b"), Asker("b", is_peer=True)
 
 @pytest.fixture
 def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes each slice one step long."""
+    """Makes each slice of 1.5 seconds one step long."""
     now = [0.0]
 
     def clock() -> float:
         now[0] += 1
         return now[0]
 
-    monkeypatch.setattr(scheduling, "_SLICE_SECONDS", 1.5)
     monkeypatch.setattr(time, "thread_time", clock)
 
 
@@ -193,7 +191,7 @@ def counting(name: str, steps: int, read: list[str]) -> Generator[None, None, st
 def test_a_short_scan_is_answered_between_the_slices_of_long_ones() -> None:
     async def run() -> tuple[list[str], list[str]]:
         read: list[str] = []
-        reading = FairScheduler("test")
+        reading = FairScheduler("test", slice_seconds=1.5)
         long = [asyncio.create_task(reading.run(CLIENT, counting("long", 50, read))) for _ in range(2)]
         await begun()
         short = await reading.run(OTHER, counting("short", 2, read))
@@ -210,7 +208,7 @@ def test_a_short_scan_is_answered_between_the_slices_of_long_ones() -> None:
 def test_clients_and_peers_alternate_regardless_of_their_number_of_scans() -> None:
     async def run() -> list[str]:
         read: list[str] = []
-        reading = FairScheduler("test")
+        reading = FairScheduler("test", slice_seconds=1.5)
         clients = [reading.run(CLIENT, counting("client", 9, read)) for _ in range(9)]
         await asyncio.gather(*clients, reading.run(PEER, counting("peer", 9, read)))
         return read
@@ -220,8 +218,7 @@ def test_clients_and_peers_alternate_regardless_of_their_number_of_scans() -> No
     assert read[:18].count("peer") >= 8
 
 
-def test_a_cancelled_scan_ends_after_its_current_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "_SLICE_SECONDS", float("inf"))
+def test_a_cancelled_scan_ends_after_its_current_step() -> None:
     steps, closed = [0], threading.Event()
 
     def endless() -> Generator[None, None, str]:
@@ -234,7 +231,7 @@ def test_a_cancelled_scan_ends_after_its_current_step(monkeypatch: pytest.Monkey
             closed.set()
 
     async def run() -> None:
-        reading = FairScheduler("test")
+        reading = FairScheduler("test", slice_seconds=float("inf"))
         question = asyncio.create_task(reading.run(CLIENT, endless()))
         await until(lambda: steps[0] > 3, "it is read")
         question.cancel()
