@@ -1,1 +1,1 @@
-"""The benchmark: this service and Kafka Streams, or an earlier checkout, on one broker, in one run; see README.md."""
+"""The benchmark: compares this service with other systems or an earlier checkout; see README.md."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: this service beside Kafka Streams, or an earlier checkout. Needs the extra `bench`."""
+"""`python -m bench`: compares this service with other systems or an earlier checkout. Needs the extra `bench`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILE_COLUMNS = 200
 def _chosen(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     chosen = tuple(filter(None, (value or "").split(",")))
     if unknown := sorted(set(chosen) - set(MEASURES)):
-        raise click.BadParameter(f"{', '.join(unknown)}; choose of {', '.join(MEASURES)}, separated by commas")
+        raise click.BadParameter(f"{', '.join(unknown)}; choose from {', '.join(MEASURES)}, separated by commas")
     return chosen
 
 
@@ -45,22 +45,24 @@ def _checkout(_context: click.Context, _parameter: click.Parameter, value: Path 
 @click.option(
     "--quick", "size", flag_value="quick", help="Under five minutes; fails if replay is not 1.5 times as fast."
 )
-@click.option("--smoke", "size", flag_value="smoke", help="Tiny loads, to see that it works; the figures mean nothing.")
-@click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Some measures alone: {', '.join(MEASURES)}.")
+@click.option(
+    "--smoke", "size", flag_value="smoke", help="Tiny loads, to test the benchmark; the figures are meaningless."
+)
+@click.option("--only", callback=_chosen, metavar="MEASURE,…", help=f"Take only these measures: {', '.join(MEASURES)}.")
 @click.option(
     "--before",
     type=click.Path(path_type=Path, resolve_path=True),
     callback=_checkout,
     metavar="FOLDER",
-    help="Measure an earlier checkout of this project instead of Kafka Streams; `make setup` must have been run there.",
+    help="Compare with an earlier checkout instead of Kafka Streams; run `make setup` there first.",
 )
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where Kafka and the stores lie; else a new folder.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of Kafka and the stores. Default: a new one.")
 def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir: Path | None) -> None:
-    """Measure this service and Kafka Streams on one broker, and print and keep the figures.
+    """Measure this service and Kafka Streams on one broker, and print and store the figures.
 
-    BALANCE_* variables apply to this service, whichever the checkout. What is measured is kept as it comes, as
-    bench/results/<date>-partial.json. A whole run ends as latest.json and latest.png, from which the tables of
-    README.md and docs/performance.md are made; one beside an earlier checkout as <date>-before.json and .png.
+    BALANCE_* variables apply to both checkouts of this service. Figures are stored during the run in
+    bench/results/<date>-partial.json. A full run is stored as latest.json and latest.png, from which the tables of
+    README.md and docs/performance.md are generated; a run with --before is stored as <date>-before.json and .png.
     """
     plan = {None: PAIRS if before else FULL, "quick": QUICK, "smoke": SMOKE}[size]
     figures = Figures(BEFORE if before else THEIRS)
@@ -87,7 +89,7 @@ def main(size: str | None, only: tuple[str, ...], before: Path | None, data_dir:
     console.print(table(told()))
     for note in figures.notes:
         console.print(f"  {note}", highlight=False)
-    console.print(f"  kept in bench/results/{kept.name}", highlight=False)
+    console.print(f"  stored in bench/results/{kept.name}", highlight=False)
     if size == "quick" and not before:
         failures += _too_slow(figures)
     for failure in failures:

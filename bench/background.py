@@ -1,4 +1,4 @@
-"""A process beside the measuring one, so that neither waits for the other, and what it has counted."""
+"""A process that works concurrently with the measuring process, and counts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PACE_SECONDS = 0.005
 
 
 class Count(Protocol):
-    """What the process counts; read by the measuring one."""
+    """The counter of the process, read by the measuring process."""
 
     value: int
 
 
 class Background:
-    """Works from entering to leaving."""
+    """Runs `work` in a process, as a context manager."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any, from_count: int = 0) -> None:
         """Args:
         work: called with the arguments, an `Event` to stop at, and a `Count`.
-        from_count: entering waits until so many are counted.
+        from_count: `__enter__` waits until this count.
         """
         spawn = multiprocessing.get_context("spawn")
         self._stop: Event = spawn.Event()
@@ -55,12 +55,11 @@ class Background:
 
     @property
     def count(self) -> int:
-        """How many so far."""
         return self._count.value
 
 
 def at_rate(rate: int, most: int, send: Callable[[int], None], stop: Event, count: Count) -> None:
-    """Send at a rate, by parts of at most so many, until told to stop."""
+    """Send at a rate, in parts of limited size, until `stopping` is set."""
     began = time.monotonic()
     while not stop.is_set():
         due = min(int((time.monotonic() - began) * rate) - count.value, most)

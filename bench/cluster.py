@@ -1,4 +1,4 @@
-"""One application of a side, running: its instances, started, waited for, asked and stopped together."""
+"""A running application of a side: starts, polls, queries and stops its instances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHECKED_CUSTOMERS = 1_000
 
 
 class Cluster:
-    """From entering to leaving; its instances are stopped then, and what they kept is removed."""
+    """A context manager; at its end, instances are stopped and their data deleted."""
 
     def __init__(self, stack: LocalStack, side: Side, load: Load, what: str, instances: int = 1) -> None:
         self.side = side
@@ -49,7 +49,7 @@ class Cluster:
                 cleanup.callback(instance.stop)
 
     def launch(self, instance: Instance) -> float:
-        """Start one; returns the monotonic time just before."""
+        """Start an instance; returns the monotonic time before the start."""
         began = time.monotonic()
         instance.launch()
         if instance not in self.launched:
@@ -57,7 +57,6 @@ class Cluster:
         return began
 
     def end(self, instance: Instance, *, kill: bool = False) -> None:
-        """Stop or kill one."""
         self.launched.remove(instance)
         if kill:
             instance.kill()
@@ -65,14 +64,14 @@ class Cluster:
             instance.stop()
 
     def running(self) -> list[frozenset[int]]:
-        """Of each launched instance, the partitions whose stores are open."""
+        """The partitions whose stores are open, for each launched instance."""
         return [p.running if (p := i.progress()) is not None else frozenset() for i in self.launched]
 
     def wait_running(self, *, spread: bool = False) -> float:
         """Wait until the stores of all partitions are open; returns the monotonic time.
 
         Args:
-            spread: until every launched instance has one, moreover.
+            spread: also wait until every launched instance has a partition.
         """
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -84,11 +83,11 @@ class Cluster:
             time.sleep(LOOK_EVERY_SECONDS)
 
     def committed(self) -> int:
-        """Events that are durably committed, of all partitions."""
+        """The number of durably committed events of all partitions."""
         return self._events(instance.committed() for instance in self.launched)
 
     def applied(self) -> int:
-        """Events that are folded, committed or not."""
+        """The number of folded events, committed or not."""
         said = (instance.progress() for instance in self.launched)
         return self._events(progress.applied for progress in said if progress is not None)
 
@@ -102,10 +101,10 @@ class Cluster:
         """Wait until every event of the load is committed; returns the monotonic time.
 
         Args:
-            seen: told how many are, at each look.
+            seen: called with the number of committed events at each poll.
 
         Raises:
-            BalanceServiceError: nothing has moved for two minutes.
+            BalanceServiceError: there is no progress for two minutes.
         """
         most, moved = -1, time.monotonic()
         while True:
@@ -122,11 +121,7 @@ class Cluster:
             time.sleep(max(0.0, LOOK_EVERY_SECONDS - (now - began)))
 
     def check_balances(self) -> None:
-        """Ask for a thousand balances, and compare them with what was generated.
-
-        Raises:
-            BalanceServiceError: one is wrong.
-        """
+        """Compare a thousand balances with the generated load. Raises BalanceServiceError if one is wrong."""
         known = np.flatnonzero(self.load.cents)
         chosen = np.random.default_rng(1).choice(known, min(_CHECKED_CUSTOMERS, len(known)), replace=False)
         for number in chosen.tolist():

@@ -1,4 +1,4 @@
-"""`FundsAdded` events in bulk: what the serializer of `balance_service.devtools.produce` writes, many times faster."""
+"""Encodes `FundsAdded` events in bulk, many times faster than the serializer, with the same result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ID_CHARACTERS = 36
 
 
 def register(registry_url: str, topic: str) -> bytes:
-    """Register the event's schema for a topic; returns the header that begins each frame."""
+    """Register the schema for a topic; returns the header of the frames."""
     registry = SchemaRegistry(registry_url)
     schema = load_schema("FundsAdded")
     schema_id = registry.register(subject_of(topic, schema), schema)
@@ -31,7 +31,7 @@ def register(registry_url: str, topic: str) -> bytes:
 
 
 def customer_id(number: int) -> str:
-    """Of the customer with this number, from 0."""
+    """The id of a customer; numbers start at 0."""
     return f"customer-{number}"
 
 

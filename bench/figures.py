@@ -1,4 +1,4 @@
-"""Figures: what was measured, by measure, case, name and side."""
+"""Measured values, by measure, case, name and side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which figure: e.g. `start`, `clean, jars present`, `start to ready, s`."""
+    """Identifies a figure, such as `start`, `clean, jars present`, `start to ready, s`."""
 
     measure: str
     case: str
@@ -23,28 +23,28 @@ class Key:
 
 
 class Figures:
-    """All that was measured, in the order in which it was first measured."""
+    """All figures of a run, in the order of their first values."""
 
     def __init__(self, peer: str = THEIRS) -> None:
         self.peer = peer
-        """The side that ours is compared with where a measure does not name another."""
+        """The default side that ours is compared with."""
         self._values: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.notes: list[str] = []
         """Sentences for the report."""
 
     def add(self, side: str, measure: str, case: str, **figures: float | None) -> None:
-        """Add values of one run; names are as in `NAMES`, None is what could not be measured."""
+        """Add the values of one repetition; names are as in `NAMES`, None if a value could not be measured."""
         for name, value in figures.items():
             if value is not None:
                 self._values[Key(measure, case, NAMES[name])][side].append(value)
 
     def take(self, others: Figures, names: Collection[str], measure: str = "", variant: str = "") -> None:
-        """Add the values of others.
+        """Add values of other figures.
 
         Args:
-            names: which, as in `NAMES`.
-            measure: what they become figures of; else they keep their own.
-            variant: what their case is of, besides.
+            names: the names to add, as in `NAMES`.
+            measure: the new measure; by default, the measure is kept.
+            variant: appended to the case.
         """
         wanted = {NAMES[name] for name in names}
         for key in others.measured():
@@ -54,13 +54,13 @@ class Figures:
                     self._values[Key(measure or key.measure, case, key.name)][side].extend(values)
 
     def measured(self) -> list[Key]:
-        """Every figure that has a value, those of one measure and case together, in the order of the first of them."""
+        """All figures with a value, grouped by measure and case."""
         measures = list(dict.fromkeys(key.measure for key in self._values))
         cases = list(dict.fromkeys((key.measure, key.case) for key in self._values))
         return sorted(self._values, key=lambda k: (measures.index(k.measure), cases.index((k.measure, k.case))))
 
     def peer_of(self, key: Key) -> str:
-        """The other side of this figure."""
+        """The side that ours is compared with for this figure."""
         return next((side for side in self._values.get(key, {}) if side != OURS), self.peer)
 
     def values(self, key: Key, side: str) -> list[float]:
@@ -73,7 +73,7 @@ class Figures:
         return statistics.median(values) if values else None
 
     def ratios(self, key: Key) -> list[float]:
-        """Ours by the peer's, of each pair; that of the medians where a side lacks a value, and pairs are unknown."""
+        """Our value divided by the peer's, for each pair; the ratio of medians if a side lacks values."""
         peer = self.peer_of(key)
         ours, theirs = self.values(key, OURS), self.values(key, peer)
         if ours and theirs and len(ours) != len(theirs):
@@ -106,4 +106,4 @@ NAMES = {
     "first_answer": "start to first answer, s",
     "silence": "longest silence, ms",
 }
-"""The figures' names as people read them."""
+"""The displayed names of figures."""

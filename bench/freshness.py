@@ -1,6 +1,6 @@
-"""Freshness: from the acknowledgement of an event to the answer over HTTP that has it, while others arrive.
+"""Freshness: the time from the acknowledgement of an event until an HTTP answer includes it, while events arrive.
 
-The processor time per event is taken over the same time, so it includes answering the probes.
+CPU per event is measured in the same period, so it includes the answers to probes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MICROSECONDS = 1e6
 
 
 def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures) -> None:
-    """At each rate in turn, with one instance.
+    """Measure freshness at each rate, with one instance.
 
-    It is warmed up first: a JVM takes some seconds to compile what runs only a few times a second.
+    A warm-up precedes: a JVM takes some seconds to compile code that runs only a few times per second.
 
     Raises:
         BalanceServiceError: an event is not visible within a minute.
@@ -79,14 +79,14 @@ def measure_freshness(stack: LocalStack, side: Side, load: Load, plan: Plan, fig
 
 
 class _Prober:
-    """Appends events for customers that nobody else adds to, one in each partition, and looks until they are there."""
+    """Appends events for customers outside the load, one in each partition, and polls until they are visible."""
 
     def __init__(self, stack: LocalStack, load: Load, instance: Instance) -> None:
         self._load = load
         address = urlsplit(instance.url)
         self._http = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
         self._probes = Probes(stack, load.topic)
-        # Numbers beyond those of the load.
+        # Numbers outside the load.
         beyond = range(load.customers, load.customers + 1_000)
         self._customers = [
             next(n for n in beyond if partition_of(customer_id(n).encode(), PARTITIONS) == p) for p in range(PARTITIONS)
@@ -100,11 +100,11 @@ class _Prober:
         self._http.close()
 
     def take(self, probes: int, pause: float = 0.0) -> list[float]:
-        """Seconds from acknowledged to visible, of each probe; before each is at least the pause."""
+        """Seconds from acknowledgement to visibility of each probe, with at least the pause between probes."""
         return [self._probe(self._customers[n % len(self._customers)], pause) for n in range(probes)]
 
     def _probe(self, customer: int, pause: float) -> float:
-        # At no fixed phase of anyone's commit interval.
+        # Random, so that probes have no fixed phase relative to commits.
         time.sleep(pause + random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
         ((key, frame),) = encoded(self._load.header, np.array([customer]), np.array([_PROBE_CENTS]))
         self._added[customer] = added = self._added.get(customer, 0) + _PROBE_CENTS
@@ -114,7 +114,7 @@ class _Prober:
         try:
             answer, body = self._get(customer)
         except (OSError, http.client.HTTPException):
-            # A server may close a connection that was idle for long.
+            # The server can close an idle connection.
             self._http.close()
             answer, body = self._get(customer)
         return int(amount_of(body).scaleb(2)) if answer.status == http.client.OK else None

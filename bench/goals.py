@@ -1,4 +1,4 @@
-"""What is to be reached, figure by figure, in one run. Ratios depend on the peer."""
+"""The goals for figures of a run. Goals for ratios depend on the peer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound of our figure's median, or of its ratio to the peer's."""
+    """A bound on the median of our figure, or on its ratio to the peer's."""
 
     bound: float
     at_least: bool
     of_ratio: bool
     every: bool = False
-    """Every repetition has to reach it, not only the median of them."""
+    """Whether every repetition must meet the goal, not only the median."""
 
     def __str__(self) -> str:
         sign, times = "≥" if self.at_least else "≤", "×" if self.of_ratio else ""
@@ -41,12 +41,12 @@ class Goal:
 
 
 def goal_of(key: Key, peer: str) -> Goal | None:
-    """The goal for a figure beside this peer, if there is one."""
+    """The goal for a figure in a comparison with this peer; None if there is none."""
     return _ABSOLUTE.get(key) or _BESIDE[peer].get(key)
 
 
 def goals_beside(peer: str) -> list[Key]:
-    """Every figure that has a goal beside this peer."""
+    """All figures with a goal in a comparison with this peer."""
     return [*_ABSOLUTE, *_BESIDE[peer]]
 
 
@@ -63,7 +63,7 @@ def _key(measure: str, case: str, name: str) -> Key:
 
 
 def _replays() -> dict[Key, Goal]:
-    """Of the repetitions at each size, and of the one long pair."""
+    """Goals for the repetitions at each size, and for the long pair."""
     goals = {}
     for events, customers in [(EVENTS, n) for n in CUSTOMERS] + [(LONG_EVENTS, CUSTOMERS[0])]:
         case = replay_case(events, customers)

@@ -1,4 +1,4 @@
-"""`PosInvoice` events in bulk, of which three in four are of members."""
+"""`PosInvoice` events in bulk; three in four are invoices of members."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Invoices:
-    """A topic of invoices; what members paid is known for each card."""
+    """A topic of invoices, with known totals of members."""
 
     invoices: int
     members: int
-    """How many of them are of members."""
+    """The number of invoices of members."""
     cents: Integers = field(repr=False)
-    """What the members' invoices of a card come to, by its number."""
+    """Card number → total of the members' invoices."""
 
 
 def card_number(number: int) -> str:
-    """Of the customer with this number, from 0."""
+    """The card of a customer; numbers start at 0."""
     return f"{4929_0000_0000_0000 + number}"
 
 
@@ -58,10 +58,10 @@ def generate_invoices(stack: LocalStack, invoices: int, customers: int, advance:
     """Create the topic and fill it.
 
     Args:
-        advance: told how many more invoices are acknowledged.
+        advance: called with the number of newly acknowledged invoices.
 
     Raises:
-        BalanceServiceError: not all of them were.
+        BalanceServiceError: not all invoices were acknowledged.
     """
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     create_topic(admin, TOPIC)
@@ -95,7 +95,7 @@ def registered(stack: LocalStack, topic: str, record: str) -> int:
 def _produce_slice(
     bootstrap_servers: str, schema_id: int, start: int, count: int, customers: int
 ) -> tuple[Integers, int, int]:
-    """Produce some invoices; returns the members' cents by card, how many are of members, and how many there are."""
+    """Produce invoices; returns the members' cents by card, the number of members' invoices, and the number of all."""
     source = np.random.default_rng(start)
     numbers, cents = source.integers(0, customers, count), source.integers(1, _MAX_CENTS, count)
     are_members = source.integers(0, 4, count) < _MEMBERS_IN_FOUR

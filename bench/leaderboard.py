@@ -1,7 +1,8 @@
-"""Leaderboard: a table read into an empty store, and the way of a score through both re-keys to an answer over HTTP.
+"""Leaderboard: the read of a table into an empty store, and the time of a score through both re-keys to an answer.
 
-Of this service alone: rows a second are those of the table `players` from the first look at which some are read, and
-freshness counts from the acknowledgement of a score until `/leaderboard/{productId}` has it, while others arrive.
+Measures this service only. Rows per second count from the first poll at which some rows of the table `players` are
+read. Freshness is the time from the acknowledgement of a score until `/leaderboard/{productId}` has it, while scores
+arrive.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _RECORDS = {"players": "Player", "products": "Product", "score-events": "ScoreEv
 _POLICIES = {"players": "compact", "products": "compact", "score-events": "delete", "high-scores": "compact"}
 _SCHEMAS = {record: fastavro.parse_schema(load_schema(record)) for record in _RECORDS.values()}
 _GAMES = 100
-# Each of a probe's own, so that no other score is the highest.
+# Games of probes only, so that no other score is the highest.
 _PROBED_GAMES = range(_GAMES, _GAMES + 8)
 _MOST_AT_ONCE = 10_000
 _LOOK_EVERY_SECONDS = 0.02
@@ -52,14 +53,14 @@ _PAUSE_SECONDS = 0.05
 
 
 def measure_leaderboard(stack: LocalStack, players: int, rate: int, probes: int, figures: Figures) -> None:
-    """With one instance.
+    """Measure with one instance.
 
     Args:
         players: rows of the table.
-        rate: scores a second that arrive while it is probed.
+        rate: scores per second that arrive during the probes.
 
     Raises:
-        BalanceServiceError: it does not get on.
+        BalanceServiceError: the instance makes no progress.
     """
     side = OurSide(stack, model="leaderboard")
     schema_ids = _fill(stack, players)
@@ -83,7 +84,7 @@ def measure_leaderboard(stack: LocalStack, players: int, rate: int, probes: int,
 
 
 def _fill(stack: LocalStack, players: int) -> SchemaIds:
-    """Make the topics, and write the rows of both tables; returns the schemas' ids, by topic."""
+    """Create the topics and write the rows of both tables; returns topic → schema id."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     for topic, policy in _POLICIES.items():
         create_topic(admin, topic, policy=policy)
@@ -107,7 +108,7 @@ def _frame(schema_id: int, record: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def _rows_a_second(client: httpx.Client, players: int) -> float | None:
-    """Until the table is whole and every task runs; None if it was over between two looks."""
+    """Rows per second until the table is complete and every task runs; None if that took less than a poll."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     began: tuple[float, int] | None = None
     ended: float | None = None
@@ -135,7 +136,7 @@ def _status(client: httpx.Client) -> Mapping[str, Any]:
 
 
 class _Prober:
-    """Sends scores, each the highest of its game, and looks until they are there."""
+    """Sends scores, each the highest of its game, and polls until they are visible."""
 
     def __init__(self, stack: LocalStack, client: httpx.Client, schema_id: int) -> None:
         self._client = client
@@ -144,8 +145,8 @@ class _Prober:
         self._sent = 0
 
     def probe(self) -> float:
-        """Seconds from acknowledged to answered."""
-        # At no fixed phase of anyone's commits.
+        """Seconds from acknowledgement to visibility."""
+        # Random, so that probes have no fixed phase relative to commits.
         time.sleep(random.uniform(0, 2 * _PAUSE_SECONDS))  # noqa: S311  (no secret)
         self._sent += 1
         game, score = _PROBED_GAMES[self._sent % len(_PROBED_GAMES)], float(self._sent)

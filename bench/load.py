@@ -1,4 +1,4 @@
-"""Load: topics filled once, outside of any timing, and events that go on arriving while something is measured."""
+"""Topics that are filled before measurements, and events that arrive during measurements."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ PRODUCER: dict[str, str | int | bool] = {
     "linger.ms": 20,
     "queue.buffering.max.messages": 500_000,
 }
-"""How the events were produced, for the report."""
+"""The configuration of the producer, for the report."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A topic with events whose sum is known for each customer."""
+    """A topic with events, with known sums per customer."""
 
     topic: str
     header: bytes
     events: int
     ends: dict[int, int]
     cents: Integers = field(repr=False)
-    """By customer number."""
+    """Customer number → sum in cents."""
 
     @property
     def customers(self) -> int:
-        """How many there may be; at random, a few of them may have no event."""
+        """The number of possible customers; a few of them can have no event."""
         return len(self.cents)
 
     @property
@@ -65,7 +65,7 @@ class Load:
         return frozenset(self.ends)
 
     def customers_of(self, partition: int, at_most: int) -> list[str]:
-        """Ids of customers that have a balance and whose events lie in one partition."""
+        """Ids of customers of one partition that have a balance."""
         chosen = []
         for number in np.flatnonzero(self.cents).tolist():
             customer = customer_id(number)
@@ -89,7 +89,7 @@ def generate(
     """Create a topic and fill it.
 
     Args:
-        advance: told how many more events are acknowledged.
+        advance: called with the number of newly acknowledged events.
         each_once: one event for each customer instead of `events` at random.
 
     Raises:
@@ -125,13 +125,13 @@ def generate(
 
 
 def create_topic(admin: AdminClient, topic: str, partitions: int = PARTITIONS, policy: str = "delete") -> None:
-    """Create a topic that keeps everything, or, compacted, the last of each key."""
+    """Create a topic with unlimited retention, or a compacted one."""
     wanted = NewTopic(topic, partitions, 1, config={**FOREVER, "cleanup.policy": policy})
     admin.create_topics([wanted])[topic].result(_CREATE_SECONDS)
 
 
 def end_offsets(admin: AdminClient, topic: str) -> dict[int, int]:
-    """Partition → the offset after its last record."""
+    """Partition → end offset."""
     partitions = admin.list_topics(topic, timeout=_CREATE_SECONDS).topics[topic].partitions
     wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}
     return {p.partition: found.result(20).offset for p, found in admin.list_offsets(wanted).items()}
@@ -140,7 +140,7 @@ def end_offsets(admin: AdminClient, topic: str) -> dict[int, int]:
 def _produce_slice(
     bootstrap_servers: str, topic: str, header: bytes, start: int, count: int, customers: int | None
 ) -> tuple[int, Integers, int]:
-    """Produce some events; returns the first customer number, the sum in cents from there on, and how many.
+    """Produce events; returns the first customer number, the sums in cents from that number on, and the event count.
 
     Without `customers`, one event for each customer number from `start` on.
     """
@@ -160,7 +160,7 @@ def _produce_slice(
 
 
 def produce(producer: Producer, topic: str, key: bytes | None, frame: bytes) -> None:
-    """Hand a record over; waits while the queue is full."""
+    """Queue a record; waits while the queue is full."""
     while True:
         try:
             producer.produce(topic, frame, key)
@@ -171,7 +171,7 @@ def produce(producer: Producer, topic: str, key: bytes | None, frame: bytes) -> 
 
 
 def arriving(stack: LocalStack, load: Load, rate: int) -> Background:
-    """Events that arrive at a rate, by the time it is entered."""
+    """Events that arrive at a rate, from the start of the context on."""
     return Background(
         _events_at_rate,
         stack.bootstrap_servers,

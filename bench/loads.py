@@ -1,4 +1,4 @@
-"""The topics of a run: those that are only read are filled once, and kept."""
+"""The topics of a run. Topics that are only read are filled once and shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Makes them on one stack."""
+    """Creates loads on one stack."""
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
@@ -21,13 +21,13 @@ class Loads:
         self._topics = 0
 
     def kept(self, events: int, customers: int) -> Load:
-        """One that nobody adds to."""
+        """A shared load, to which no events are added."""
         if (events, customers) not in self._kept:
             self._kept[events, customers] = self.new(events, customers)
         return self._kept[events, customers]
 
     def new(self, events: int, customers: int, *, each_once: bool = False, partitions: int = PARTITIONS) -> Load:
-        """One of its own; with `each_once`, an event for each customer."""
+        """A new load; with `each_once`, one event for each customer."""
         self._topics += 1
         topic = f"bench-{self._topics}"
         total = customers if each_once else events

@@ -1,4 +1,4 @@
-"""What the figures were taken on: the machine, the versions, the commits. No host name and no path."""
+"""The environment of a run: machine, versions, commits. Without host names and paths."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _JAR = re.compile(r"(kafka_2\.13|kafka-streams)-([0-9.]+)\.jar")
 
 
 def facts(jars: Iterable[str]) -> dict[str, str]:
-    """By what they are called in the report.
+    """Name in the report → value.
 
     Args:
-        jars: configurations of the jars that ran.
+        jars: Ivy configurations of the jars in use.
     """
     known = {
         "cores": str(os.cpu_count()),
@@ -44,7 +44,7 @@ def facts(jars: Iterable[str]) -> dict[str, str]:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, with `-dirty` if files other than results differ from it."""
+    """The commit of a checkout, with `-dirty` if files other than results are changed."""
     try:
         dirty = _git(checkout, "status", "--porcelain", "--", ".", ":!bench/results")
         return _git(checkout, "rev-parse", "HEAD") + ("-dirty" if dirty else "")

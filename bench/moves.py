@@ -1,7 +1,7 @@
-"""Moves: for how long nobody answers for a partition when an instance joins, leaves in good order, or is killed.
+"""Moves: how long a partition is unavailable when an instance joins, leaves or is killed.
 
-Every instance is asked for a customer of every partition, again and again. A partition's silence is the longest time
-between two good answers, whoever gave them.
+Clients continuously query every instance for a customer of every partition. The silence of a partition is the longest
+time between two successful answers of any instance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ASK_EVERY_SECONDS = 0.02
 _ANSWER_SECONDS = 1.0
 _SETTLE_SECONDS = 5.0
-# Longer than the session timeouts: one who is dead has been noticed, and moves that follow are over.
+# Longer than the session timeouts: the group has removed a dead instance, and the rebalance is over.
 _WATCH_SECONDS = 20.0
 
 
@@ -35,7 +35,7 @@ def measure_moves(stack: LocalStack, side: Side, load: Load, figures: Figures) -
     """One instance runs; another joins, leaves, joins again and is killed.
 
     Raises:
-        BalanceServiceError: it does not get on.
+        BalanceServiceError: an instance makes no progress.
     """
     with Cluster(stack, side, load, "moves", 2) as cluster:
         first, second = cluster.instances
@@ -67,7 +67,7 @@ def measure_moves(stack: LocalStack, side: Side, load: Load, figures: Figures) -
 
 
 class _Askers:
-    """A thread for each instance and partition; `_answered` holds the times of good answers, by partition."""
+    """A thread for each instance and partition; `_answered` has the times of successful answers by partition."""
 
     def __init__(self, instances: Sequence[Instance], load: Load) -> None:
         self._stop = threading.Event()
@@ -88,7 +88,7 @@ class _Askers:
             thread.join()
 
     def silence_while(self, move: Callable[[], None]) -> float:
-        """The longest silence of a partition during a move, in seconds."""
+        """The longest silence of any partition, in seconds."""
         began = time.monotonic()
         move()
         ended = time.monotonic()

@@ -1,7 +1,7 @@
-"""`python -m bench.one_event`: one event's way from its acknowledgement to the view, with milliseconds for each step.
+"""`python -m bench.one_event`: the steps from an event's acknowledgement to its view, in milliseconds.
 
-An engine in this process folds a topic to which an event a second is added. The steps of a commit are those of the fail
-points, which are reached in every commit; here they note the time.
+An engine in this process folds a topic that receives one event per second. The steps of a commit are marked by fail
+points, which here record the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STEPS = {
 
 
 class _Times(dict[str, tuple[str, int]]):
-    """Stands in for the armed fail points: none is, and when each was asked for is noted."""
+    """Replaces the armed fail points: none is armed, and each look-up is recorded with its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _taken(stack: LocalStack, topic: str, header: bytes, times: _Times) -> dict[str, list[float]]:
-    """Seconds of each step since the one before, of each event."""
+    """Seconds of each step of each event since the previous step."""
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers, **PRODUCER, "linger.ms": 0})
     taken: dict[str, list[float]] = defaultdict(list)
     for number in range(_WARM_EVENTS + _EVENTS):

@@ -28,26 +28,26 @@ _BEGIN_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _PID = "jvm.pid"
-# The collector is the JVM's own choice: G1 on a machine with two cores or more.
+# The JVM chooses the collector: G1 on a machine with two or more cores.
 _JVM_FLAGS = (
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    # It warns at each start of a default that bears on global stores, of which there are none.
+    # Each start logs a warning about a default of global stores, which are not used.
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.streams.StreamsConfig=error",
-    # Java's HTTP server keeps 200 connections by default, for 30 s, and would wait to fill segments.
+    # By default, Java's HTTP server keeps 200 idle connections for 30 s, and delays small segments.
     "-Dsun.net.httpserver.nodelay=true",
     "-Dsun.net.httpserver.maxIdleConnections=2000",
     "-Dsun.net.httpserver.idleInterval=300",
 )
-# The shell leaves its own process id, which is the JVM's once it has become the JVM.
+# The shell writes its process id, which becomes that of the JVM by `exec`.
 _LAUNCHER = ("/bin/sh", "-c", f'echo $$ >{_PID} && exec "$@"', "sh")
 
 
 def compile_peer(folder: Path = SOURCES) -> Path:
-    """Folder with the classes of the Java sources in `folder`; compiled if they, the jars or javac are new.
+    """Folder with the classes of the Java sources in `folder`; compiled if the sources, the jars or javac changed.
 
     Raises:
-        ConfigurationError: there is no javac, the sources do not compile, or the jars cannot be had.
+        ConfigurationError: there is no javac, the sources do not compile, or the jars cannot be downloaded.
     """
     javac = _javac()
     sources = sorted(folder.glob("*.java"))
@@ -61,10 +61,10 @@ def compile_peer(folder: Path = SOURCES) -> Path:
 
 
 class KafkaStreams:
-    """One instance of the peer. Its `folder` holds state and log, and outlives a stop, a kill and a new object.
+    """An instance of the peer. State and log are in `folder`, and survive a stop and a kill. For one thread.
 
-    Owned and called by one thread. `http_port` 0 picks a free one, kept for this object's life. `heap` is the most
-    that the JVM's heap may take; RocksDB's comes on top, at most 98 MB a partition (block cache 50, write buffers 48).
+    `http_port` 0 picks a free one, which the object keeps. `heap` limits the heap of the JVM; RocksDB uses up to 98 MB
+    per partition in addition (block cache 50, write buffers 48).
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class KafkaStreams:
         more: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
-        program: the class that is run.
-        more: further options of that program.
+        program: the main class.
+        more: additional options of the program.
         """
         self._program = program
         self._folder = folder.absolute()
@@ -109,12 +109,11 @@ class KafkaStreams:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
         return self._process.running
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM itself, from `start` on; ConfigurationError if it does not come into being."""
+        """Process id of the JVM after `start`. Raises ConfigurationError if it does not start."""
         file = self._folder / _PID
         deadline = time.monotonic() + _BEGIN_SECONDS
         while not (file.is_file() and (text := file.read_text()).endswith("\n")):
@@ -124,14 +123,14 @@ class KafkaStreams:
         return int(text)
 
     def start(self) -> None:
-        """Start the process; returns at once (but compiles first, if that was never done), see `wait_ready`.
+        """Compile the program if necessary, start the process, and return at once; see `wait_ready`.
 
         Raises:
             ConfigurationError: there is no JDK, the port is in use, or the jars cannot be downloaded.
         """
         classpath = f"{resolve_jars('bench')[0].parent}/*:{compile_peer()}"
         require_free(self._port, "Kafka Streams program", "http_port")
-        # RocksDB unpacks its library there at each start, and a killed JVM leaves it behind.
+        # RocksDB unpacks its library there at each start, and a killed JVM does not delete it.
         temporary = self._folder / "tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -142,10 +141,10 @@ class KafkaStreams:
         self._process.run([*_LAUNCHER, java, *flags, "-cp", classpath, self._program, *options])
 
     def wait_ready(self, seconds: float) -> None:
-        """Return once its tasks are restored and running, which is also when it may be asked.
+        """Wait until the tasks are restored and running, and queries are answered.
 
         Raises:
-            ConfigurationError: it ended, or took longer than `seconds`; names its log.
+            ConfigurationError: the process ended, or took longer than `seconds`; names its log.
         """
         deadline = time.monotonic() + seconds
         while (self.status() or {}).get("state") != "RUNNING":
@@ -156,11 +155,11 @@ class KafkaStreams:
             time.sleep(_POLL_SECONDS)
 
     def status(self) -> dict[str, Any] | None:
-        """What it says of itself; None while it does not answer.
+        """The status of the instance; None if it does not answer.
 
-        `state` as Kafka Streams names it; `positions`: partition (a string) → next offset to apply, for what it owns;
-        `restored`: records read from the changelog. `readyAtMs`, `firstAppliedAtMs`, `restoredAtMs`: milliseconds
-        since the process began, null if it has not come to that.
+        `state` is that of Kafka Streams; `positions`: partition (a string) → next offset to apply, of owned partitions;
+        `restored`: records read from the changelog; `readyAtMs`, `firstAppliedAtMs`, `restoredAtMs`: milliseconds since
+        the start of the process, or null.
         """
         try:
             answer = httpx.get(f"{self.url}/status", timeout=_ANSWER_SECONDS, trust_env=False)
@@ -170,11 +169,10 @@ class KafkaStreams:
         return said
 
     def stop(self) -> None:
-        """Leave the group in good order and end, within a bound."""
+        """Leave the group and stop, within a time limit."""
         self._process.stop()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
         self._process.kill()
 
     def __enter__(self) -> Self:
@@ -186,7 +184,7 @@ class KafkaStreams:
 
 
 def _javac() -> Path:
-    # Beside the java that will run the classes, wherever the links to that lead.
+    # In the folder of the java that runs the classes, after resolving symbolic links.
     javac = java_executable(JAVA).resolve().with_name("javac")
     if not javac.is_file():
         raise ConfigurationError(

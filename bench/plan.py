@@ -1,4 +1,4 @@
-"""How much is measured, and what its cases are called."""
+"""The sizes of runs, and the names of their cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUSTOMERS = (100_000, 10_000, 1_000_000)
 
 
 def replay_case(events: int, customers: int) -> str:
-    """A replay of so many events of so many customers."""
+    """The case of a replay of these numbers of events and customers."""
     return f"{customers:,} customers, {events:,} events"
 
 
@@ -30,52 +30,52 @@ PROXIED = "proxied (the peer is a sample server on the JDK’s HttpServer)"
 
 
 def read_case(kind: str, connections: int, rate: int, *, headers: bool = False) -> str:
-    """Reads while so many events a second arrive; with the headers of an ingress, or bare."""
+    """The case of reads while events arrive at a rate, with or without the headers of an ingress."""
     meanwhile = f"{rate:,} events/s" if rate else "at rest"
     return f"{kind}, {connections} connections, {meanwhile}{', an ingress’ headers' if headers else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes of one run."""
+    """The sizes of a run."""
 
     measures: tuple[str, ...]
     repetitions: int
-    """How often each side is measured, of all that a run does not measure once."""
+    """Repetitions of measures that a run does not take only once."""
     events: int
     customers: tuple[int, ...]
-    """The sizes that are replayed; most measures use the first of them."""
+    """Sizes of replays; most measures use the first."""
     long_events: int
-    """Replayed once by each side, with the first of `customers`; 0 for not at all."""
+    """Events of the single long replay, with the first of `customers`; 0 for none."""
     commit_intervals_ms: tuple[int, ...]
-    """Of Kafka Streams, each tried with the record cache on and off."""
+    """Commit intervals of Kafka Streams, each with the record cache on and off."""
     scaled_events: int
-    """By one, two and three instances."""
+    """Events of the replays by one, two and three instances."""
     keys: int
     small_events: int
     rates: tuple[int, ...]
     tried_rate: int
-    """At which the settings of Kafka Streams are tried."""
+    """The rate at which settings of Kafka Streams are tried."""
     idle_seconds: float
     warm_seconds: float
     probes: int
     lone_probes: int
-    """At 1 event/s."""
+    """Probes at 1 event/s."""
     connections: tuple[int, ...]
     read_rates: tuple[int, ...]
     headers: tuple[bool, ...]
-    """Whether reads bring those of an ingress."""
+    """Whether reads also have the headers of an ingress."""
     read_seconds: float
     proxied: int
-    """How often each side has proxied reads measured."""
+    """Repetitions of proxied reads."""
     invoices: int
     cards: int
     rewards: int
-    """How often each side replays the invoices."""
+    """Repetitions of `rewards`."""
     players: int
-    """Rows of the table that scores are joined with."""
+    """Rows of the table of players."""
     scores: int
-    """A second."""
+    """Scores per second."""
     quix_events: int
 
 
@@ -120,7 +120,7 @@ PAIRS = replace(
     read_seconds=8.0,
     proxied=0,
 )
-"""Beside an earlier checkout: three pairs of each."""
+"""For a comparison with an earlier checkout: three pairs of each."""
 QUICK = replace(
     FULL,
     measures=("replay", "freshness", "reads"),
@@ -168,7 +168,7 @@ SMOKE = replace(
 
 
 def tried(plan: Plan) -> Plan:
-    """Sizes with which a setting of Kafka Streams is tried before freshness and reads are measured."""
+    """Sizes for trials of settings of Kafka Streams."""
     return replace(
         plan,
         rates=(plan.tried_rate,),

@@ -1,4 +1,4 @@
-"""The plot: the figures that one compares, as bars of both sides."""
+"""The plot of the main figures, as bars of both sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PANELS = (
 
 
 def draw(path: Path, figures: Figures) -> None:
-    """Write the plot as PNG; only what was measured is on it."""
+    """Write the plot as PNG, with the measured figures only."""
     mpl.use("agg")
     panels = [
         (title, keys)

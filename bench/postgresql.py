@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the benchmark's own, if the machine has PostgreSQL."""
+"""A temporary PostgreSQL server, if PostgreSQL is installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _INIT_SECONDS = 60
 _USER = "bench"
-# A crash may lose the last transactions, positions included: they are then made again from the topic, so that each
-# event still counts once. Kafka does not wait for its disk either.
+# A crash can lose the last transactions, including positions; they are repeated from the topic, so each event counts
+# once. Kafka does not wait for its disk either.
 _SETTINGS = {
     "synchronous_commit": "off",
     "shared_buffers": "1GB",
@@ -33,11 +33,11 @@ _SETTINGS = {
 
 
 class Server:
-    """From entering to leaving; its data are removed then. PostgreSQL refuses to run as root: then as another user."""
+    """A context manager; deletes its data at the end. Runs as another user if this process is root."""
 
     def __init__(self) -> None:
         """Raises:
-        ConfigurationError: there is no PostgreSQL here, or it cannot be run.
+        ConfigurationError: PostgreSQL is not installed, or cannot run.
         """
         self._programs = _programs()
         self._as = _other_user()
@@ -48,7 +48,7 @@ class Server:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What is not left at its default, and the version."""
+        """The version, and the settings that differ from the defaults."""
         told = subprocess.run([self._programs / "postgres", "--version"], capture_output=True, text=True, check=True)
         return {"version": told.stdout.strip(), **_SETTINGS}
 
@@ -97,7 +97,7 @@ def _programs() -> Path:
 
 
 def _other_user() -> pwd.struct_passwd | None:
-    """The user that the server runs as; None for the one that this process runs as."""
+    """The user of the server; None for the user of this process."""
     if os.geteuid():
         return None
     names = {user.pw_name: user for user in pwd.getpwall()}

@@ -1,4 +1,4 @@
-"""Records sent one at a time, and how long each takes from its acknowledgement until it is visible."""
+"""Sends single records, and measures the time from acknowledgement to visibility."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VISIBLE_SECONDS = 60.0
 
 
 class Probes:
-    """Sends them to one topic. For one thread."""
+    """Sends records to one topic. For one thread."""
 
     def __init__(self, stack: LocalStack, topic: str) -> None:
         self._topic = topic
@@ -30,10 +30,10 @@ class Probes:
         self._acknowledged = 0.0
 
     def seconds(self, key: bytes | None, frame: bytes, is_visible: Callable[[], bool]) -> float:
-        """Send a record, and look about every millisecond; returns the seconds from acknowledged to visible.
+        """Send a record and poll every millisecond; returns the seconds from acknowledgement to visibility.
 
         Raises:
-            BalanceServiceError: it is not acknowledged, or not visible within a minute.
+            BalanceServiceError: the record is not acknowledged, or not visible within a minute.
         """
         self._acknowledged = 0.0
         self._producer.produce(self._topic, frame, key, on_delivery=self._delivered)

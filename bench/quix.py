@@ -1,4 +1,4 @@
-"""The Quix Streams program in `quix_streams/`, in an environment of its own: its confluent-kafka is an older one."""
+"""The Quix Streams program in `quix_streams/`, in its own environment, which has an older confluent-kafka."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _KEY_ENDS = b'|"cents"'
 
 
 def environment() -> Path:
-    """Its interpreter; installed if that was never done.
+    """The interpreter of the environment, which is created at first need.
 
     Raises:
-        ConfigurationError: it cannot be installed.
+        ConfigurationError: the installation failed.
     """
     digest = hashlib.sha256(_REQUIREMENTS.read_bytes() + sys.version.encode())
     folder = cache_folder() / f"quix-{digest.hexdigest()[:16]}"
@@ -58,30 +58,30 @@ def environment() -> Path:
 
 
 class QuixSide:
-    """The program, in as many processes as there are partitions: one of them uses one core."""
+    """Runs a process for each partition, because a process uses one core."""
 
     name = QUIX
     variant = ""
 
     def __init__(self, stack: LocalStack) -> None:
         """Raises:
-        ConfigurationError: it cannot be installed.
+        ConfigurationError: the installation failed.
         """
         self._stack = stack
         self._python = environment()
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The version; the rest is in the program's source."""
+        """The version. Other settings are in the source of the program."""
         return {"version": _REQUIREMENTS.read_text().strip()}
 
     def instance(self, number: int, topic: str, application_id: str) -> QuixInstance:
-        """One process, not started."""
+        """A process that is not started."""
         return QuixInstance(self._stack, self._python, number, topic, application_id)
 
 
 class QuixInstance:
-    """One process. It answers no queries, so that balances are looked up in its changelog."""
+    """A process. It does not answer queries, so balances are read from its changelog."""
 
     url = ""
 
@@ -107,7 +107,7 @@ class QuixInstance:
         try:
             group = described[self._application_id].result(ADMIN_SECONDS)
         except KafkaException:
-            # The group, or its coordinator, is not there yet.
+            # The group or its coordinator does not exist yet.
             return None
         mine = [member for member in group.members if member.client_id == self._client and member.assignment]
         return Progress(frozenset(p.partition for member in mine for p in member.assignment.topic_partitions))

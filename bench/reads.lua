@@ -1,4 +1,4 @@
--- wrk asks for customers at random, from a file of their ids, and ends with one line of JSON.
+-- Requests random customers from a file of ids, and prints one line of JSON at the end.
 
 local threads = 0
 function setup(thread)

@@ -1,4 +1,4 @@
-"""Reads: requests a second and their latency, of the owner and through a peer, at rest and while events arrive."""
+"""Reads: requests per second and latency, from the owner and through a peer, with and without arriving events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CUSTOMERS_OF_A_PARTITION = 5_000
 _WARM_UP_SECONDS = 3.0
 _SETTLE_SECONDS = 3.0
 _THREADS = 2
-# What ingress-nginx adds to a request, after what a browser or an HTTP client sends, and a trace's parent.
+# Headers of ingress-nginx, of a browser or HTTP client, and of a trace.
 INGRESS_HEADERS = {
     "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0",
     "Accept": "application/json, text/plain, */*",
@@ -52,7 +52,7 @@ INGRESS_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the load generator saw in one run."""
+    """The result of the load generator."""
 
     requests_per_second: float
     p50_ms: float
@@ -60,16 +60,12 @@ class Reading:
 
 
 def generator() -> str:
-    """By what the requests are made, for the report."""
+    """The name of the load generator, for the report."""
     return "wrk" if shutil.which("wrk") else "bench/requests.py (wrk is not installed)"
 
 
 def measure_local_reads(stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures) -> None:
-    """One instance, which owns everything.
-
-    Raises:
-        BalanceServiceError: some requests were not answered well.
-    """
+    """Measure reads from one instance, which owns all partitions. Raises BalanceServiceError if requests fail."""
     with Cluster(stack, side, load, "reads") as cluster:
         (instance,) = cluster.instances
         cluster.launch(instance)
@@ -86,11 +82,7 @@ def measure_local_reads(stack: LocalStack, side: Side, load: Load, plan: Plan, f
 
 
 def measure_proxied_reads(stack: LocalStack, side: Side, load: Load, plan: Plan, figures: Figures) -> None:
-    """Two instances; one is asked for what the other owns, without further headers.
-
-    Raises:
-        BalanceServiceError: some requests were not answered well.
-    """
+    """Measure reads from an instance that forwards them to the owner. Raises BalanceServiceError if requests fail."""
     with Cluster(stack, side, load, "proxied", 2) as cluster:
         for instance in cluster.instances:
             cluster.launch(instance)

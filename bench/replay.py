@@ -1,10 +1,10 @@
-"""Replay: a topic from offset 0 to its end, and what that costs.
+"""Replay: the time and cost to fold a topic from offset 0 to its end.
 
-Done is when every event is durably committed in Kafka: by our side's positions, which move once the transaction that
-holds them has been committed, and by the committed offsets of the others' groups, which are part of their transactions.
-Both are looked at every 30 ms. Time counts twice: from the start of the process, and from the moment at which the
-stores of all partitions are open, so that reading and folding begin. The second half counts from the first look at
-which half of the events are folded, committed or not, to that at which all are: no side waits for its last commit then.
+A replay is complete when every event is durably committed in Kafka. For this service, positions show that, which
+advance after their transaction is committed; for other sides, the committed offsets of their groups, which are part of
+their transactions. Both are polled every 30 ms. Time is measured from the start of the process, and from the moment
+when the stores of all partitions are open and folding begins. The second half is the time from the first poll at which
+half of the events are folded, committed or not, to the poll at which all are, so it excludes the last commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_EVERY_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One run. Times are monotonic; `applied` are looks at how many events were folded, committed or not."""
+    """A replay. Times are monotonic; `applied` has polls of the number of folded events, committed or not."""
 
     started: float
     running: float
@@ -43,45 +43,45 @@ class Replay:
     peak_bytes: int
     memory: Sequence[tuple[float, int]]
     before: int = 0
-    """Events that were committed when all stores were open: some of several instances may have begun."""
+    """Events that were committed before all stores were open, by instances that began earlier."""
 
     @property
     def rate(self) -> float:
-        """Events a second from the moment at which all stores are open."""
+        """Events per second since all stores are open."""
         return (self.events - self.before) / (self.done - self.running)
 
     @property
     def rate_with_start(self) -> float:
-        """Events a second, the start of the process included."""
+        """Events per second, including the start of the process."""
         return self.events / (self.done - self.started)
 
     @property
     def second_half(self) -> float | None:
-        """Events a second from the first look at which half of them are folded; None if then all are."""
+        """Events per second since the first poll with half of the events; None if that poll has all."""
         (middle, half), (end, every) = self._first_look(self.events / 2), self._first_look(self.events)
         return (every - half) / (end - middle) if end > middle else None
 
     @property
     def evenness(self) -> float | None:
-        """Rate of the second half of the history by that of the first."""
+        """Rate of the second half divided by the rate of the first half."""
         middle, half = self._first_look(self.events / 2)
         return self.second_half * (middle - self.running) / half if self.second_half else None
 
     @property
     def memory_growth(self) -> float | None:
-        """Memory in the last quarter of the replay by that in the second, medians."""
+        """Median memory in the last quarter of the replay divided by that in the second quarter."""
         quarter = (self.done - self.running) / 4
         second = self._held(self.running + quarter, self.running + 2 * quarter)
         last = self._held(self.done - quarter, self.done)
         return statistics.median(last) / statistics.median(second) if second and last else None
 
     def _first_look(self, events: float) -> tuple[float, int]:
-        """When so many or more were folded, and how many. Our side moves by whole batches: none may be cut."""
+        """The first poll with at least this many folded events: time and number. Batches are not divided."""
         looks = (*self.applied, (self.done, self.events))
         return next(look for look in looks if look[1] >= events)
 
     def figures(self) -> dict[str, float | None]:
-        """Those of one instance, by name."""
+        """Name → figure of one instance."""
         millions = self.events / _MILLION
         return {
             "rate": self.rate,
@@ -107,14 +107,14 @@ def replay(
     *,
     spread: bool = False,
 ) -> Replay:
-    """Replay a load with fresh instances, and check what came of it.
+    """Replay a load with new instances, and check the balances.
 
     Args:
-        seen: told how many events are committed.
-        spread: time counts from the moment at which every instance has a partition.
+        seen: called with the number of committed events.
+        spread: measure from the moment when every instance has a partition.
 
     Raises:
-        BalanceServiceError: it does not get on, or a balance is wrong.
+        BalanceServiceError: an instance makes no progress, or a balance is wrong.
     """
     with Cluster(stack, side, load, "replay", instances) as cluster, ExitStack() as meters:
         started = min([cluster.launch(instance) for instance in cluster.instances])

@@ -1,4 +1,4 @@
-"""The report: all that was measured as one document, kept as JSON; the tables are made from that."""
+"""The report of a run: one JSON document, from which the tables are generated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MET = {True: "met", False: "missed"}
 def document(
     figures: Figures, plan: Plan, date: str, machine: Mapping[str, str], settings: Mapping[str, Mapping[str, str]]
 ) -> Document:
-    """All values, medians and ratios, with what they were taken on; `commit` is that of this checkout."""
+    """All values, medians and ratios, with machine and versions; `commit` is that of this checkout."""
     return {
         "commit": settings[OURS]["commit"],
         "date": date,
@@ -40,7 +40,7 @@ def document(
 
 
 def write_json(path: Path, told: Document) -> None:
-    """Keep a document."""
+    """Write a document as JSON."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -67,7 +67,7 @@ def _figure(figures: Figures, key: Key) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, as people read it."""
+    """A figure as text."""
 
     measure: str
     case: str
@@ -83,7 +83,7 @@ class Row:
 
 
 def rows(told: Document) -> list[Row]:
-    """Of every figure of a document; medians and ratios of several repetitions with the least and the most."""
+    """Rows for all figures of a document; medians and ratios of repetitions with minimum and maximum."""
     return [_row(figure) for figure in told["figures"]]
 
 
@@ -121,7 +121,7 @@ def _number(value: float) -> str:
 
 
 def table(told: Document) -> Table:
-    """All of it, for the terminal."""
+    """The table of all figures, for the terminal."""
     shown = Table("measured", "case", "figure", "peer", title="medians, with least and most", title_justify="left")
     for column in (OURS, "peer's", "ratio", "n", "goal"):
         shown.add_column(column, justify="right")

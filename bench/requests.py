@@ -1,8 +1,7 @@
-"""A closed loop of requests, for machines without `wrk`: each connection asks, waits for the answer, asks again.
+"""A closed-loop load generator for machines without `wrk`: each connection sends the next request after each answer.
 
-A process of its own: `python -m bench.requests URL FILE CONNECTIONS SECONDS [HEADER…]`; the file has a customer id on
-each line. It ends with the same line of JSON as reads.lua. On asyncio's streams alone, since HTTP clients cost
-more than servers.
+Runs as a process: `python -m bench.requests URL FILE CONNECTIONS SECONDS [HEADER…]`; the file has one customer id per
+line. Prints the same JSON as reads.lua. Uses asyncio streams, because HTTP clients need more CPU than servers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _OK = b"HTTP/1.1 200"
 async def ask_all(
     url: str, customers: list[str], connections: int, seconds: float, headers: list[str]
 ) -> dict[str, float]:
-    """Ask on so many connections for so long."""
+    """Send requests over a number of connections for a time."""
     address = urlsplit(url)
     head = "\r\n".join([f"Host: {address.netloc}", *headers])
     requests = [f"GET {PATH}?customerId={c} HTTP/1.1\r\n{head}\r\n\r\n".encode("ascii") for c in customers]

@@ -1,6 +1,6 @@
-"""Restore: a changelog of a million keys, each once, into the empty store of an instance that lost its disk.
+"""Restore: a changelog with a million keys, one record each, is read into an empty store.
 
-Keys a second count from the first look at which some are restored until all stores are open.
+Keys per second count from the first poll at which some keys are restored until all stores are open.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ANSWER_SECONDS = 2.0
 
 
 def measure_restore(stack: LocalStack, side: Side, load: Load, figures: Figures) -> None:
-    """Fold the load, stop, remove the state directory, start again.
+    """Fold the load, stop, delete the state directory, and start again.
 
     Raises:
-        BalanceServiceError: it does not get on, or a balance is wrong.
+        BalanceServiceError: the instance makes no progress, or a balance is wrong.
     """
     with Cluster(stack, side, load, "restore") as cluster:
         (instance,) = cluster.instances
@@ -59,6 +59,6 @@ def measure_restore(stack: LocalStack, side: Side, load: Load, figures: Figures)
                 time.sleep(LOOK_EVERY_SECONDS)
         answered = time.monotonic()
         cluster.check_balances()
-    # A restore that is over between two looks has no rate.
+    # A restore that takes less than a poll has no rate.
     keys = (load.events - began[1]) / (opened - began[0]) if began is not None and began[1] < load.events else None
     figures.add(side.name, "restore", f"{load.events:,} keys", keys=keys, first_answer=answered - started)

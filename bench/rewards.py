@@ -1,8 +1,8 @@
 """Rewards: invoices replayed through a re-key to points and notifications.
 
-Done is when a reader of what is committed, in a process of its own, has a notification for each invoice of a member. It
-takes processor time from either side alike. One notification more than that, or a wrong total of points, and the run
-does not count.
+A replay is complete when a read-committed consumer, in another process, has a notification for each invoice of a
+member. That process uses the same CPU for each side. A run with more notifications, or a wrong total of points, is
+invalid.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _BATCH = 10_000
 
 
 def measure_rewards(stack: LocalStack, load: Invoices, plan: Plan, figures: Figures) -> None:
-    """Both sides in turn; the first time, every setting of Kafka Streams, of which the fastest counts.
+    """Measure both sides; the first repetition tries all settings of Kafka Streams, and the fastest counts.
 
     Raises:
-        BalanceServiceError: a side does not get on, or what it sent or keeps is wrong.
+        BalanceServiceError: a side makes no progress, or its output or state is wrong.
     """
     ours, variants = _sides(stack, plan)
     case = f"{len(load.cents):,} cards"
@@ -71,7 +71,7 @@ def measure_rewards(stack: LocalStack, load: Invoices, plan: Plan, figures: Figu
 
 
 def _sides(stack: LocalStack, plan: Plan) -> tuple[Side, Sequence[Side]]:
-    """Ours, and the settings of Kafka Streams that are tried."""
+    """Our side, and the settings of Kafka Streams."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     if NOTIFICATIONS not in admin.list_topics(timeout=_ANSWER_SECONDS).topics:
         create_topic(admin, NOTIFICATIONS)
@@ -83,10 +83,10 @@ def _sides(stack: LocalStack, plan: Plan) -> tuple[Side, Sequence[Side]]:
 
 
 def _replay(stack: LocalStack, side: Side, load: Invoices) -> dict[str, float | None]:
-    """Replay the invoices with a fresh instance; returns figures by name.
+    """Replay the invoices with a new instance; returns name → figure.
 
     Raises:
-        BalanceServiceError: it does not get on, or what it sent or keeps is wrong.
+        BalanceServiceError: the instance makes no progress, or its output or state is wrong.
     """
     application_id = new_application_id("rewards")
     with ExitStack() as cleanup:
@@ -111,7 +111,7 @@ def _replay(stack: LocalStack, side: Side, load: Invoices) -> dict[str, float | 
 
 
 def _wait(side: Side, sent: Background, load: Invoices) -> float:
-    """When there were all notifications."""
+    """The monotonic time when all notifications have arrived."""
     most, moved = 0, time.monotonic()
     while True:
         count, now = sent.count, time.monotonic()

@@ -1,4 +1,4 @@
-"""One run: broker and registry up, every measure in turn, the sides one after the other; progress on stderr."""
+"""A run on a local stack: takes the measures one after another, and prints progress on stderr."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OF_CPU = ("cpu", "cpu_with_start")
 
 
 class Run:
-    """What is measured on one stack, beside Kafka Streams or an earlier checkout."""
+    """A run on one stack, in comparison with Kafka Streams or an earlier checkout."""
 
     def __init__(self, stack: LocalStack, plan: Plan, figures: Figures, before: Path | None = None) -> None:
         self._stack = stack
@@ -58,10 +58,10 @@ class Run:
         self._keep: Callable[[], None] = lambda: None
         self._ours = OurSide(stack)
         self._variants: Sequence[Side] = [OurSide(stack, before)] if before else settings_of(stack, plan)
-        # What counts where nothing is tried: the fastest at the first size, once that is known.
+        # The setting for measures without trials: the fastest at the first size.
         self._theirs = self._variants[0]
         self.settings = {side.name: dict(side.settings) for side in (self._ours, self._theirs)}
-        """Of each side."""
+        """Side → its settings."""
         self._measures = {
             "replay": self._replays,
             "scaling": self._scaling,
@@ -76,10 +76,10 @@ class Run:
         }
 
     def measure(self, measures: Iterable[str], keep: Callable[[], None] = lambda: None) -> list[str]:
-        """Take these measures; returns a sentence for each that failed, because a side does not get on or is wrong.
+        """Take these measures; returns a sentence for each that failed.
 
         Args:
-            keep: called after each, and after each size of replay.
+            keep: called after each measure, and after each size of replay.
         """
         failures = []
         self._keep = keep
@@ -104,7 +104,7 @@ class Run:
                 self._figures.add(side.name, "replay", replay_case(events, customers), **run.figures())
 
     def _replays_of(self, customers: int) -> None:
-        """The first time with every setting of Kafka Streams; the best for rates, and for CPU, go on."""
+        """The first repetition tries all settings of Kafka Streams; the best for rates and for CPU are repeated."""
         events, times = self._plan.events, self._plan.repetitions
         case = replay_case(events, customers)
         repetition = 1
@@ -137,12 +137,12 @@ class Run:
                 self._figures.take(seen, names)
 
     def _in_turn(self, repetition: int, theirs: Side | None = None) -> Sequence[Side]:
-        """Both sides, each first every other time: it may find the machine in another state than the second does."""
+        """Both sides, in alternating order, because the first may find the machine in another state."""
         sides = (self._ours, theirs or self._theirs)
         return sides if repetition % 2 else sides[::-1]
 
     def _scaling(self) -> None:
-        """Of this service alone, or of both checkouts."""
+        """Only this service, or both checkouts."""
         plan = self._plan
         load = self._loads.new(plan.scaled_events, plan.customers[0], partitions=_SCALED_PARTITIONS)
         for repetition in range(1, plan.repetitions + 1):
@@ -170,7 +170,7 @@ class Run:
         plan = self._plan
 
         def measure(side: Side, to: Figures, sizes: Plan) -> None:
-            # The measurement adds events, so each side gets its own topic, filled with the same load.
+            # The measurement adds events, so each side has its own topic with the same load.
             load = self._loads.new(plan.small_events, plan.customers[0])
             rates = ", ".join(f"{rate:,}" for rate in sizes.rates)
             self._say(f"{_named(side)}: freshness at {rates} events/s")
@@ -256,7 +256,7 @@ class Run:
     def _counting(
         self, measure: Callable[[Side, Figures, Plan], None], what: str, name: str, case: str, *, least: bool = False
     ) -> Side:
-        """The setting of Kafka Streams that is best in this figure, of all; what is tried is short."""
+        """The setting of Kafka Streams with the best value of this figure, by short trials."""
         if len(self._variants) == 1:
             return self._variants[0]
         sizes = tried(self._plan)

@@ -1,6 +1,6 @@
-"""The sides, through one interface: an application is a side's name for its group, an instance one process of it.
+"""The common interface of the compared systems: an application is a consumer group, an instance one of its processes.
 
-Used by one thread each, `process` apart, which the meter's thread may call too.
+For one thread, except `process`, which other threads can call.
 """
 
 from __future__ import annotations
@@ -42,48 +42,48 @@ _THIS_CHECKOUT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an instance says of itself."""
+    """The progress of an instance."""
 
     running: frozenset[int]
-    """Partitions whose stores are open, so that folding begins."""
+    """Partitions whose stores are open."""
     restored: int = 0
     """Records read from the changelog."""
     applied: Mapping[int, int] = field(default_factory=dict)
-    """Partition → source offset up to which everything is folded, committed or not."""
+    """Partition → source offset below which all events are folded, committed or not."""
 
 
 class Instance(Protocol):
-    """One process with a state directory and an address of its own."""
+    """A process with its own state directory and address."""
 
     url: str
 
     def launch(self) -> None:
-        """Start it; returns at once."""
+        """Start the process and return at once."""
 
     def progress(self) -> Progress | None:
-        """What it says of itself now; None if it does not answer."""
+        """The present progress; None if the instance does not answer."""
 
     def committed(self) -> Mapping[int, int]:
-        """Partition → source offset up to which everything is durably committed in Kafka."""
+        """Partition → source offset below which all events are durably committed in Kafka."""
 
     def amount(self, customer: str) -> Decimal | None:
-        """A balance; None if it does not answer."""
+        """A balance; None if the instance does not answer."""
 
     def process(self) -> psutil.Process | None:
-        """Its first process, none before it is there; what it runs on is below that."""
+        """The parent of all its processes; None before the start."""
 
     def stop(self) -> None:
-        """Shut it down in good order."""
+        """Stop the process by SIGTERM."""
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the process by SIGKILL."""
 
     def wipe(self) -> None:
-        """Remove the state directory of a stopped instance."""
+        """Delete the state directory of a stopped instance."""
 
 
 class Side(Protocol):
-    """One of the systems that are compared."""
+    """One of the compared systems."""
 
     name: str
     variant: str
@@ -91,29 +91,29 @@ class Side(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What was not left at its default, and which commit it is."""
+        """The commit, and settings that differ from the defaults."""
 
     def instance(self, number: int, topic: str, application_id: str) -> Instance:
-        """One instance, not started."""
+        """An instance that is not started."""
 
 
 class OurSide:
-    """This service, as `balance-service serve`. Settings are the defaults, and BALANCE_* of the environment.
+    """This service, as `balance-service serve`, with default settings and BALANCE_* of the environment.
 
-    It runs from this checkout, or from another one, `before`, which has its own .venv.
+    Runs from this checkout, or from an earlier checkout `before` with its own .venv.
     """
 
     variant = ""
 
     def __init__(self, stack: LocalStack, before: Path | None = None, model: str = "balance") -> None:
         """Args:
-        model: the read model that it hosts.
+        model: the hosted read model.
         """
         self.name = OURS if before is None else BEFORE
         self._model = model
         self._stack = stack
         self._before = before
-        # Read now, because files may be edited while a long run goes on.
+        # Read at start, because files can change during a long run.
         self._commit = commit_of(before or _THIS_CHECKOUT)
 
     @property
@@ -123,7 +123,7 @@ class OurSide:
         return {"commit": self._commit, **given}
 
     def instance(self, number: int, topic: str, application_id: str) -> Instance:
-        """One instance, not started."""
+        """An instance that is not started."""
         environment = {
             "BALANCE_TOPIC": topic,
             "BALANCE_APPLICATION_ID": application_id,
@@ -152,7 +152,7 @@ class _Ours:
         return Progress(running, sum(int(t["restored"]) for t in tasks), _positions(tasks))
 
     def committed(self) -> Mapping[int, int]:
-        # A task's position moves once the transaction that holds it is committed, never before.
+        # The position of a task advances only after its transaction is committed.
         return _positions(self._tasks() or ())
 
     def amount(self, customer: str) -> Decimal | None:
@@ -189,33 +189,33 @@ def _positions(tasks: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def new_application_id(what: str) -> str:
-    """One that nobody has used, so that everything begins at offset 0."""
+    """A new application id, so that the replay begins at offset 0."""
     return f"bench-{what}-{uuid.uuid4().hex[:8]}"
 
 
 def offsets_of_group(admin: AdminClient, group: str, topic: str) -> dict[int, int]:
-    """Partition → the group's committed offset. The broker shows what a transaction commits once that has ended."""
+    """Partition → committed offset of the group, which is visible when its transaction has ended."""
     found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(ADMIN_SECONDS)
     partitions: list[TopicPartition] = found.topic_partitions
     return {p.partition: p.offset for p in partitions if p.topic == topic and p.offset > 0}
 
 
 def asked(client: httpx.Client, url: str, customer: str) -> Decimal | None:
-    """A balance, exactly; None if the answer is no 200."""
+    """The exact balance; None if the status is not 200."""
     answer = client.get(url + PATH, params={"customerId": customer})
     return amount_of(answer.text) if answer.status_code == httpx.codes.OK else None
 
 
 def amount_of(body: str | bytes) -> Decimal:
-    """The amount of an answer, exactly."""
+    """The exact amount of an answer."""
     answer: Mapping[str, Decimal] = json.loads(body, parse_float=Decimal, parse_int=Decimal)
     return answer["amount"]
 
 
 def delete_internal_topics(stack: LocalStack, application_id: str) -> None:
-    """Make room: what an application that is over has kept in Kafka."""
+    """Delete the topics of a finished application, to free disk space."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
-    # Quix Streams puts something before the name, the others behind it.
+    # Quix Streams adds a prefix to the name, the others a suffix.
     topics = [t for t in admin.list_topics(timeout=ADMIN_SECONDS).topics if f"{application_id}-" in t]
     if topics:
         for deleted in admin.delete_topics(topics).values():

@@ -1,4 +1,4 @@
-"""Kafka Streams as a side: the program in `kafka_streams/` with one of its settings."""
+"""Kafka Streams as a side: the program in `kafka_streams/`, with a setting."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from bench.sides import Instance
 
 CACHE_BYTES = 128 << 20
-"""Its record cache, where it is on."""
+"""The size of the record cache, if it is on."""
 
 
 class TheirSide:
-    """Kafka Streams, as `bench/kafka_streams`, with as many stream threads as there are cores."""
+    """Kafka Streams with one stream thread per core."""
 
     name = THEIRS
 
@@ -42,8 +42,8 @@ class TheirSide:
         more: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
-        program: which of those in `bench/kafka_streams`.
-        more: further options of that program.
+        program: a main class in `bench/kafka_streams`.
+        more: additional options of the program.
         """
         self._stack = stack
         self._cache_bytes = cache_bytes
@@ -55,11 +55,11 @@ class TheirSide:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """As given to the program; what it sets besides is in its source."""
+        """The options of the program. Other settings are in its source."""
         return {"record cache where on, bytes": str(CACHE_BYTES), "stream threads": str(self._threads)}
 
     def instance(self, number: int, topic: str, application_id: str) -> Instance:
-        """One instance, not started."""
+        """An instance that is not started."""
         folder = self._stack.data_dir / f"kafka-streams-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         program = KafkaStreams(
@@ -90,7 +90,7 @@ class _Theirs:
         self._program.start()
 
     def progress(self) -> Progress | None:
-        # With a client that lasts: one for each look would take as much processor time as it measures.
+        # One client for all polls: a new client for each poll would use as much CPU as the instance.
         try:
             status = self._http.get(f"{self.url}/status").json()
         except (httpx.HTTPError, ValueError):

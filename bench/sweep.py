@@ -1,4 +1,4 @@
-"""The sweep: all settings of Kafka Streams that are tried, and which of them counts for a figure: the best."""
+"""The sweep: tries settings of Kafka Streams, and selects the best one for each figure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from bench.plan import Plan
     from bench.sides import Side
 
-# One run each is no proof of a smaller difference, and each setting more takes another run in each repetition.
+# A single run does not prove a smaller difference, and each setting adds a run to each repetition.
 _ALIKE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A setting, and what it does."""
+    """A setting and its figures."""
 
     side: Side
     figures: Figures
 
     def value(self, name: str, case: str) -> float:
-        """What it does in the one measure that was taken of this case."""
+        """The value of a figure of a case."""
         (key,) = [k for k in self.figures.measured() if k.name == NAMES[name] and k.case == case]
         return self.figures.values(key, self.side.name)[-1]
 
@@ -45,7 +45,7 @@ def settings_of(
 
 
 def try_all(sides: Sequence[Side], figures: Figures, measure: Callable[[Side, Figures], None]) -> list[Tried]:
-    """Measure each of them once; what they do goes to the figures, as those of the sweep, if there are several."""
+    """Measure each setting once; adds the results to the figures of the sweep if there are several settings."""
     tried = []
     for side in sides:
         seen = Figures()
@@ -57,12 +57,12 @@ def try_all(sides: Sequence[Side], figures: Figures, measure: Callable[[Side, Fi
 
 
 def best(tried: Sequence[Tried], name: str, case: str, *, least: bool = False) -> Tried:
-    """Of the settings, that with the greatest value, or the least."""
+    """The setting with the greatest, or the least, value."""
     return (min if least else max)(tried, key=lambda t: t.value(name, case))
 
 
 def least_unless_alike(tried: Sequence[Tried], than: Tried, name: str, case: str) -> Tried:
-    """The one with the least value, or `than` if it is hardly greater."""
+    """The setting with the least value, or `than` if its value is hardly greater."""
     least = best(tried, name, case, least=True)
     return than if than.value(name, case) <= least.value(name, case) * (1 + _ALIKE) else least
 

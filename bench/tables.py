@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/performance.md, made from the last whole run: `python -m bench.tables`."""
+"""Generates the tables of README.md and docs/performance.md from the last full run: `python -m bench.tables`."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ SHORT = [
     *(_key("reads", read_case("local", 16, rate), "requests") for rate in (0, 20_000)),
     _key("idle", "one instance", "idle"),
 ]
-"""What README.md shows: of each kind of figure some, those that miss their goals too."""
+"""The figures in README.md: some of each kind, including figures that miss their goals."""
 
 
 _OF_SWEEP = {NAMES[name] for name in ("rate", "rate_with_start", "cpu_with_start", "memory", "cpu_event", "requests")}
-"""What is shown of each setting; the JSON has all."""
+"""The figures of each setting in the tables; the JSON has all."""
 
 
 _UNSHOWN = {NAMES[name] for name in ("second_half", "evenness")}
-"""Rates of part of a replay: of this service only commits are seen, and what comes between two of them has no rate."""
+"""Rates of parts of a replay, which are not shown: the progress of this service is known only at commits."""
 
 
 def short(told: Document) -> str:
-    """README's table."""
+    """The table of README.md."""
     by_key = {Key(row.measure, row.case, row.figure): row for row in rows(told)}
     return _table(by_key[key] for key in SHORT if key in by_key)
 
@@ -91,22 +91,22 @@ def _table(some: Iterable[Row]) -> str:
 
 
 MADE = {_ROOT / "README.md": short, _ROOT / "docs/performance.md": whole}
-"""Files, each with what makes the part between its markers."""
+"""File → the function that generates the part between its markers."""
 
 
 def between_markers(text: str) -> str:
-    """That part of a file."""
+    """The part of a file between the markers."""
     return text.partition(BEGIN)[2].partition(END)[0].strip()
 
 
 def part_of(path: Path) -> str:
-    """What belongs between the markers of a file."""
+    """The generated part of a file."""
     told: Document = json.loads(LATEST.read_text(encoding="utf-8"))
     return MADE[path](told)
 
 
 def update() -> None:
-    """Write what belongs between the markers of each file."""
+    """Update the generated part of each file."""
     for path in MADE:
         before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
         path.write_text(f"{before}{BEGIN}\n\n{part_of(path)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Plain consumers with upserts into PostgreSQL: what people use instead. `python -m bench.upserts` is one of them.
+"""Plain consumers with upserts into PostgreSQL, a common alternative. `python -m bench.upserts` runs one consumer.
 
-One process for each partition. Batch after batch, it adds up the amounts by customer, and adds the sums to their rows
-and moves the partition's position in one transaction: so each event counts once.
+There is a process for each partition. For each batch, it sums the amounts by customer; one transaction adds the sums to
+the customers' rows and updates the position of the partition, so each event counts once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from balance_service.devtools.local.stack import LocalStack
     from bench.postgresql import Server
 
-# Larger ones have more events of a customer to add up, but are slower where each customer has few.
+# Larger batches have more events per customer, but are slower if customers have few events.
 _BATCH = 50_000
 _WAIT_SECONDS = 0.1
 _HEADER_BYTES = 5
@@ -61,7 +61,7 @@ _CENTS = sql.SQL("SELECT cents FROM {schema}.balances WHERE customer = %s")
 
 
 class UpsertsSide:
-    """The consumers, as many as there are partitions."""
+    """A consumer for each partition."""
 
     name = POSTGRESQL
     variant = ""
@@ -72,7 +72,7 @@ class UpsertsSide:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Of the consumers and of the server."""
+        """Settings of the consumers and of the server."""
         consumers = {**{k: str(v) for k, v in _CONSUMER.items()}, "events per transaction, at most": str(_BATCH)}
         return {**consumers, **self._server.settings}
 
@@ -82,7 +82,7 @@ class UpsertsSide:
 
 
 class UpsertsInstance:
-    """A consumer; its `application_id` names the schema of its tables."""
+    """A consumer; `application_id` is the database schema of its tables."""
 
     url = ""
 
@@ -111,7 +111,7 @@ class UpsertsInstance:
         return None if row is None else Decimal(row[0]).scaleb(-2)
 
     def process(self) -> psutil.Process | None:
-        # The server's processes would have to be counted too.
+        # Without the processes of the server, the figure would be incomplete.
         return None
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class UpsertsInstance:
 
 
 def consume(partition: int, address: str, schema: str, bootstrap_servers: str, topic: str) -> None:
-    """Fold one partition until told to stop."""
+    """Fold one partition until SIGTERM."""
     add, move, positions = (_named(text, schema) for text in (_ADD, _MOVE, _POSITIONS))
     with psycopg.connect(address) as database:
         database.execute(_named(_BEGIN, schema), (partition,))
@@ -144,7 +144,7 @@ def consume(partition: int, address: str, schema: str, bootstrap_servers: str, t
 
 
 def _sums(messages: Sequence[Message]) -> dict[str, int]:
-    """Cents by customer."""
+    """Customer → cents."""
     sums: dict[str, int] = {}
     for message in messages:
         body = io.BytesIO(message.value() or b"")
@@ -156,7 +156,7 @@ def _sums(messages: Sequence[Message]) -> dict[str, int]:
 
 
 def _plain(schema: Any) -> Any:
-    """Without logical types: to make a decimal and a time of each event takes twice the time."""
+    """The schema without logical types, whose conversion would double the time."""
     if isinstance(schema, dict):
         return {name: _plain(value) for name, value in schema.items() if name != "logicalType"}
     return [_plain(part) for part in schema] if isinstance(schema, list) else schema

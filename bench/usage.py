@@ -1,4 +1,4 @@
-"""What an instance costs: processor time and memory of all its processes."""
+"""CPU time and memory of all processes of an instance."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KIB = 1024
 
 
 def tree(root: psutil.Process) -> list[psutil.Process]:
-    """A process and all below it; none once it has ended."""
+    """A process and its descendants; empty after its end."""
     with suppress(psutil.NoSuchProcess):
         return [root, *root.children(recursive=True)]
     return []
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """User and system time so far, that of children which have ended included."""
+    """User and system time so far, including children that have ended."""
     total = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -35,7 +35,7 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Memory they hold: pages that several share count once where the system says so (PSS), else once each (RSS)."""
+    """Memory in bytes: PSS, which counts shared pages once, or RSS if the system has no PSS."""
     return sum(map(_resident, processes))
 
 
@@ -50,7 +50,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 class Span:
-    """Time since it was made, and the processor time of an instance's processes since then."""
+    """Time since creation, and CPU time of the processes of an instance in that time."""
 
     def __init__(self, root: psutil.Process | None) -> None:
         self._root = root
@@ -63,7 +63,7 @@ class Span:
         return time.monotonic() - self._began
 
     def cpu_seconds_per(self, unit: float) -> float | None:
-        """Processor seconds so far, divided by `unit`; None if the processes cannot be seen."""
+        """CPU seconds so far, divided by `unit`; None if the processes are not accessible."""
         return None if self._root is None else (self._now() - self._spent) / unit
 
     def _now(self) -> float:
@@ -71,9 +71,9 @@ class Span:
 
 
 class Meter:
-    """Watches the processes of one instance, from entering to leaving, on a thread of its own.
+    """Samples the processes of an instance on its own thread, as a context manager.
 
-    That thread writes `memory`, which the others read once it has ended.
+    The thread writes `memory`; other threads read it after the end of the context.
     """
 
     def __init__(self, root: Callable[[], psutil.Process | None]) -> None:
@@ -98,7 +98,7 @@ class Meter:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at any sample."""
+        """The maximum of all samples."""
         return max((held for _, held in self.memory), default=0)
 
     def _run(self) -> None:

@@ -13,9 +13,9 @@ import org.apache.avro.generic.GenericRecord;
 import org.apache.avro.io.BinaryDecoder;
 import org.apache.avro.io.DecoderFactory;
 
-/** Reads what a `FundsAdded` adds, by its writer's schema. Reuses its buffers, so it serves one thread. */
+/** Reads the amount of a `FundsAdded` by its writer's schema. For one thread, because it reuses its buffers. */
 final class AmountReader {
-    /** No amount: one of 18 digits is far from it. */
+    /** Not an amount: amounts have 18 digits at most. */
     static final long ANOTHER_TYPE = Long.MIN_VALUE;
 
     static final int SCALE = 2;
@@ -33,7 +33,7 @@ final class AmountReader {
     }
 
     /**
-     * The amount in a Confluent frame, in hundredths; ANOTHER_TYPE for a record that is no `FundsAdded`.
+     * The amount in a Confluent frame, in hundredths; ANOTHER_TYPE for a record of another type.
      *
      * @throws ArithmeticException the amount has more than two decimals, or more digits than a long
      */
@@ -67,7 +67,7 @@ final class AmountReader {
         return new BigDecimal(new BigInteger(bytes), scale).setScale(SCALE).unscaledValue().longValueExact();
     }
 
-    /** How to read what one schema wrote: only the amount is decoded, all else is skipped. */
+    /** A reader for one writer's schema: decodes the amount and skips all other fields. */
     private record Writer(GenericDatumReader<GenericRecord> reader, int scale) {
         static Writer of(Schema written) {
             if (!written.getFullName().equals(FUNDS_ADDED)) {

@@ -5,8 +5,8 @@ import java.math.BigInteger;
 import java.nio.ByteOrder;
 
 /**
- * A balance as the store keeps it: hundredths as a two's complement, big-endian number, in 8 bytes if it fits, else
- * in as many as it needs. Exact at any size.
+ * A balance in the store: hundredths as a two's complement, big-endian number of 8 bytes, or of more bytes if
+ * necessary. Exact at any size.
  */
 final class Balance {
     private static final VarHandle LONG =
@@ -14,7 +14,7 @@ final class Balance {
 
     private Balance() {}
 
-    /** The balance, null before a customer's first event, with an amount in hundredths added. */
+    /** The balance plus an amount in hundredths; the balance is null before the first event. */
     static byte[] plus(byte[] balance, long amount) {
         if (balance == null) {
             return bytes(amount);
@@ -31,7 +31,7 @@ final class Balance {
         return sum.bitLength() < Long.SIZE ? bytes(sum.longValue()) : sum.toByteArray();
     }
 
-    /** The balance with its decimals, two if it is of hundredths. */
+    /** The balance as a decimal with this scale. */
     static BigDecimal decimal(byte[] balance, int scale) {
         return new BigDecimal(new BigInteger(balance), scale);
     }

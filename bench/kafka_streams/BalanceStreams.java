@@ -47,7 +47,7 @@ import org.apache.kafka.streams.state.Stores;
  * The balance as a Kafka Streams program, written to be fast: one processor on a persistent RocksDB store with a
  * changelog, exactly once, no repartition, and interactive queries over HTTP.
  *
- * <p>Keys stay the bytes that they are in Kafka; balances are bytes too, see {@link Balance}.
+ * <p>Keys remain bytes, as in Kafka; balances are bytes too, see {@link Balance}.
  */
 public final class BalanceStreams {
     private static final String STORE = "balance";
@@ -63,8 +63,8 @@ public final class BalanceStreams {
     private final Admin admin;
     private final HttpClient peers = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
 
-    // Next source offset to apply, by partition: all records below it are in the store, committed or not. A task that
-    // has applied nothing since it was opened is where the group's committed offset is.
+    // Partition to next source offset: all records below it are in the store, committed or not. Tasks that have applied
+    // nothing since they were opened are absent; their position is the committed offset of the group.
     private final Map<Integer, AtomicLong> positions = new ConcurrentHashMap<>();
     private final AtomicLong restored = new AtomicLong();
     private volatile Long runningAtMs;
@@ -96,13 +96,13 @@ public final class BalanceStreams {
 
     private void run() throws IOException {
         HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", options.number("http-port")), 1024);
-        // A thread for each request under way: two instances that wait for each other cannot run out of them.
+        // A thread for each concurrent request, so that instances that wait for each other do not run out of threads.
         server.setExecutor(Executors.newCachedThreadPool());
         server.createContext("/api/customers.getBalance", answering(this::balance));
         server.createContext("/status", answering(exchange -> new Answer(200, status())));
         Runtime.getRuntime().addShutdownHook(new Thread(() -> {
             server.stop(0);
-            // Without leaving, the partitions would wait for the session to time out.
+            // Otherwise the partitions would wait for the session timeout.
             streams.close(CloseOptions.timeout(CLOSE_TIMEOUT)
                     .withGroupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP));
         }));
@@ -113,7 +113,7 @@ public final class BalanceStreams {
     private Topology topology() {
         var store = Stores.keyValueStoreBuilder(
                 Stores.persistentKeyValueStore(STORE), Serdes.ByteArray(), Serdes.ByteArray());
-        // A cache of no bytes would still be passed through by every record.
+        // Even a cache of zero bytes would process every record.
         store = options.number("cache-bytes") > 0 ? store.withCachingEnabled() : store.withCachingDisabled();
         WriterSchemas schemas = new WriterSchemas(options.get("schema-registry-url"));
         ByteArrayDeserializer bytes = new ByteArrayDeserializer();
@@ -127,7 +127,7 @@ public final class BalanceStreams {
         return System.currentTimeMillis() - ManagementFactory.getRuntimeMXBean().getStartTime();
     }
 
-    /** Adds amounts to balances. One instance a task, used by that task's thread alone. */
+    /** Adds amounts to balances. One instance per task, used only by the thread of that task. */
     private final class Fold implements Processor<byte[], byte[], Void, Void> {
         private final AmountReader amounts;
         private final AtomicLong position = new AtomicLong(NOTHING_APPLIED);

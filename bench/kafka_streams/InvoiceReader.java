@@ -13,8 +13,8 @@ import org.apache.avro.io.BinaryDecoder;
 import org.apache.avro.io.DecoderFactory;
 
 /**
- * Reads some fields of a `PosInvoice`, by its writer's schema; all others are skipped. Reuses its buffers and the
- * record that it returns, so it serves one thread.
+ * Reads some fields of a `PosInvoice` by its writer's schema, and skips all others. For one thread, because it reuses
+ * its buffers and the record that it returns.
  */
 final class InvoiceReader {
     private static final String POS_INVOICE = "parts.code.balance.events.PosInvoice";
@@ -31,7 +31,7 @@ final class InvoiceReader {
         this.fields = List.of(fields);
     }
 
-    /** The fields of the invoice in a Confluent frame, in the order in which they were asked for. */
+    /** The wanted fields of the invoice in a Confluent frame, in the wanted order. */
     GenericRecord read(byte[] frame) throws IOException {
         if (frame == null || frame.length < HEADER_BYTES || frame[0] != 0) {
             throw new IOException("a value that is not in Confluent's format");

@@ -5,7 +5,7 @@ import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.streams.StreamsConfig;
 
-/** What a program is told on its command line, `--name value …`, and how Kafka Streams is set up to be fast. */
+/** The command line of a program, `--name value …`, and the settings of Kafka Streams for high throughput. */
 final class Options {
     private final Map<String, String> values = new HashMap<>(Map.of("topic", "balance", "standbys", "0"));
 
@@ -39,18 +39,18 @@ final class Options {
         properties.put(StreamsConfig.NUM_STANDBY_REPLICAS_CONFIG, number("standbys"));
         properties.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, number("cache-bytes"));
         properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, number("commit-interval-ms"));
-        // How soon a partition moves to an instance that has warmed up: the least that is allowed.
+        // The minimum: a partition moves soon to an instance that has warmed up.
         properties.put(StreamsConfig.PROBING_REBALANCE_INTERVAL_MS_CONFIG, 60_000);
-        // For throughput; a record that arrives alone is still fetched at once.
+        // For throughput; a single record is still fetched at once.
         properties.put(StreamsConfig.BUFFERED_RECORDS_PER_PARTITION_CONFIG, 10_000);
         properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 10_000);
         properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_PARTITION_FETCH_BYTES_CONFIG), 4 << 20);
         properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.RECEIVE_BUFFER_CONFIG), 1 << 20);
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.BATCH_SIZE_CONFIG), 256 << 10);
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64L << 20);
-        // Streams' own default, and each commit flushes what lingers.
+        // The default of Streams; each commit flushes the producer.
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
-        // As in the service that it is compared with; it does not compress what it writes either.
+        // As in the service, which does not compress its records either.
         properties.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 10_000);
         properties.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
         return properties;

@@ -34,16 +34,16 @@ import org.apache.kafka.streams.state.QueryableStoreTypes;
 import org.apache.kafka.streams.state.Stores;
 
 /**
- * The loyalty points as a Kafka Streams program, written to be fast: invoices of members re-keyed by card without being
- * written anew, then one processor on a persistent RocksDB store with a changelog that sends a notification of each.
+ * The loyalty points as a Kafka Streams program, written to be fast: members' invoices are re-keyed by card without
+ * being re-encoded; one processor on a persistent RocksDB store with a changelog sends a notification for each.
  *
- * <p>Points are kept as {@link Balance} keeps hundredths, but in ten-thousandths. Queries are answered of this instance
- * alone, for it is measured alone.
+ * <p>Points are ten-thousandths in the format of {@link Balance}. An instance answers queries only from its own
+ * partitions, because only one instance is measured.
  */
 public final class RewardsStreams {
     private static final String STORE = "rewards";
     private static final Utf8 PRIME = new Utf8("PRIME");
-    // 0.02 points for each unit: of hundredths, twice as many ten-thousandths.
+    // 0.02 points per unit: each hundredth gives two ten-thousandths.
     private static final long POINTS_OF_A_CENT = 2;
     private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(6);
 
@@ -124,7 +124,7 @@ public final class RewardsStreams {
         return Arrays.copyOf(text.getBytes(), text.getByteLength());
     }
 
-    /** Invoices of members, as they are, by the number of the card. */
+    /** Re-keys members' invoices, unchanged, by card number. */
     private static final class ByCard extends ContextualProcessor<byte[], byte[], byte[], byte[]> {
         private final InvoiceReader invoices;
 
@@ -145,7 +145,7 @@ public final class RewardsStreams {
         }
     }
 
-    /** Adds points, and tells of each addition. */
+    /** Adds points, and sends a notification of each addition. */
     private static final class Earn extends ContextualProcessor<byte[], byte[], byte[], byte[]> {
         private final InvoiceReader invoices;
         private final byte[] header;

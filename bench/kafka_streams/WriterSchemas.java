@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.avro.Schema;
 
-/** Schemas of the registry, each asked for once. */
+/** Schemas of the registry, each requested once. */
 final class WriterSchemas {
     private final String url;
     private final HttpClient client = HttpClient.newHttpClient();

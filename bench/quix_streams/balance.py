@@ -1,4 +1,4 @@
-"""The balance as a Quix Streams program: exactly once, state in RocksDB. Runs in an environment of its own."""
+"""The balance as a Quix Streams program: exactly once, state in RocksDB. Runs in its own environment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HEADER_BYTES = 5
 
 
 def main(bootstrap_servers: str, topic: str, group: str, client: str, state_dir: str, schema_file: str) -> None:
-    """Fold the topic until told to stop.
+    """Fold the topic until SIGTERM.
 
     Args:
         client: the name of this process in the group.
-        schema_file: has the schema that the events were written with.
+        schema_file: the writer's schema of the events.
     """
     application = Application(
         bootstrap_servers,
@@ -45,7 +45,7 @@ def main(bootstrap_servers: str, topic: str, group: str, client: str, state_dir:
 
 
 def _plain(schema: Any) -> Any:
-    """Without logical types: to make a decimal and a time of each event takes twice the time."""
+    """The schema without logical types, whose conversion would double the time."""
     if isinstance(schema, dict):
         return {name: _plain(value) for name, value in schema.items() if name != "logicalType"}
     return [_plain(part) for part in schema] if isinstance(schema, list) else schema
