@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from balance_service.cli.client import HttpStatusError, at_url, request
-from balance_service.engine.decisions import MOST_IDS, LetterId
+from balance_service.engine.decisions import MAX_IDS, LetterId
 from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.settings import load_settings
 
@@ -174,7 +174,7 @@ def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     for letter_id in ids:
         size = sum(map(len, batch)) + len(letter_id) + _QUOTED * len(batch)
-        if len(batch) == MOST_IDS or size > _MOST_ID_BYTES:
+        if len(batch) == MAX_IDS or size > _MOST_ID_BYTES:
             yield batch
             batch = []
         batch.append(letter_id)

@@ -14,8 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from balance_service.engine.dead_letter import Letter, Status, is_final
-from balance_service.engine.outputs import BY_KEY
-from balance_service.engine.records import Output
+from balance_service.engine.records import BY_KEY, Output
 from balance_service.errors import InvalidInputError
 from balance_service.kafka.log_reader import reader_to_end
 from balance_service.model.keys import CONTROL_CHARACTERS
@@ -32,10 +31,10 @@ NO_LETTER = "there is no such dead letter, or it was closed more than seven days
 STAGE_PATTERN = "[a-zA-Z0-9._-]{1,249}"
 _ID = re.compile(f"({STAGE_PATTERN})/([0-9]{{1,10}}):([0-9]{{1,18}})")
 LETTER_ID_PATTERN = f"^{_ID.pattern}$"
-MOST_REASON = 200
+MAX_REASON_CHARACTERS = 200
 # Per request.
-MOST_IDS = 500
-REASON_PATTERN = rf"^[^\s{CONTROL_CHARACTERS}][^{CONTROL_CHARACTERS}]{{0,{MOST_REASON - 1}}}$"
+MAX_IDS = 500
+REASON_PATTERN = rf"^[^\s{CONTROL_CHARACTERS}][^{CONTROL_CHARACTERS}]{{0,{MAX_REASON_CHARACTERS - 1}}}$"
 # JSON can contain an unpaired surrogate. Not every regular expression dialect can match one in REASON_PATTERN.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -63,8 +62,8 @@ def reason_of(given: object) -> str:
     """Returns the reason of a decision. Raises InvalidInputError if it is not a text that can be stored."""
     if type(given) is not str or not re.fullmatch(REASON_PATTERN, given) or _SURROGATE.search(given):
         raise InvalidInputError(
-            f"reason must be a text of 1 to {MOST_REASON} characters that does not begin with white space and "
-            "contains no control characters"
+            f"reason must be a text of 1 to {MAX_REASON_CHARACTERS} characters that does not begin with white space "
+            "and contains no control characters"
         )
     return given
 

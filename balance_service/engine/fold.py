@@ -56,7 +56,7 @@ class FoldProcessor:
     idempotency_window_ms: int
     emission: Emission | None = None
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
         """Returns the outcome of a batch. It does not depend on where batches begin and end, with one exception.
 
         The exception: a state of standard folds is encoded only at the end of the batch, when a later event may have
@@ -75,7 +75,7 @@ class FoldProcessor:
             self.marker_codec,
             self.idempotency_window_ms,
             self.read_model.repeated,
-            stands_at.stream_time_ms,
+            position.stream_time_ms,
         )
         outcome = BatchOutcome(keys.stream_time_ms)
         blocked = self._blocked(batch, store)
@@ -85,8 +85,8 @@ class FoldProcessor:
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
         strangers |= {key for key, at in zip(new, self.partitions_of_keys(new), strict=True) if at != partition}
-        emission = None if self.emission is None else self.emission.of_batch(batch, partition, stands_at)
-        one_by_one = _OneByOne(self, batch, stands_at.source, blocked, emission, keys, outcome)
+        emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
+        one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
             if not one_by_one.fold(before[key], singly[key]):
                 read_again.add(key)
@@ -96,7 +96,7 @@ class FoldProcessor:
             found = [event.record for event in events if event.record is not None]
             if len(found) < len(events):
                 raise RetriableError(
-                    f"of {len(events)} records of a key of {stands_at.source}, only {len(found)} could be read again"
+                    f"of {len(events)} records of a key of {position.source}, only {len(found)} could be read again"
                 )
             if key in strangers:
                 outcome.dead_letters += [replace(record, cause=MISPLACED) for record in found]

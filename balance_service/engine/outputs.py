@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.avro.codec import frame_header, opened
 from balance_service.engine.processor import OwnCodeFailedError, records_of_own_code
-from balance_service.engine.records import Output
+from balance_service.engine.records import BY_KEY, Output
 from balance_service.errors import PoisonRecordError, TaskHaltedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
@@ -34,8 +34,6 @@ SENDER_HEADER = "sent-by"
 """Names the stage that sent a record, and its source topic: see `sender_of`. Several stages may send to one topic."""
 _OF_ONE_HOP = frozenset({ORIGIN_HEADER, SENDER_HEADER})
 UNFIT = "output-does-not-fit"
-BY_KEY = -1
-"""The partition of an output that the producer chooses by key."""
 ENVELOPE_BYTES = 2 << 10
 """Upper bound of the size of a batch with one record, without the record's key, value and headers."""
 
@@ -121,9 +119,9 @@ class Emission:
     codec: AvroCodec
     source: str
 
-    def of_batch(self, batch: TaskBatch, partition: int, stands_at: Position) -> BatchEmission:
+    def of_batch(self, batch: TaskBatch, partition: int, position: Position) -> BatchEmission:
         builder = OutputBuilder(self.target, self.source, partition)
-        return BatchEmission(self, batch, builder, stands_at.emitted_up_to)
+        return BatchEmission(self, batch, builder, position.emitted_up_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,14 +71,14 @@ class StageProcessor(Protocol):
     def letters(self) -> Letters:
         """The stage's dead letters."""
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, store: StateStore, /) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore, /) -> BatchOutcome:
         """Returns the outcome of a batch, without writing it.
 
         The outcomes of consecutive batches together do not depend on where batches begin and end, except that the
         last state of a key may be sent more or less often.
 
         Args:
-            stands_at: the store's position.
+            position: the store's position.
         """
 
 

@@ -147,11 +147,12 @@ class KeyedUpdate(NamedTuple):
     timestamp_ms: int = -1
 
 
-class Output(NamedTuple):
-    """A record that a commit sends to another topic; `offset` is that of the source record that it was made from.
+BY_KEY = -1
+"""The partition of an output whose producer chooses the partition by the key."""
 
-    A `partition` of -1 lets the producer choose the partition by the key.
-    """
+
+class Output(NamedTuple):
+    """A record that a commit sends to another topic; `offset` is that of the source record that it was made from."""
 
     offset: int
     topic: str

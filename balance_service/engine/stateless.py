@@ -50,8 +50,8 @@ class RepartitionProcessor:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
-        outcome, builder = BatchOutcome(stands_at.stream_time_ms), OutputBuilder(self.target, self.source, partition)
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
+        outcome, builder = BatchOutcome(position.stream_time_ms), OutputBuilder(self.target, self.source, partition)
         for some in batch.updates:
             columns = (some.columns[name].to_pylist() for name in _FORWARDED)
             for key, offset, timestamp_ms, value, headers, own_key in zip(some.keys.to_pylist(), *columns, strict=True):
@@ -60,7 +60,7 @@ class RepartitionProcessor:
                 except PoisonRecordError as error:
                     outcome.dead_letters.append(DeadLetter(offset, timestamp_ms, own_key, value, error.cause))
                 else:
-                    if batch.is_to_be_sent(offset, stands_at.emitted_up_to):
+                    if batch.is_to_be_sent(offset, position.emitted_up_to):
                         outcome.outputs.append(output)
         return outcome
 
@@ -80,7 +80,7 @@ class EmitProcessor:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         outputs = [(emit, OutputBuilder(target, self.source, partition), codec) for emit, target, codec in self.outputs]
 
         def made(key: bytes | None, row: Row) -> Sequence[Output]:
@@ -90,7 +90,7 @@ class EmitProcessor:
                 error.require_retried(batch, self.read_model, f"{self.source}:{partition}", row["offset"])
                 raise
 
-        return _of_each_event(batch, stands_at, made)
+        return _of_each_event(batch, position, made)
 
     def _made(
         self, key: bytes | None, row: Row, outputs: Sequence[tuple[Emit, OutputBuilder, AvroCodec | None]]
@@ -130,7 +130,7 @@ class JoinProcessor:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         """Raises as `JoinedTables.as_of`."""
         builder = OutputBuilder(self.target, self.source, partition)
         # Decoded rows by their frames: many events of a batch name the same row.
@@ -138,10 +138,10 @@ class JoinProcessor:
 
         def made(_key: bytes | None, row: Row) -> Sequence[Output]:
             # The earlier result or dead letter stands; a second join could give another.
-            is_new = batch.is_to_be_sent(row["offset"], stands_at.emitted_up_to)
+            is_new = batch.is_to_be_sent(row["offset"], position.emitted_up_to)
             return self._made(row, partition, rows, builder) if is_new else ()
 
-        return _of_each_event(batch, stands_at, made)
+        return _of_each_event(batch, position, made)
 
     def _made(self, row: Row, partition: int, rows: dict[bytes, Row], builder: OutputBuilder) -> Sequence[Output]:
         event, timestamp_ms = row[self.record], row["timestamp"]
@@ -189,11 +189,11 @@ class RetryProcessor:
     position_codec: AvroCodec
     letters: Letters
 
-    def outcome(self, batch: TaskBatch, partition: int, stands_at: Position, _store: StateStore) -> BatchOutcome:
+    def outcome(self, batch: TaskBatch, partition: int, position: Position, _store: StateStore) -> BatchOutcome:
         if batch.retried:
             builder = OutputBuilder(self.target, self.source, partition)
-            return _of_each_event(batch, stands_at, lambda key, row: (_next_attempt(key, row, builder),))
-        outcome, now_ms = BatchOutcome(stands_at.stream_time_ms), self.letters.now_ms()
+            return _of_each_event(batch, position, lambda key, row: (_next_attempt(key, row, builder),))
+        outcome, now_ms = BatchOutcome(position.stream_time_ms), self.letters.now_ms()
         for key, row in _rows_of(batch.updates):
             attempt = _attempts(row["headers"])
             outcome.letters.append(
@@ -215,7 +215,7 @@ def _attempts(headers: Sequence[Mapping[str, Any]] | None) -> int:
 
 
 def _of_each_event(
-    batch: TaskBatch, stands_at: Position, made: Callable[[bytes | None, Row], Sequence[Output]]
+    batch: TaskBatch, position: Position, made: Callable[[bytes | None, Row], Sequence[Output]]
 ) -> BatchOutcome:
     """Returns the outcome of a batch without new states.
 
@@ -223,7 +223,7 @@ def _of_each_event(
         made: returns the outputs of an event, given its key and row. If it raises PoisonRecordError, the event is a
             dead letter.
     """
-    outcome = BatchOutcome(stands_at.stream_time_ms)
+    outcome = BatchOutcome(position.stream_time_ms)
     for key, row in _rows_of(batch.updates):
         offset = row["offset"]
         try:
@@ -231,7 +231,7 @@ def _of_each_event(
         except PoisonRecordError as error:
             outcome.dead_letters.append(DeadLetter(offset, row["timestamp"], key, row["value"], error.cause))
         else:
-            outcome.outputs += outputs if batch.is_to_be_sent(offset, stands_at.emitted_up_to) else ()
+            outcome.outputs += outputs if batch.is_to_be_sent(offset, position.emitted_up_to) else ()
     return outcome
 
 

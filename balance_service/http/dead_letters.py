@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.decisions import (
     LETTER_ID_PATTERN,
-    MOST_IDS,
+    MAX_IDS,
     NO_LETTER,
     REASON_PATTERN,
     STAGE_PATTERN,
@@ -137,8 +137,8 @@ class StageAndRecordParameters(Parameters):
 
 
 def _checked_ids(given: object) -> object:
-    if not isinstance(given, list) or not 1 <= len(given) <= MOST_IDS or not all(type(one) is str for one in given):
-        raise InvalidInputError(f"ids must be a list of 1 to {MOST_IDS} ids of dead letters; send {_BODY_EXAMPLE}")
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_IDS or not all(type(one) is str for one in given):
+        raise InvalidInputError(f"ids must be a list of 1 to {MAX_IDS} ids of dead letters; send {_BODY_EXAMPLE}")
     for one in given:
         LetterId.parse(one)
     return given
@@ -148,7 +148,7 @@ class DecisionBody(BaseModel):
     # A discarded record is lost: a name that might narrow the selection must not be ignored.
     model_config = ConfigDict(extra="forbid")
 
-    ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_IDS), BeforeValidator(_checked_ids)]
+    ids: Annotated[list[Id], Field(min_length=1, max_length=MAX_IDS), BeforeValidator(_checked_ids)]
     reason: Reason
 
     @classmethod

@@ -20,8 +20,7 @@ from balance_service.devtools.topic_comparison import compare
 from balance_service.devtools.topic_copy import copy_topic
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.changelog_writer import ChangelogWriter, Envelope
-from balance_service.engine.outputs import BY_KEY
-from balance_service.engine.records import POSITION_KEY, DeadLetter, Output, TaskId
+from balance_service.engine.records import BY_KEY, POSITION_KEY, DeadLetter, Output, TaskId
 from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import common_config, producer_config, reader_config, transactional_config
 from balance_service.kafka.log_reader import reader_to_end

@@ -197,7 +197,7 @@ def test_a_store_without_a_position_rejects_a_batch(tmp_path: Path, writer: Fake
     store.close()
 
 
-@pytest.mark.parametrize("error", [TaskMigratedError("fenced"), RetriableError("nobody knows")])
+@pytest.mark.parametrize("error", [TaskMigratedError("fenced"), RetriableError("unknown outcome")])
 def test_nothing_is_written_to_the_store_if_the_changelog_write_fails(
     store: StateStore, error: TaskMigratedError | RetriableError
 ) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from balance_service.engine.decisions import MOST_REASON
+from balance_service.engine.decisions import MAX_REASON_CHARACTERS
 from balance_service.errors import InvalidInputError
 from balance_service.http.dead_letters import DecisionBody
 
 
-@pytest.mark.parametrize("reason", ["x", "a test event", "schön, 好", "x" * MOST_REASON])
+@pytest.mark.parametrize("reason", ["x", "a test event", "schön, 好", "x" * MAX_REASON_CHARACTERS])
 def test_a_decision_keeps_its_reason_unchanged(reason: str) -> None:
     body = DecisionBody.parse(json.dumps({"ids": ["balance/1:42", "balance/1:42"], "reason": reason}).encode())
 
@@ -20,7 +20,7 @@ def test_a_decision_keeps_its_reason_unchanged(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [None, "", " ", " x", "x\n", "\0", "\ud800", "x\udfff", 1, ["x"], "x" * (MOST_REASON + 1)]
+    "reason", [None, "", " ", " x", "x\n", "\0", "\ud800", "x\udfff", 1, ["x"], "x" * (MAX_REASON_CHARACTERS + 1)]
 )
 def test_a_decision_without_a_readable_reason_is_refused(reason: Any) -> None:
     with pytest.raises(InvalidInputError, match="reason must be a text of 1 to 200 characters that begins with no"):

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from balance_service.engine.dead_letter import Letter, Status
-from balance_service.engine.decisions import MOST_REASON, Decision, LetterId, Verdict
+from balance_service.engine.decisions import MAX_REASON_CHARACTERS, Decision, LetterId, Verdict
 from balance_service.engine.records import Position
 from balance_service.errors import RetriableError
 from balance_service.http.peers.connections import MAX_BODY_BYTES
@@ -152,7 +152,7 @@ def test_only_dead_letters_without_an_answer_are_reported_as_unreachable(instanc
 
 
 def test_the_longest_decision_is_forwarded_in_requests_within_the_limit_of_a_url(instance: Instance) -> None:
-    by, reason = f"jwt:{HEART * 64}", HEART * MOST_REASON
+    by, reason = f"jwt:{HEART * 64}", HEART * MAX_REASON_CHARACTERS
     owner = Owner()
 
     assert decided(instance, owner, DISCARD._replace(by=by, reason=reason)) == {}
