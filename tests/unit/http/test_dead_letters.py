@@ -23,7 +23,9 @@ def test_a_decision_keeps_its_reason_unchanged(reason: str) -> None:
     "reason", [None, "", " ", " x", "x\n", "\0", "\ud800", "x\udfff", 1, ["x"], "x" * (MAX_REASON_CHARACTERS + 1)]
 )
 def test_a_decision_without_a_readable_reason_is_refused(reason: Any) -> None:
-    with pytest.raises(InvalidInputError, match="reason must be a text of 1 to 200 characters that begins with no"):
+    with pytest.raises(
+        InvalidInputError, match="reason must be a text of 1 to 200 characters that does not begin with"
+    ):
         DecisionBody.parse(json.dumps({"ids": ["balance/1:42"], "reason": reason}).encode())
 
 
