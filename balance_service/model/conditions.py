@@ -142,8 +142,8 @@ class Predicate(Condition):
         return (self,)
 
     def __str__(self) -> str:
-        told = ", ".join(map(_text, self.values))
-        return f"{self.field} {self.sign} {f'({told})' if self.sign == IN else told}".rstrip()
+        values = ", ".join(map(_text, self.values))
+        return f"{self.field} {self.sign} {f'({values})' if self.sign == IN else values}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

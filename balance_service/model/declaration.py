@@ -27,8 +27,6 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
 _TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
-
-
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),

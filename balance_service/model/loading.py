@@ -154,8 +154,8 @@ class _Loader:
             if isinstance(error, ConfigurationError):
                 raise self._error(part, f"{at}: {error}") from error
             text = next(iter(str(error).splitlines()), "")
-            told = f"{type(error).__name__}: {text}" if text else type(error).__name__
-            raise self._error(part, f"cannot be imported: {at} raises {told}; correct the file") from error
+            cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+            raise self._error(part, f"cannot be imported: {at} raises {cause}; correct the file") from error
 
     def _error(self, part: str, why: str) -> ConfigurationError:
         return ConfigurationError(f"{self._setting}: '{part}' {why}")

@@ -169,7 +169,7 @@ def located(owner: Any) -> str:
         return f"{name} (module {module})" if module else name
 
 
-def _told(hint: Any) -> str:
+def _type_text(hint: Any) -> str:
     return hint.__qualname__ if isinstance(hint, type) else repr(hint).replace("typing.", "")
 
 
@@ -212,12 +212,12 @@ class _Compiler:
         if origin in (Union, UnionType):
             return self._nullable(hint, arguments, place)
         if hint in (list, dict) or (origin in (list, dict) and not arguments):
-            place.refuse(f"is a {_told(hint)} without item type: write `list[X]` or `dict[str, X]`")
+            place.refuse(f"is a {_type_text(hint)} without item type: write `list[X]` or `dict[str, X]`")
         if origin is list:
             return _array(self._of(arguments[0], place), place)
         if origin is dict:
             if arguments[0] is not str:
-                place.refuse(f"is a {_told(hint)}, but keys of Avro maps are text: use dict[str, X]")
+                place.refuse(f"is a {_type_text(hint)}, but keys of Avro maps are text: use dict[str, X]")
             return _map(self._of(arguments[1], place), place)
         if hint is Decimal:
             place.refuse("is a Decimal without its digits after the point: write `Annotated[Decimal, scale(2)]`")
@@ -228,7 +228,7 @@ class _Compiler:
                 return self._enum(hint, place)
             if dataclasses.is_dataclass(hint):
                 return self._nested(hint, place)
-        return place.refuse(f"is of type {_told(hint)}, which Avro does not have: use {_TYPES}")
+        return place.refuse(f"is of type {_type_text(hint)}, which Avro does not have: use {_TYPES}")
 
     def _annotated(self, arguments: tuple[Any, ...], place: _Place) -> _Kind:
         base, *marks = arguments
@@ -237,14 +237,14 @@ class _Compiler:
             return _decimal(scales[0], place)
         if scales:
             place.refuse(
-                f"has `scale` on {_told(base)}: write `Annotated[Decimal, scale(2)]`, and any `| None` after it"
+                f"has `scale` on {_type_text(base)}: write `Annotated[Decimal, scale(2)]`, and any `| None` after it"
             )
         return self._of(base, place)
 
     def _nullable(self, hint: Any, arguments: tuple[Any, ...], place: _Place) -> _Kind:
         others = [argument for argument in arguments if argument is not NoneType]
         if len(others) != 1:
-            place.refuse(f"is {_told(hint)}, which allows several types: use X or X | None")
+            place.refuse(f"is {_type_text(hint)}, which allows several types: use X or X | None")
         return _nullable(self._of(others[0], place))
 
     def _nested(self, owner: type, place: _Place) -> _Kind:

@@ -50,8 +50,6 @@ _CONNECTOR = (
     "org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin",
     "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer",
 )
-
-
 _MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
 _TIME = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
 

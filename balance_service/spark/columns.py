@@ -31,8 +31,6 @@ _TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-milli
 _TEXTS = ("string", "uuid")
 # The range of Python's dates.
 _FIRST_YEAR, _LAST_YEAR = 1, 9999
-
-
 _DIGITS = 38
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

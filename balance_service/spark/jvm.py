@@ -78,8 +78,6 @@ _NICENESS = 5
 _MIB = 1 << 20
 # Avro allocates the length that it reads before it checks whether the data is as long.
 _AVRO_LIMITS = {"string": 16 * _MIB, "bytes": 16 * _MIB, "collectionItems": _MIB}
-
-
 _SOURCE = Path(__file__).with_name("java") / "Handover.java"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 _COMPILE_SECONDS = 60
@@ -240,7 +238,7 @@ class SparkJvm:
         """
         java, jars = spark_java(), class_path(settings)
         limits = [f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()]
-        self._told = scratch.files / "gateway"
+        self._gateway_file = scratch.files / "gateway"
         command = [
             str(java),
             f"-Xmx{settings.spark_driver_memory}",
@@ -263,7 +261,7 @@ class SparkJvm:
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told)},
+            env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._gateway_file)},
             process_group=0,
         )
         _give_way(self.process.pid)
@@ -277,7 +275,7 @@ class SparkJvm:
         """
         try:
             # The JVM writes the file under another name, then renames it.
-            while not self._told.is_file():
+            while not self._gateway_file.is_file():
                 code = self.process.poll()
                 if code is not None:
                     raise ConfigurationError(
@@ -285,17 +283,17 @@ class SparkJvm:
                         "BALANCE_SPARK_DRIVER_MEMORY and the memory of this machine"
                     )
                 time.sleep(_LOOK_EVERY_SECONDS)
-            told = self._told.read_bytes()
+            data = self._gateway_file.read_bytes()
         finally:
             # The file holds the secret.
-            self._told.unlink(missing_ok=True)
+            self._gateway_file.unlink(missing_ok=True)
             atexit.unregister(self._discard)
-        port, length = struct.unpack_from(">ii", told)
-        return port, told[8 : 8 + length].decode()
+        port, length = struct.unpack_from(">ii", data)
+        return port, data[8 : 8 + length].decode()
 
     def _discard(self) -> None:
         self.process.kill()
-        self._told.unlink(missing_ok=True)
+        self._gateway_file.unlink(missing_ok=True)
 
 
 _launched: list[SparkJvm] = []

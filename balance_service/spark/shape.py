@@ -46,8 +46,6 @@ _PROMOTIONS = {
 }
 # A plain number is read as a time in the unit of the reader's type, up to Spark's greatest number of units.
 _FROM_LONG = {"timestamp-millis": (F.timestamp_millis, 10**15), "timestamp-micros": (F.timestamp_micros, 10**18)}
-
-
 SPARK_TYPES: Mapping[str, str] = {
     "boolean": "boolean",
     "int": "int",

@@ -189,12 +189,12 @@ def _arrived(read_model: ReadModel, batch: Sequence[InputEvent]) -> tuple[list[I
 def _check(how: str, found: Outcome, expected: Outcome, codec: AvroCodec | None) -> None:
     if found != expected:
         raise AssertionError(
-            f"{how}, the events result in {_told(found, expected, codec)}, and by the fold in "
-            f"{_told(expected, found, codec)}; a fold must depend on its arguments only"
+            f"{how}, the events result in {_difference(found, expected, codec)}, and by the fold in "
+            f"{_difference(expected, found, codec)}; a fold must depend on its arguments only"
         )
 
 
-def _told(outcome: Outcome, other: Outcome, codec: AvroCodec | None) -> str:
+def _difference(outcome: Outcome, other: Outcome, codec: AvroCodec | None) -> str:
     """Describes the part of an outcome that differs from another."""
     states = {
         key.decode(errors="replace"): frame if codec is None else codec.decode(frame)

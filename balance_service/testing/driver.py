@@ -26,15 +26,12 @@ from balance_service.testing.rows import InputEvent, driven_stages, encoded, key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from balance_service.engine.commit import Committed
     from balance_service.engine.dead_letter import Letter
     from balance_service.engine.records import KeyedUpdate, Output
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
 _A_DAY_MS = 24 * 60 * 60 * 1000
-
-
 _EVERY_KEY = 1_000_000
 _EVERY_MS = 300_000
 _LARGEST_BYTES = 1 << 20
