@@ -28,9 +28,8 @@ from balance_service.hosting.engine import Engine, Patience
 from balance_service.hosting.instance import Instance
 from balance_service.http.answer import unavailable
 from balance_service.http.app import HttpServer
-from balance_service.http.commands import CommandContext
 from balance_service.http.dead_letters import DeadLetters
-from balance_service.http.handlers import Handlers
+from balance_service.http.handlers import CommandContext, Handlers
 from balance_service.http.model_queries import PATH, ModelAnswers, ModelQueries, description_of
 from balance_service.http.operations import Operations
 from balance_service.http.queries import Queries
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import TaskSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.errors import StoreCorruptedError
-    from balance_service.http.commands import Command
+    from balance_service.http.handlers import Command
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import ReadableTask
     from balance_service.model.read_model import ReadModel

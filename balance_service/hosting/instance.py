@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from balance_service.engine.table_partition import TableSnapshot
     from balance_service.engine.tasks import Tasks
     from balance_service.hosting.engine import Engine
-    from balance_service.http.commands import CommandHandler
+    from balance_service.http.handlers import CommandHandler
 
 _STOP_DIRECTORY_SECONDS = 2.0
 _QUERY_ENDED = "its query has ended and is started again; /api/status and the log say why"

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
     from opentelemetry.trace import Tracer
 
-    from balance_service.http.commands import Command
-    from balance_service.http.handlers import Handlers
+    from balance_service.http.handlers import Command, Handlers
     from balance_service.http.server.ahead_of_aiohttp import AnswerAhead
     from balance_service.http.server.listening import AcceptedSocket
     from balance_service.http.server.reloading import Reloaded

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from balance_service.engine.dead_letter import Status
@@ -29,18 +29,17 @@ from balance_service.errors import BalanceServiceError, InvalidInputError
 from balance_service.http.access.authorization import CLIENT
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response, unavailable
-from balance_service.http.commands import json_object
-from balance_service.http.parameters import (
+from balance_service.http.peers.trust import FORWARDED_HEADER
+from balance_service.http.requests import (
     POSITION_PATTERN,
+    JsonBody,
     Limit,
     Parameters,
     Partitions,
     Position,
     formed,
     numbers,
-    validated,
 )
-from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.route import (
     MISDIRECTED,
     Count,
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 _DEFAULT_LETTERS = 100
 _MISDIRECTED = 421
 _NOT_HERE = "this instance hosts no read model with that stage; ask an instance that does"
-_BODY_EXAMPLE = '{"ids": ["balance/1:42"], "reason": "a test event"}'
 _STATUSES = [status.value for status in Status]
 Cause = Annotated[
     str,
@@ -138,23 +136,21 @@ class StageAndRecordParameters(Parameters):
 
 def _checked_ids(given: object) -> object:
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_IDS or not all(type(one) is str for one in given):
-        raise InvalidInputError(f"ids must be a list of 1 to {MAX_IDS} ids of dead letters; send {_BODY_EXAMPLE}")
+        raise InvalidInputError(
+            f"ids must be a list of 1 to {MAX_IDS} ids of dead letters; send {DecisionBody.example}"
+        )
     for one in given:
         LetterId.parse(one)
     return given
 
 
-class DecisionBody(BaseModel):
+class DecisionBody(JsonBody):
+    example: ClassVar[str] = '{"ids": ["balance/1:42"], "reason": "a test event"}'
     # A discarded record is lost: a name that might narrow the selection must not be ignored.
     model_config = ConfigDict(extra="forbid")
 
     ids: Annotated[list[Id], Field(min_length=1, max_length=MAX_IDS), BeforeValidator(_checked_ids)]
     reason: Reason
-
-    @classmethod
-    def parse(cls, body: bytes) -> DecisionBody:
-        """Raises InvalidInputError."""
-        return validated(cls, json_object(body, _BODY_EXAMPLE))
 
     @property
     def letter_ids(self) -> list[LetterId]:
@@ -216,7 +212,7 @@ class DeadLetters:
         """Has owners carry out a decision about some dead letters, and reports those that refuse it."""
         if FORWARDED_HEADER in request.headers:
             return await self._decide_for_peer(request, decision)
-        given = DecisionBody.parse(await request.read())
+        given = DecisionBody.of_json(await request.read())
         ids = given.letter_ids
         verdict = Verdict(decision, request.get(CLIENT) or str(request.remote), given.reason)
         by_partition: dict[tuple[str, int], list[int]] = {}

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema, create_model
 
 from balance_service.http.access.clients import Scope
 from balance_service.http.model_queries import DEFAULT_ENTRIES, MODELS, NUMBERS, SCAN_PROVENANCE, KeyCount
-from balance_service.http.parameters import (
+from balance_service.http.requests import (
     KeyParameters,
     Limit,
     Parameters,

@@ -1,20 +1,59 @@
-"""The handlers behind the routes of an instance."""
+"""The handlers behind the routes of an instance.
+
+The author of an application adds commands, which are requests that append events, as values of `Command`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from balance_service.http.answer import unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
+    from opentelemetry.trace import Tracer
 
-    from balance_service.http.commands import CommandHandler
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.http.dead_letters import DeadLetters
     from balance_service.http.model_queries import ModelQueries
     from balance_service.http.operations import Operations
+    from balance_service.http.route import Route
+    from balance_service.observability.metrics import Metrics
+    from balance_service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandContext:
+    """The parts of a running instance that commands use."""
+
+    settings: Settings
+    registry: SchemaRegistry
+    metrics: Metrics
+    tracer: Tracer
+
+
+class CommandHandler(Protocol):
+    """Handles the requests of one command. Exists once the instance has reached its broker."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Appends the event, and answers once all in-sync replicas have it."""
+
+    def close(self) -> None:
+        """Waits, within a bound, for requests in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A route, whose handler calls `Handlers.command`, and the factory of the command's handler.
+
+    `handler` raises RetriableError while the broker or the registry does not respond.
+    """
+
+    route: Route
+    handler: Callable[[CommandContext], CommandHandler]
 
 
 class Handlers:

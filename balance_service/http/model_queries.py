@@ -12,7 +12,8 @@ from typing_extensions import TypedDict
 from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, json_response
-from balance_service.http.parameters import (
+from balance_service.http.peers.trust import FORWARDED_HEADER
+from balance_service.http.requests import (
     KeyParameters,
     Limit,
     MaxLag,
@@ -22,7 +23,6 @@ from balance_service.http.parameters import (
     key_query,
     key_text,
 )
-from balance_service.http.peers.trust import FORWARDED_HEADER
 from balance_service.http.route import MISDIRECTED, PROVENANCE, Header, Route, Tag, closed, ok, problem, retry_later
 from balance_service.http.route import Count as Number
 from balance_service.http.scan import Count, Entries, Top
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from balance_service.http.answer import Answer
-    from balance_service.http.parameters import KeyQuery
     from balance_service.http.queries import Queries
+    from balance_service.http.requests import KeyQuery
     from balance_service.http.route import Handle
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from prometheus_client import Histogram
 
-    from balance_service.http.parameters import KeyQuery
     from balance_service.http.peers.proxy import Proxy
+    from balance_service.http.requests import KeyQuery
     from balance_service.http.routing import LocalAnswer, ReadableTask, Routing
     from balance_service.observability.metrics import Metrics
 

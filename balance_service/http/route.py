@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from balance_service.http.answer import JSON, PROBLEM_JSON, Problem
-from balance_service.http.parameters import POSITION_PATTERN, Parameters
+from balance_service.http.requests import POSITION_PATTERN, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

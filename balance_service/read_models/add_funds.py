@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from aiohttp import web
 from confluent_kafka import KafkaError, KafkaException
 from opentelemetry.trace import SpanKind
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from balance_service.avro.codec import AvroCodec
@@ -22,8 +22,8 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.errors import InvalidInputError, RetriableError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unavailable
-from balance_service.http.commands import Command, JsonNumber, json_object
-from balance_service.http.parameters import POSITION_PATTERN, Key, Parameters, validated
+from balance_service.http.handlers import Command
+from balance_service.http.requests import POSITION_PATTERN, JsonBody, JsonNumber, Key, Parameters
 from balance_service.http.route import Header, RequestBody, Response, Route, Tag, problem, retry_later
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER, ConnectionErrors, not_authorized, producer_config
 from balance_service.kafka.producers import RecoveringProducer
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.commands import CommandContext
+    from balance_service.http.handlers import CommandContext
     from balance_service.kafka.clients import ClientConfig
 
 PATH = "/api/balance.addFunds"
-_EXAMPLE = '{"customerId": "c1", "amount": 12.34}'
 _JSON_NUMBER = re.compile(r"[0-9]{1,32}(?:\.[0-9]{1,32})?(?:[eE][+-]?[0-9]{1,3})?")
 # Checked before a Decimal is made: Decimal accepts "Infinity", "1_000" and exponents of any size.
 _AMOUNT = re.compile(r"0*([0-9]{1,16})(?:\.([0-9]{1,2})0*)?")
@@ -121,16 +120,13 @@ Amount = TypeAliasType(
 )
 
 
-class AddFunds(BaseModel):
+class AddFunds(JsonBody):
     """A customer and an amount to add."""
+
+    example: ClassVar[str] = '{"customerId": "c1", "amount": 12.34}'
 
     customer_id: Annotated[str, PlainValidator(_customer_id, json_schema_input_type=Key)] = Field(alias="customerId")
     amount: Annotated[Decimal, PlainValidator(_amount, json_schema_input_type=Amount)]
-
-    @classmethod
-    def parse(cls, body: bytes) -> AddFunds:
-        """Raises InvalidInputError."""
-        return validated(cls, json_object(body, _EXAMPLE))
 
 
 class AddFundsParameters(Parameters):
@@ -291,7 +287,7 @@ class AddFundsHandler:
         began, status = time.perf_counter(), 500
         try:
             key = AddFundsParameters.of(request).idempotency_key
-            command = AddFunds.parse(await request.read())
+            command = AddFunds.of_json(await request.read())
             try:
                 partition, offset = await self._publisher.publish(command.customer_id, command.amount, key)
             except RetriableError as error:
@@ -352,7 +348,7 @@ _ROUTE = Route(
             400,
             "The body is not such a JSON object, or `Idempotency-Key` is malformed or repeated. Nothing was written.",
             {
-                "body": ("Not JSON", 'the body is not JSON; send {"customerId": "c1", "amount": 12.34}'),
+                "body": ("Not JSON", f"the body is not JSON; send {AddFunds.example}"),
                 "amount": ("An amount of zero", AMOUNT_RULE),
             },
         ),

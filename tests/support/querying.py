@@ -22,10 +22,10 @@ from balance_service.http.answer import Answer as Received
 from balance_service.http.answer import problems
 from balance_service.http.model_queries import PATH as MODELS_PATH
 from balance_service.http.model_queries import ModelAnswers, ModelQueries
-from balance_service.http.parameters import KeyQuery, key_query
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.queries import Queries
+from balance_service.http.requests import KeyQuery, key_query
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import Asker, FairScheduler

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.http.parameters import KeyParameters
+    from balance_service.http.requests import KeyParameters
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage

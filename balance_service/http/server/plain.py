@@ -21,8 +21,8 @@ from balance_service.errors import InvalidInputError
 from balance_service.http.access.clients import Scope
 from balance_service.http.answer import Problem, unexpected
 from balance_service.http.model_queries import PATH
-from balance_service.http.parameters import KeyQuery
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER
+from balance_service.http.requests import KeyQuery
 from balance_service.http.server.limits import headers_fit
 from balance_service.model.keys import MAX_KEY_BYTES, TEXT, KeyType
 from balance_service.model.read_model import Collection, Routes

@@ -70,7 +70,7 @@ def test_no_request_exceeds_the_limits_of_an_instance(monkeypatch: pytest.Monkey
 
     discard(monkeypatch, instance, ids)
 
-    taken = [DecisionBody.parse(body).letter_ids for body in instance.bodies]
+    taken = [DecisionBody.of_json(body).letter_ids for body in instance.bodies]
     assert [str(one) for batch in taken for one in batch] == ids
     assert len(taken) == 3
 

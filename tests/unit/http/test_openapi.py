@@ -24,7 +24,7 @@ from balance_service.http.app import make_app, make_health_app
 from balance_service.http.handlers import Handlers
 from balance_service.http.openapi import document
 from balance_service.http.operations import Operations
-from balance_service.http.parameters import Parameters
+from balance_service.http.requests import Parameters
 from balance_service.http.route import Route, RouteTable, Tag, ok
 from balance_service.read_models.add_funds import AddFundsParameters, amount_of
 from tests.support.fakes import Nobody

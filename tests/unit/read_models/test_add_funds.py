@@ -19,12 +19,12 @@ AMOUNT_RULE = "amount must be a number or a decimal string"
 
 def amount(literal: str) -> Decimal:
     """The amount of a command, as a JSON literal."""
-    return AddFunds.parse(b'{"customerId": "c1", "amount": %s}' % literal.encode()).amount
+    return AddFunds.of_json(b'{"customerId": "c1", "amount": %s}' % literal.encode()).amount
 
 
 def refused(body: bytes) -> str:
     with pytest.raises(InvalidInputError) as caught:
-        AddFunds.parse(body)
+        AddFunds.of_json(body)
     return str(caught.value)
 
 
@@ -173,7 +173,7 @@ def test_an_invalid_body_is_refused_with_the_reason(body: bytes, detail: str) ->
 
 
 def test_unknown_names_in_a_command_are_ignored() -> None:
-    assert AddFunds.parse(b'{"amount": 1, "note": "x", "customerId": "c1"}').customer_id == "c1"
+    assert AddFunds.of_json(b'{"amount": 1, "note": "x", "customerId": "c1"}').customer_id == "c1"
 
 
 @given(st.integers(1, 10**18 - 1))
@@ -196,7 +196,7 @@ def test_every_amount_is_exact_as_a_number_and_as_a_string(cents: int) -> None:
 def test_any_value_is_an_exact_amount_or_is_refused(value: Any) -> None:
     body = json.dumps({"customerId": "c1", "amount": str(value) if isinstance(value, Decimal) else value})
     try:
-        taken = AddFunds.parse(body.encode()).amount
+        taken = AddFunds.of_json(body.encode()).amount
     except InvalidInputError:
         assert refused(body.encode()).startswith("amount")
         return

@@ -1,10 +1,14 @@
-"""Parameters of requests, as models of pydantic that validate requests and describe routes in the OpenAPI document."""
+"""Parameters and bodies of requests, as models of pydantic.
+
+The models validate requests, and describe routes in the OpenAPI document.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationError, create_model
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
 
     from balance_service.model.keys import KeyType
 
-Model = TypeVar("Model", bound=BaseModel)
 _MAX_PARAMETERS = 16
 POSITION_PATTERN = "[0-9]{1,10}:[0-9]{1,18}"
 
@@ -102,7 +105,29 @@ def key_of_type(key_type: KeyType) -> PlainValidator:
     return PlainValidator(parse, json_schema_input_type=NumberKey if key_type.is_number else Key)
 
 
-class Parameters(BaseModel):
+class Validated(BaseModel):
+    """A model whose validation errors are sentences for clients."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Raises InvalidInputError: a value is missing or malformed; the message names the value and the rule."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            match first["type"]:
+                case "missing":
+                    message = f"{name} is missing"
+                case "extra_forbidden":
+                    known = ", ".join(field.alias or name for name, field in cls.model_fields.items())
+                    message = f"the body has '{name}', which is not known here; it may have {known}"
+                case _:
+                    message = f"{name} {first['msg']}"
+            raise InvalidInputError(message) from None
+
+
+class Parameters(Validated):
     """The parameters of a route. A field's alias is the parameter's name.
 
     A parameter is in the path if the route's path names it, in a header if `in_header` names it, else in the query.
@@ -115,15 +140,6 @@ class Parameters(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         names = {field.alias or name for name, field in cls.model_fields.items()}
         cls.not_in_header = frozenset(names - cls.in_header)
-
-    @classmethod
-    def parse(cls, values: Mapping[str, str]) -> Self:
-        """Validates the values of parameters by name.
-
-        Raises:
-            InvalidInputError: a value is missing or malformed; the message names the parameter and the rule.
-        """
-        return validated(cls, values)
 
     @classmethod
     def of(cls, request: web.Request) -> Self:
@@ -141,24 +157,6 @@ class Parameters(BaseModel):
                 raise InvalidInputError(f"{name} is given more than once")
             values[name] = value
         return cls.parse(values)
-
-
-def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Validates a mapping as a model. Raises InvalidInputError."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        match first["type"]:
-            case "missing":
-                message = f"{name} is missing"
-            case "extra_forbidden":
-                known = ", ".join(field.alias or name for name, field in model.model_fields.items())
-                message = f"the body has '{name}', which is not known here; it may have {known}"
-            case _:
-                message = f"{name} {first['msg']}"
-        raise InvalidInputError(message) from None
 
 
 def _from_path(request: web.Request) -> dict[str, str]:
@@ -188,6 +186,47 @@ def _query(request: web.Request) -> list[tuple[str, str]]:
         raise InvalidInputError("the query is not UTF-8") from None
     except ValueError:
         raise InvalidInputError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
+
+
+class JsonNumber(str):
+    """The digits of a JSON number. A number never passes through a binary float."""
+
+    __slots__ = ()
+
+
+class JsonBody(Validated):
+    """A body of JSON."""
+
+    example: ClassVar[str]
+
+    @classmethod
+    def of_json(cls, body: bytes) -> Self:
+        """Validates a body, which must be a JSON object; its numbers become `JsonNumber`. Raises InvalidInputError."""
+        try:
+            parsed = json.loads(
+                body,
+                parse_float=JsonNumber,
+                parse_int=JsonNumber,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=_without_duplicates,
+            )
+        except (ValueError, RecursionError):
+            raise InvalidInputError(f"the body is not JSON; send {cls.example}") from None
+        if not isinstance(parsed, dict):
+            raise InvalidInputError(f"the body is not a JSON object; send {cls.example}")
+        return cls.parse(parsed)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON does not define which of two values counts. For money, guessing is not an option.
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise InvalidInputError("the body has a name more than once in an object")
+    return fields
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 class KeyParameters(Parameters):
