@@ -20,7 +20,7 @@ from balance_service.http.requests import (
     key_parameters,
 )
 from balance_service.http.route import MISDIRECTED, PROVENANCE, Route, ok, problem, retry_later
-from balance_service.http.scan import Count, Entries
+from balance_service.http.scan import CountScan, EntriesScan
 from balance_service.http.scatter import MALFORMED, malformed_answer
 from balance_service.http.scheduling import asker_of
 from balance_service.model.json_view import exact_json
@@ -216,10 +216,10 @@ class CollectionQueries:
 
     async def count(self, models: ModelQueries, request: web.Request) -> web.Response:
         given = ScanParameters.of(request)
-        return (await models.of(self.model.name).gathered(request, given, "count", Count())).response()
+        return (await models.of(self.model.name).gathered(request, given, "count", CountScan())).response()
 
     async def count_local(self, models: ModelQueries, request: web.Request) -> web.Response:
-        answer = await models.of(self.model.name).scatter.answer_owned(Count(), asker_of(request))
+        answer = await models.of(self.model.name).scatter.answer_owned(CountScan(), asker_of(request))
         return answer.response()
 
     async def _entries(
@@ -231,7 +231,7 @@ class CollectionQueries:
         end: str | None = None,
     ) -> web.Response:
         limit = given.limit or DEFAULT_ENTRIES
-        scan = Entries(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
+        scan = EntriesScan(start=start, end=end, after=given.after, limit=limit, key_type=self.model.key_type)
         answer = await models.of(self.model.name).gathered(request, given, "entries", scan)
         page = json.loads(answer.body, parse_float=Decimal)
         response = answer.response()

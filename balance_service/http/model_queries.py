@@ -23,9 +23,19 @@ from balance_service.http.requests import (
     key_query,
     key_text,
 )
-from balance_service.http.route import MISDIRECTED, PROVENANCE, Header, Route, Tag, closed, ok, problem, retry_later
-from balance_service.http.route import Count as Number
-from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.route import (
+    MISDIRECTED,
+    PROVENANCE,
+    Count,
+    Header,
+    Route,
+    Tag,
+    closed,
+    ok,
+    problem,
+    retry_later,
+)
+from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.scheduling import asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.model.keys import TEXT
@@ -157,7 +167,7 @@ class ModelQueries:
         for key in (given.start, given.end, given.after):
             if key is not None:
                 key_type.parse(key)
-        scan = Entries(
+        scan = EntriesScan(
             start=given.start,
             end=given.end,
             prefix=given.prefix,
@@ -168,7 +178,7 @@ class ModelQueries:
         return await self._scanned(request, given, "entries", scan)
 
     async def count(self, request: web.Request) -> web.Response:
-        return await self._scanned(request, CountParameters.of(request), "count", Count())
+        return await self._scanned(request, CountParameters.of(request), "count", CountScan())
 
     async def top(self, request: web.Request) -> web.Response:
         given = TopParameters.of(request)
@@ -177,7 +187,7 @@ class ModelQueries:
         numbers = [name for name, kind in fields.items() if kind.startswith(NUMBERS)]
         if given.by not in numbers:
             raise InvalidInputError(f"by must be a numeric field: {', '.join(numbers) or 'there is none'}")
-        scan = Top(
+        scan = TopScan(
             by=given.by,
             value=answers.scatter.number(given.by),
             limit=given.limit or _DEFAULT_TOP,
@@ -257,7 +267,7 @@ class TopEntries(TypedDict):
 
 @closed
 class KeyCount(TypedDict):
-    count: Number
+    count: Count
     """Keys that have a state."""
 
 

@@ -55,7 +55,7 @@ class Scan(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
+class EntriesScan:
     """The entries from `start` to `end`, both inclusive, after `after` and with `prefix`, in key order."""
 
     start: str | None = None
@@ -107,7 +107,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class CountScan:
     """The number of keys."""
 
     def parameters(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Top:
+class TopScan:
     """The entries with the greatest value of a field, equal values by key. Entries without a value are omitted.
 
     A body has `next` only if entries are missing because they exceed the maximum size.

@@ -169,7 +169,7 @@ class Browsers:
         return True
 
 
-class Verdict(NamedTuple):
+class AccessDecision(NamedTuple):
     """The client of a request, and the answer if the request is refused."""
 
     client: str
@@ -193,7 +193,7 @@ class Access:
         needed: frozenset[Scope],
         *,
         verifies_jwts: bool = True,
-    ) -> Verdict:
+    ) -> AccessDecision:
         """Checks a request without side effects that a client could notice.
 
         Args:
@@ -203,19 +203,19 @@ class Access:
         """
         refusal = None if self.browsers is None else self.browsers.refusal(headers)
         if refusal is not None or self.authenticator is None:
-            return Verdict(anonymous, False, refusal)
+            return AccessDecision(anonymous, False, refusal)
         if verifies_jwts:
             try:
                 client = self.authenticator.client_of(headers)
             except Problem as problem:
-                return Verdict(anonymous, False, problem)
+                return AccessDecision(anonymous, False, problem)
         else:
             remembered = self.authenticator.remembered(headers)
             if remembered is None:
-                return Verdict(anonymous, False, unauthenticated())
+                return AccessDecision(anonymous, False, unauthenticated())
             client = remembered
         is_allowed = not needed.isdisjoint(client.scopes)
-        return Verdict(client.name, True, None if is_allowed else insufficient_scope(needed))
+        return AccessDecision(client.name, True, None if is_allowed else insufficient_scope(needed))
 
     def charge(self, client: str) -> None:
         """Counts a request. Raises Problem: 429 if the client exceeds the rate limit."""
@@ -276,15 +276,15 @@ def guarded(access: Access, routes: RouteTable, *, peers_are_proven: bool) -> Mi
 
 def _admit(access: Access, request: web.Request, needed: frozenset[Scope]) -> None:
     """Raises Problem: 400, 401, 403, 421, 429."""
-    verdict = access.judge(request.headers, anonymous_name(request.remote), needed)
+    decision = access.judge(request.headers, anonymous_name(request.remote), needed)
     # The rate limit also applies to clients without an accepted token, by their addresses.
-    access.charge(verdict.client)
-    if verdict.is_authenticated:
-        request[CLIENT] = verdict.client
+    access.charge(decision.client)
+    if decision.is_authenticated:
+        request[CLIENT] = decision.client
         if isinstance(request.protocol, AheadOfAiohttp):
-            request.protocol.belongs_to(verdict.client)
-    if verdict.refusal is not None:
-        raise verdict.refusal
+            request.protocol.belongs_to(decision.client)
+    if decision.refusal is not None:
+        raise decision.refusal
 
 
 def _require_json(request: web.Request) -> None:

@@ -15,7 +15,7 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, Peer
-from balance_service.http.scan import Top
+from balance_service.http.scan import TopScan
 from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.listening import bind
@@ -123,7 +123,7 @@ def test_a_peer_cancels_a_forwarded_query_whose_client_has_disconnected() -> Non
 def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, closed = threading.Event(), threading.Event()
 
-    def endless(self: Top, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
+    def endless(self: TopScan, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
         try:
             while True:
                 began.set()
@@ -131,7 +131,7 @@ def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatc
         finally:
             closed.set()
 
-    monkeypatch.setattr(Top, "read", endless)
+    monkeypatch.setattr(TopScan, "read", endless)
 
     async def run() -> None:
         instance, proxy = Instance(tmp_path / "store", timeout_seconds=60), Proxy()

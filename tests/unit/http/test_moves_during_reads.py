@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from balance_service.engine.records import Role
 from balance_service.engine.store import StoreView
 from balance_service.errors import StoreCorruptedError
-from balance_service.http.scan import Count
+from balance_service.http.scan import CountScan
 from tests.support.fakes import lone_member
 from tests.support.querying import ASKER, CUSTOMER, PARTITION, Instance, OneTask, ask
 
@@ -120,12 +120,12 @@ def test_damage_in_a_state_is_reported_for_the_task_that_was_read(replaced: Inte
 def test_damage_found_by_a_scan_is_reported_for_the_task_that_was_read(replaced: Interrupted) -> None:
     read = replaced.only
 
-    class DamagedCount(Count):
+    class DamagedCount(CountScan):
         def read(self, copies: Sequence[LocalCopy], view: View, render: Render) -> Steps:
             if copies[0].task is read:
                 replaced.happens(replaced)
                 raise StoreCorruptedError("checksum mismatch")
-            return Count.read(self, copies, view, render)
+            return CountScan.read(self, copies, view, render)
 
     async def scanned() -> Answer:
         scatter = replaced.scatter("/api/models/balance")

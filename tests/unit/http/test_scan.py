@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balance_service.engine.records import Position
 from balance_service.http import scan
 from balance_service.http.routing import LocalCopy
-from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.model.keys import KeyType
 from tests.support.querying import read_to_its_end
 
@@ -72,7 +72,7 @@ def pairs(body: Any) -> list[tuple[str, Decimal]]:
     return [(entry["key"], entry["value"]["amount"]) for entry in body["entries"]]
 
 
-def in_range(key: str, question: Entries) -> bool:
+def in_range(key: str, question: EntriesScan) -> bool:
     return (
         (question.start is None or question.start <= key)
         and (question.end is None or key <= question.end)
@@ -91,7 +91,7 @@ def test_number_keys_are_ordered_as_numbers(
     instances: list[list[int]], states: dict[int, Decimal], ends: tuple[int, int]
 ) -> None:
     start, end = min(ends), max(ends)
-    question = Entries(start=str(start), end=str(end), limit=1000, key_type=NUMBERS)
+    question = EntriesScan(start=str(start), end=str(end), limit=1000, key_type=NUMBERS)
     stored = [
         (number % 3, Position(0, 1, "id"), (NUMBERS.encode(number), str(amount).encode()))
         for number, amount in states.items()
@@ -122,7 +122,7 @@ def test_entries_are_the_sorted_union_of_all_partitions(
     after: str | None,
     limit: int,
 ) -> None:
-    question = Entries(start=start, end=end, prefix=prefix, after=after, limit=limit)
+    question = EntriesScan(start=start, end=end, prefix=prefix, after=after, limit=limit)
     wanted = [(key, amount) for key, amount in sorted(states.items()) if in_range(key, question)]
 
     found = answer(question, states, instances)
@@ -136,7 +136,7 @@ def test_pages_contain_every_key_once(states: dict[str, Decimal], limit: int) ->
     found: list[tuple[str, Decimal]] = []
     after = None
     while True:
-        page = answer(Entries(after=after, limit=limit), states, [[0], [1, 2]])
+        page = answer(EntriesScan(after=after, limit=limit), states, [[0], [1, 2]])
         found += pairs(page)
         after = page["next"]
         if after is None:
@@ -152,7 +152,7 @@ def test_pages_truncated_by_size_lose_no_entry(states: dict[str, Decimal]) -> No
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scan, "MAX_BYTES", 100)
         while True:
-            page = answer(Entries(after=after, limit=1000), states, [[0], [1], [2]])
+            page = answer(EntriesScan(after=after, limit=1000), states, [[0], [1], [2]])
             found += pairs(page)
             after = page["next"]
             if after is None:
@@ -163,7 +163,7 @@ def test_pages_truncated_by_size_lose_no_entry(states: dict[str, Decimal]) -> No
 
 @given(states=_STATES, limit=st.integers(1, 40))
 def test_the_merged_top_is_the_top_of_all_entries(states: dict[str, Decimal], limit: int) -> None:
-    found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
+    found = answer(TopScan(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     assert pairs(found) == sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     assert "next" not in found
@@ -174,7 +174,7 @@ def test_a_top_truncated_by_size_says_so_and_its_entries_are_right(states: dict[
     wanted = sorted(states.items(), key=lambda state: (-state[1], state[0]))[:limit]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scan, "MAX_BYTES", 100)
-        found = answer(Top(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
+        found = answer(TopScan(by="amount", value=_value, limit=limit), states, [[0], [1], [2]])
 
     told = pairs(found)
     assert told == wanted[: len(told)]
@@ -183,11 +183,11 @@ def test_a_top_truncated_by_size_says_so_and_its_entries_are_right(states: dict[
 
 @given(states=_STATES)
 def test_keys_are_counted_over_all_partitions(states: dict[str, Decimal]) -> None:
-    assert answer(Count(), states, [[0, 2], [1]]) == {"count": len(states)}
+    assert answer(CountScan(), states, [[0, 2], [1]]) == {"count": len(states)}
 
 
 def test_digits_are_kept_when_answers_are_merged() -> None:
     long = Decimal("12345678901234567890123456789012.10")
-    bodies = [read_to_its_end(Entries().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
+    bodies = [read_to_its_end(EntriesScan().read(copies({"a": long}, [p]), _view, _render)) for p in range(3)]
 
-    assert "12345678901234567890123456789012.10" in Entries().merge(bodies)
+    assert "12345678901234567890123456789012.10" in EntriesScan().merge(bodies)

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from balance_service.engine.records import POSITION_KEY, Position, Role
 from balance_service.http.answer import Problem, compact_json, problems
-from balance_service.http.scan import Count, Entries, Top
+from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.server.limits import Limits, UnderWay, limited
 from balance_service.http.stage_dead_letters import DeadLetterScan
 from balance_service.model.keys import TEXT
@@ -44,7 +44,7 @@ def owned_by(instance: Instance) -> int:
 
     async def ask() -> int:
         scatter = instance.scatter(MODEL)
-        count = json.loads((await scatter.answer_owned(Count(), ASKER)).body)["count"]
+        count = json.loads((await scatter.answer_owned(CountScan(), ASKER)).body)["count"]
         await scatter.proxy.close()
         return int(count)
 
@@ -78,7 +78,7 @@ def test_an_owned_partition_that_cannot_be_read_is_an_error(
 
 
 @dataclass(frozen=True, slots=True)
-class Slow(Count):
+class Slow(CountScan):
     """Pauses before the last key, and reports its start."""
 
     seconds: float
@@ -89,7 +89,7 @@ class Slow(Count):
         yield
         time.sleep(self.seconds)
         yield
-        return (yield from Count.read(self, copies, view, render))
+        return (yield from CountScan.read(self, copies, view, render))
 
 
 def count_slowly(instance: Instance, scan: Slow) -> int:
@@ -157,7 +157,7 @@ def test_a_wrong_claim_costs_one_scan_a_second_attempt(instance: Instance, lie: 
             instance.hear_of_owner(f"127.0.0.1:{lying.port}", epoch=10**15)
             instance.hear_of_owner(f"127.0.0.1:{owning.port}", epoch=3)
             try:
-                answers = [await scatter.answer("count", Count(), ASKER, partitions=[PARTITION]) for _ in range(3)]
+                answers = [await scatter.answer("count", CountScan(), ASKER, partitions=[PARTITION]) for _ in range(3)]
             finally:
                 await scatter.proxy.close()
         return [json.loads(answer.body)["count"] for answer in answers]
@@ -166,20 +166,20 @@ def test_a_wrong_claim_costs_one_scan_a_second_attempt(instance: Instance, lie: 
     assert asked == ["liar", "owner", "owner", "owner"]
 
 
-TOP = Top(by="amount", value=STATES.number("amount"))
+TOP = TopScan(by="amount", value=STATES.number("amount"))
 LETTERS = DeadLetterScan(stage="balance", read_model="balance", key_type=TEXT, letters=letters())
 ODD: list[tuple[Scan, bytes]] = [
-    (Count(), b'{"count":"\xff"}'),
-    (Count(), b""),
-    (Count(), b"[]"),
-    (Count(), b'{"count":null}'),
-    (Count(), b'{"count":Infinity}'),
-    (Entries(), b'{"count":3}'),
-    (Entries(), b'{"entries":[7],"next":null}'),
-    (Entries(), b'{"entries":[{"key":"a"}],"next":null}'),
-    (Entries(), b'{"entries":[{"key":"a","value":1},{"key":{},"value":1}],"next":null}'),
-    (Entries(), b'{"entries":[],"next":[]}'),
-    (Entries(), b'{"entries":[' + b"[" * 100_000),
+    (CountScan(), b'{"count":"\xff"}'),
+    (CountScan(), b""),
+    (CountScan(), b"[]"),
+    (CountScan(), b'{"count":null}'),
+    (CountScan(), b'{"count":Infinity}'),
+    (EntriesScan(), b'{"count":3}'),
+    (EntriesScan(), b'{"entries":[7],"next":null}'),
+    (EntriesScan(), b'{"entries":[{"key":"a"}],"next":null}'),
+    (EntriesScan(), b'{"entries":[{"key":"a","value":1},{"key":{},"value":1}],"next":null}'),
+    (EntriesScan(), b'{"entries":[],"next":[]}'),
+    (EntriesScan(), b'{"entries":[' + b"[" * 100_000),
     (TOP, b'{"entries":[{"key":"a","value":null}]}'),
     (TOP, b'{"entries":[],"next":"a"}'),
     (LETTERS, b'{"deadLetters":7,"next":null}'),
@@ -220,15 +220,15 @@ def test_a_malformed_body_of_a_peer_is_refused(instance: Instance, scan: Scan, b
 
 def test_a_partition_number_with_too_many_digits_is_refused(instance: Instance) -> None:
     with pytest.raises(Problem, match="no instance could answer"):
-        answered_by(instance, Count(), b'{"count":3}', partition=5000 * "1")
+        answered_by(instance, CountScan(), b'{"count":3}', partition=5000 * "1")
 
 
 @pytest.mark.parametrize(
     ("scan", "body"),
     [
-        (Count(), b'{"count":3}'),
+        (CountScan(), b'{"count":3}'),
         (
-            Entries(limit=2),
+            EntriesScan(limit=2),
             '{"entries":[{"key":"a","value":1.10},{"key":"ë","value":{}}],"next":"ë"}'.encode(),
         ),
         (TOP, b'{"entries":[{"key":"a","value":{"amount":1.10}}]}'),
@@ -243,10 +243,10 @@ def test_a_well_formed_body_of_a_peer_is_forwarded_unchanged(instance: Instance,
 @pytest.mark.parametrize("partitions", [1, 700, 1000, 2500])
 @pytest.mark.parametrize(
     ("kind", "scan"),
-    [("count", Count()), ("entries", Entries(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
+    [("count", CountScan()), ("entries", EntriesScan(after=64 * "\N{BROKEN HEART}", prefix=63 * "\N{BROKEN HEART}"))],
 )
 def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
-    instance: Instance, kind: str, scan: Count | Entries, partitions: int
+    instance: Instance, kind: str, scan: CountScan | EntriesScan, partitions: int
 ) -> None:
     asked: list[int] = []
 
