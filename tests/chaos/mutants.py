@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.mutations import CONTROLS, MUTATIONS, QUIET, Mutation
-from tests.chaos.parts_mutations import PARTS_MUTATIONS
 from tests.chaos.pinpoint_mutations import PINPOINT_MUTATIONS
-from tests.chaos.system_mutations import SYSTEM_MUTATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-ALL_MUTATIONS = (*PINPOINT_MUTATIONS, *MUTATIONS, *PARTS_MUTATIONS, *SYSTEM_MUTATIONS)
+ALL_MUTATIONS = (*PINPOINT_MUTATIONS, *MUTATIONS)
 _PROJECT = Path(__file__).parents[2]
 _COPIED = ("balance_service", "schemas", "deploy", "tests", "pyproject.toml")
 _ROUND_SECONDS = 900

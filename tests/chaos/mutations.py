@@ -289,4 +289,91 @@ MUTATIONS = (
         "silence=3",
         ("bound",),
     ),
+    # Combining, committing and storing in parts, publishing, and expiry; found with small parts and a short window.
+    Mutation(
+        "only the last of several consecutive parts is committed",
+        "balance_service/spark/task_runner.py",
+        "                for part in gathered:\n",
+        "                for part in gathered[-1:]:\n",
+        QUIET,
+        WRONG,
+    ),
+    Mutation(
+        "single events are also in the sums",
+        "balance_service/spark/combine.py",
+        "_aggregated(rows.filter(pc.invert(apart)), combine), self.singly",
+        "_aggregated(rows, combine), self.singly",
+        QUIET,
+        WRONG,
+    ),
+    Mutation(
+        # The position is then taken for the end of the store's contents.
+        "the first part of a large commit stores its end offset",
+        "balance_service/engine/store.py",
+        "                batch.put(_REACHES_KEY, changelog_offset",
+        "                batch.put(_CHANGELOG_OFFSET_KEY, changelog_offset",
+        "kill-at-part-stored=4",
+        WRONG,
+    ),
+    Mutation(
+        "an instance publishes its partitions only when they change",
+        "balance_service/cluster/directory.py",
+        "next_publish = now + PUBLISH_EVERY_SECONDS\n",
+        "next_publish = now + 1e9\n",
+        QUIET,
+        # Lists of dead letters ask all owners.
+        ("silent", "stuck"),
+    ),
+    Mutation(
+        "idempotency keys expire before the end of the window",
+        "balance_service/engine/idempotency.py",
+        "        horizon = self.stream_time_ms - self.window_ms\n",
+        "        horizon = self.stream_time_ms - self.window_ms // 4\n",
+        QUIET,
+        WRONG,
+    ),
+    # Emitting, joining and answering of models with several stages. Spark delivers an event later than a table is read,
+    # so that a join before the end of its table is in `pinpoint_mutations`.
+    Mutation(
+        "outputs are committed in their own transaction before the position",
+        "balance_service/engine/changelog_writer.py",
+        "        producer.begin_transaction()\n",
+        "        producer.begin_transaction()\n"
+        "        for o in outputs:\n"
+        "            more = {'headers': o.headers, 'timestamp': o.timestamp_ms}\n"
+        "            producer.produce(o.topic, o.value, o.key, o.partition, **more)\n"
+        "        producer.commit_transaction(_COMMIT_TIMEOUT_SECONDS)\n"
+        "        outputs = ()\n"
+        "        producer.begin_transaction()\n",
+        "kill-at-begun=2,kill-at-produced=2",
+        WRONG,
+        SYSTEMS,
+    ),
+    Mutation(
+        "a rebuild emits everything again",
+        "balance_service/hosting/rebuild.py",
+        "emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0",
+        "emitted_up_to=0",
+        QUIET,
+        ("doubled",),
+        SYSTEMS,
+    ),
+    Mutation(
+        "a row is looked up as of now instead of the event's time",
+        "balance_service/engine/table_store.py",
+        "        if newest.timestamp_ms <= latest:\n",
+        "        if newest.timestamp_ms:\n",
+        "kill-at-begun=2,kill-at-fenced=2",
+        WRONG,
+        SYSTEMS,
+    ),
+    Mutation(
+        "a query over all keys skips a partition",
+        "balance_service/http/scatter.py",
+        "range(self.routing.partitions) if partitions is None else partitions",
+        "range(1, self.routing.partitions) if partitions is None else partitions",
+        QUIET,
+        ("wrong",),
+        SYSTEMS,
+    ),
 )
