@@ -1,4 +1,4 @@
-# Starts a broker as the official image does: KAFKA_SOME_NAME becomes some.name, CLUSTER_ID names the cluster.
+# Starts a broker like the official image: KAFKA_SOME_NAME becomes some.name, CLUSTER_ID is the cluster id.
 set -euo pipefail
 env | while IFS='=' read -r name value; do
   case $name in

@@ -1,4 +1,4 @@
-# What stands in for Prometheus' official image: Debian's package, started in the same way.
+# Replaces Prometheus' official image: Debian's package, started in the same way.
 ARG BASE
 FROM ${BASE}
 RUN apt-get update \

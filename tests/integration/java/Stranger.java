@@ -27,10 +27,10 @@ import scala.Option;
 import scala.reflect.ClassTag;
 
 /**
- * Another process of this machine that asks Spark's driver for a block and has its executor stopped.
+ * Another process on this machine that requests a block from Spark's driver and tries to stop its executor.
  *
- * Arguments: the driver's port, the block manager's port, the application's id, the id of a block, then secrets; an empty
- * one is none. For each secret it prints a line of how each attempt ended.
+ * Arguments: the driver's port, the block manager's port, the application id, a block id, then secrets; an empty secret
+ * means none. Prints one line per secret and attempt, with the outcome.
  */
 public class Stranger {
   private static final String HOST = "127.0.0.1";
