@@ -340,17 +340,16 @@ _EXAMPLE: DeadLetter = {
     "headers": [{"name": "source", "value": "till-7"}, {"name": "signature", "valueBase64": "wyg="}],
     "valueBase64": "AAAAAGMC",
 }
-_NONE = problem(404, "There is no such dead letter.", {"none": ("It never existed", NO_LETTER)})
+_NONE = problem(404, "There is no such dead letter.", none=("It never existed", NO_LETTER))
 _UNREADABLE = retry_later(
     "Some of them cannot be read now.",
-    {"missing": ("A partition is changing hands", "no instance could answer for partitions 1")},
+    missing=("A partition is changing hands", "no instance could answer for partitions 1"),
 )
 
 
 def _one(name: str, path: str, parameters: type[Parameters]) -> Route:
     return Route(
         name=name,
-        method="GET",
         path=f"{PATH}/{path}",
         handle=lambda handlers, request: handlers.letters().one(request),
         tag=_TAG,
@@ -396,12 +395,10 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
             problem(
                 409,
                 "The decision does not apply to any of them.",
-                {
-                    "final": (
-                        "A permanent cause",
-                        "balance/1:42: its cause, frame-missing, never goes away: discard it",
-                    )
-                },
+                final=(
+                    "A permanent cause",
+                    "balance/1:42: its cause, frame-missing, never goes away: discard it",
+                ),
             ),
             problem(413, "The body has more than 16 KiB."),
             MISDIRECTED,
@@ -416,7 +413,6 @@ def _decision(decision: Decision, summary: str, description: str) -> Route:
 DEAD_LETTER_ROUTES = (
     Route(
         name="listDeadLetters",
-        method="GET",
         path=PATH,
         handle=lambda handlers, request: handlers.letters().page(request),
         tag=_TAG,

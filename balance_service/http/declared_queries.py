@@ -64,7 +64,6 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
     fields = {name: _field_schema(kind) for name, kind in model.field_types.items()}
     return Route(
         name=declared.path.rpartition(".")[2].rpartition("/")[2],
-        method="GET",
         path=declared.path,
         handle=handle,
         tag=MODELS,
@@ -98,30 +97,26 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
                 400,
                 f"`{declared.key}` is missing, empty, repeated, too long or malformed; `minPosition` is malformed, "
                 "repeated or of another partition; or `maxLag` is malformed or repeated.",
-                {
-                    "missing": (f"No {noun} named", f"{declared.key} is missing"),
-                    "partition": (
-                        "A position of another partition",
-                        f"minPosition is for partition 0; the {noun} is in partition 1",
-                    ),
-                },
+                missing=(f"No {noun} named", f"{declared.key} is missing"),
+                partition=(
+                    "A position of another partition",
+                    f"minPosition is for partition 0; the {noun} is in partition 1",
+                ),
             ),
             problem(
                 403,
                 "Only between instances: the header `Balance-Forwarded` lacks the proof that `BALANCE_PEER_SECRET` "
                 "requires.",
-                {
-                    "unproven": (
-                        "A mark without proof",
-                        "a forwarded query needs a proof; give all instances the same BALANCE_PEER_SECRET",
-                    )
-                },
+                unproven=(
+                    "A mark without proof",
+                    "a forwarded query needs a proof; give all instances the same BALANCE_PEER_SECRET",
+                ),
             ),
             problem(
                 404,
                 f"No event has named this {noun} below the position in `Balance-Position`. Or no instance hosts "
                 f"'{model.name}'.",
-                {"unknown": (f"A {noun} without events", f"no such {noun}")},
+                unknown=(f"A {noun} without events", f"no such {noun}"),
                 headers=tuple(replace(header, is_required=False) for header in PROVENANCE),
             ),
             MISDIRECTED,
@@ -129,10 +124,8 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
                 "No instance can answer now: the owner is starting, restoring, changing or unreachable, "
                 "`minPosition` was not reached in time, or no instance is within `maxLag`. The response says nothing "
                 f"about whether the {noun} exists.",
-                {
-                    "behind": ("minPosition not reached in time", "position 1:42 was not reached in time"),
-                    "ownerless": ("The partition is changing hands", "no instance is known to own partition 1"),
-                },
+                behind=("minPosition not reached in time", "position 1:42 was not reached in time"),
+                ownerless=("The partition is changing hands", "no instance is known to own partition 1"),
             ),
         ),
     )
@@ -263,7 +256,6 @@ def _collection_routes(model: ReadModel, declared: Collection) -> tuple[Route, .
 
         return Route(
             name=f"{name}{operation}",
-            method="GET",
             path=f"{declared.path}{path}",
             handle=handle,
             tag=MODELS,

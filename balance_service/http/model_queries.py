@@ -316,7 +316,6 @@ def _scan(
     """A query for all keys of a read model."""
     return Route(
         name=f"{name}OfModel",
-        method="GET",
         path=f"{PATH}/{{model}}/{name}",
         handle=handle,
         tag=MODELS,
@@ -332,25 +331,21 @@ def _scan(
             problem(
                 404,
                 "There is no such read model.",
-                {
-                    "model": (
-                        "A misspelled name",
-                        "there is no read model 'balances' here; /api/models lists all read models",
-                    )
-                },
+                model=(
+                    "A misspelled name",
+                    "there is no read model 'balances' here; /api/models lists all read models",
+                ),
             ),
             MISDIRECTED,
             retry_later(
                 "A partition cannot be read now, and the query does not set `partial`; or the client has too many "
                 "scans in progress.",
-                {
-                    "missing": ("A partition is changing hands", "no instance could answer for partitions 1"),
-                    "share": (
-                        "Too many scans of one client",
-                        "this client's share of scans is used up: 2 of its scans are in progress here and 32 wait; "
-                        "retry when some are finished",
-                    ),
-                },
+                missing=("A partition is changing hands", "no instance could answer for partitions 1"),
+                share=(
+                    "Too many scans of one client",
+                    "this client's share of scans is used up: 2 of its scans are in progress here and 32 wait; "
+                    "retry when some are finished",
+                ),
             ),
         ),
     )
@@ -359,7 +354,6 @@ def _scan(
 MODEL_ROUTES = (
     Route(
         name="listModels",
-        method="GET",
         path=PATH,
         handle=lambda handlers, request: handlers.model_queries().list(request),
         tag=MODELS,
@@ -386,7 +380,6 @@ MODEL_ROUTES = (
     ),
     Route(
         name="getKeyOfModel",
-        method="GET",
         path=f"{PATH}/{{model}}/keys/{{key}}",
         handle=lambda handlers, request: handlers.model_queries().key(request),
         tag=MODELS,

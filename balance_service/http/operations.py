@@ -252,7 +252,6 @@ _STATUS: Status = {
 OPERATIONS_ROUTES = (
     Route(
         name="getLiveness",
-        method="GET",
         path="/health/live",
         handle=lambda handlers, request: handlers.operations.live(request),
         tag=OPERATIONS,
@@ -264,7 +263,6 @@ OPERATIONS_ROUTES = (
     ),
     Route(
         name="getReadiness",
-        method="GET",
         path="/health/ready",
         handle=lambda handlers, request: handlers.operations.ready(request),
         tag=OPERATIONS,
@@ -277,16 +275,13 @@ OPERATIONS_ROUTES = (
             ok("Ready; `problems` lists problems of read models.", Ready, {"status": "ready", "problems": []}),
             retry_later(
                 "Not ready; `detail` has the reasons, separated by semicolons.",
-                {
-                    "starting": ("Just started", "this instance is starting"),
-                    "restoring": ("A store is being restored", "balance_0 is RESTORING"),
-                },
+                starting=("Just started", "this instance is starting"),
+                restoring=("A store is being restored", "balance_0 is RESTORING"),
             ),
         ),
     ),
     Route(
         name="getMetrics",
-        method="GET",
         path="/metrics",
         handle=lambda handlers, request: handlers.operations.metrics(request),
         tag=OPERATIONS,
@@ -308,7 +303,6 @@ OPERATIONS_ROUTES = (
     ),
     Route(
         name="getStatus",
-        method="GET",
         path="/api/status",
         handle=lambda handlers, request: handlers.operations.status(request),
         tag=OPERATIONS,
@@ -320,7 +314,6 @@ OPERATIONS_ROUTES = (
     ),
     Route(
         name="getOpenApi",
-        method="GET",
         path="/openapi.json",
         handle=lambda _handlers, request: answer_with_document(request),
         tag=OPERATIONS,

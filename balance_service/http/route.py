@@ -86,7 +86,7 @@ class Route:
 
     name: str
     """The document's `operationId`."""
-    method: str
+    method: str = _GET
     path: str
     handle: Handle
     tag: Tag
@@ -220,35 +220,29 @@ def ok(description: str, body: Any, example: object = None, headers: tuple[Heade
     return Response(status=200, description=description, type=body, example=example, headers=headers)
 
 
-def problem(
-    status: int,
-    description: str,
-    examples: Mapping[str, tuple[str, str]] | None = None,
-    headers: tuple[Header, ...] = (),
-) -> Response:
+def problem(status: int, description: str, headers: tuple[Header, ...] = (), **examples: tuple[str, str]) -> Response:
     """An error.
 
     Args:
         examples: by name, each a summary and the problem's detail.
     """
-    shown = {name: (summary, Problem(status, detail).body) for name, (summary, detail) in (examples or {}).items()}
     return Response(
         status=status,
         description=description,
         type=ProblemDetails,
-        examples=shown,
+        examples={name: (summary, Problem(status, detail).body) for name, (summary, detail) in examples.items()},
         headers=headers,
         media_type=PROBLEM_JSON,
     )
 
 
-def retry_later(description: str, examples: Mapping[str, tuple[str, str]] | None = None) -> Response:
+def retry_later(description: str, **examples: tuple[str, str]) -> Response:
     """503 with `Retry-After`."""
-    return problem(503, description, examples, (RETRY_AFTER,))
+    return problem(503, description, (RETRY_AFTER,), **examples)
 
 
 MISDIRECTED = problem(
     421,
     "Only between instances: a peer asked for partitions that this instance does not have.",
-    {"misdirected": ("Ownership has moved", "localhost:5052 does not have partitions 1")},
+    misdirected=("Ownership has moved", "localhost:5052 does not have partitions 1"),
 )

@@ -347,29 +347,25 @@ _ROUTE = Route(
         problem(
             400,
             "The body is not such a JSON object, or `Idempotency-Key` is malformed or repeated. Nothing was written.",
-            {
-                "body": ("Not JSON", f"the body is not JSON; send {AddFunds.example}"),
-                "amount": ("An amount of zero", AMOUNT_RULE),
-            },
+            body=("Not JSON", f"the body is not JSON; send {AddFunds.example}"),
+            amount=("An amount of zero", AMOUNT_RULE),
         ),
         problem(
             413,
             "The body has more than 16 KiB. Nothing was written.",
-            {"large": ("A body of 17,000 bytes", "Maximum request body size 16384 exceeded.")},
+            large=("A body of 17,000 bytes", "Maximum request body size 16384 exceeded."),
         ),
         retry_later(
             "Not acknowledged. `detail` says whether the event was certainly not written (send it again) or may have "
             "been written (compare the balance first).",
-            {
-                "not_written": (
-                    "Safe to send again",
-                    "this instance is starting; the event was certainly not written",
-                ),
-                "unknown": (
-                    "Compare the balance first",
-                    "the event may have been written: Local: Message timed out",
-                ),
-            },
+            not_written=(
+                "Safe to send again",
+                "this instance is starting; the event was certainly not written",
+            ),
+            unknown=(
+                "Compare the balance first",
+                "the event may have been written: Local: Message timed out",
+            ),
         ),
     ),
 )
