@@ -13,24 +13,10 @@ import click
 from balance_service.errors import ConfigurationError
 
 TEMPLATES = Path(__file__).parents[1] / "devtools" / "project"
+"""The templates of the files, by their paths in the project."""
 _PACKAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Other folders of the project, and modules that the package would shadow.
 _TAKEN = frozenset({"balance_service", "samples", "tests", *sys.stdlib_module_names, *keyword.kwlist})
-
-FILES = {
-    "pyproject.toml": "pyproject.toml",
-    "README.md": "README.md",
-    "{{package}}/__init__.py": "package.py",
-    "{{package}}/orders.py": "orders.py",
-    "{{package}}/schemas/OrderPlaced.avsc": "OrderPlaced.avsc",
-    "samples/orders.jsonl": "orders.jsonl",
-    "tests/test_orders.py": "test_orders.py",
-    "Dockerfile": "Dockerfile",
-    "compose.override.yml": "compose.override.yml",
-    ".dockerignore": "dockerignore",
-    ".gitignore": "gitignore",
-}
-"""The files of a project and their templates."""
 
 
 @click.command()
@@ -63,7 +49,12 @@ def write_project(folder: Path) -> list[Path]:
             f"'{package}' is not a valid name for the project's package; choose a folder name of lower-case letters, "
             "digits and underscores that begins with a letter and is not a module of Python, `tests` or `samples`"
         )
-    texts = {folder / _filled(file, package): _template(name, package) for file, name in FILES.items()}
+    texts = {
+        folder / _filled(str(path.relative_to(TEMPLATES)), package).removesuffix(".tmpl"): _filled(
+            path.read_text(encoding="utf-8"), package
+        )
+        for path in sorted(TEMPLATES.rglob("*.tmpl"))
+    }
     if there := sorted({found for path in texts if (found := _in_the_way(path, folder))}):
         names = ", ".join(str(path.relative_to(folder)) for path in there)
         raise ConfigurationError(f"{folder} already contains {names}, and nothing was written; choose another folder")
@@ -85,10 +76,6 @@ def _in_the_way(path: Path, folder: Path) -> Path | None:
         return path
     above = [parent for parent in path.parents if parent == folder or folder in parent.parents]
     return next((parent for parent in above if parent.exists() and not parent.is_dir()), None)
-
-
-def _template(name: str, package: str) -> str:
-    return _filled((TEMPLATES / f"{name}.tmpl").read_text(encoding="utf-8"), package)
 
 
 def _filled(text: str, package: str) -> str:

@@ -16,7 +16,7 @@ import click
 from balance_service.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -92,14 +92,13 @@ def _run(model: ReadModel, file: Path, separator: str | None, record: str | None
     # Programs that read a pipe need whole lines.
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False, markup=False)
     lines = [*_lines(model, file, separator, record)]
-    trial = _Trial.of(model, [line.event for line in lines])
+    trial = _Trial.of(model, [event for _, event in lines])
     try:
-        _print_states(console, trial, limit)
-        _print_emitted(console, trial, limit)
-        _print_dead_letters(console, trial, lines, limit)
+        for section in _sections(trial, lines, limit):
+            _print_section(console, *section)
         console.print(trial.summary)
         if trial.failure is not None:
-            number = lines[trial.taken].number
+            number, _ = lines[trial.taken]
             raise click.ClickException(
                 f"{file}, line {number}: {trial.failure}; this line and those after it are not applied"
             )
@@ -107,14 +106,8 @@ def _run(model: ReadModel, file: Path, separator: str | None, record: str | None
         trial.driver.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    number: int
-    event: InputEvent
-
-
-def _lines(model: ReadModel, file: Path, separator: str | None, record: str | None) -> Iterator[_Line]:
-    """The events of a file. Raises InvalidInputError, with the line number, if a line is not a record."""
+def _lines(model: ReadModel, file: Path, separator: str | None, record: str | None) -> Iterator[tuple[int, InputEvent]]:
+    """Line numbers and events of a file. Raises InvalidInputError, with the number, if a line is not a record."""
     from balance_service.testing.rows import driven_stages
 
     schemas = driven_stages(model)[0].schemas
@@ -129,7 +122,7 @@ def _lines(model: ReadModel, file: Path, separator: str | None, record: str | No
             if not line.strip():
                 continue
             try:
-                yield _Line(number, _event(model, schemas[name], line, separator, now_ms))
+                yield number, _event(model, schemas[name], line, separator, now_ms)
             except (InvalidInputError, ValueError) as error:
                 raise InvalidInputError(f"{file}, line {number}: {error}") from None
 
@@ -153,7 +146,7 @@ class _Trial:
     driver: Driver
     model: ReadModel
     taken: int = 0
-    """How many events were committed: all, unless the model's own code failed at the next one."""
+    """The number of committed events: all, unless the model's own code failed at the next one."""
     applied: int = 0
     duplicates: int = 0
     failure: str | None = None
@@ -190,15 +183,15 @@ class _Trial:
     @property
     def summary(self) -> str:
         """Counts of events by outcome."""
-        refused = len(self.driver.dead_letters())
+        dead = len(self.driver.dead_letters())
         counts = {
             "applied": self.applied,
-            "ignored": self.taken - self.applied - self.duplicates - refused,
+            "ignored": self.taken - self.applied - self.duplicates - dead,
             "duplicates": self.duplicates,
-            "dead letter" if refused == 1 else "dead letters": refused,
+            "dead letter" if dead == 1 else "dead letters": dead,
         }
-        told = [f"{count:,} {what}" for what, count in counts.items() if count or what == "applied"]
-        return f"{_counted(self.taken, 'event')}: {', '.join(told)}"
+        shown = [f"{count:,} {name}" for name, count in counts.items() if count or name == "applied"]
+        return f"{_counted(self.taken, 'event')}: {', '.join(shown)}"
 
 
 def _failure(error: Exception) -> str:
@@ -212,84 +205,71 @@ def _failure(error: Exception) -> str:
     return f"the read model's own code raises {raised}{f' at {at}' if at else ''}"
 
 
-def _print_states(console: Console, trial: _Trial, limit: int) -> None:
-    from balance_service.model.json_view import exact_json
-
-    if not trial.model.has_states():
-        return
-    driver, key_type = trial.driver, trial.model.key_type
-    states = sorted(driver.states().items())
-    rows: list[Mapping[str, Any]] = []
-    for key, frame in states[:limit]:
-        view = trial.model.view_of(driver.state_codec.decode(frame))
-        of_key = {key_type.column: key_type.text(key)}
-        rows.append(of_key | (view if isinstance(view, dict) else {"value": view}))
-    console.print(f"{trial.model.name}: {_counted(len(states), 'key')}")
-    _print_table(console, [{name: _cell(value, exact_json) for name, value in row.items()} for row in rows])
-    _print_more(console, len(states), limit)
-
-
-def _print_emitted(console: Console, trial: _Trial, limit: int) -> None:
-    from balance_service.model.json_view import exact_json
-
-    for output in trial.model.outputs:
-        records = trial.driver.emitted(output.topic)
-        console.print(f"emitted to {output.topic}: {_counted(len(records), 'record')}")
+def _sections(
+    trial: _Trial, lines: Sequence[tuple[int, InputEvent]], limit: int
+) -> Iterator[tuple[str, int, Sequence[Mapping[str, Any]]]]:
+    """Title, number of rows, and the first rows, of states, emitted records and dead letters."""
+    driver, model = trial.driver, trial.model
+    if model.has_states():
+        states = sorted(driver.states().items())
+        rows = []
+        for key, frame in states[:limit]:
+            view = model.view_of(driver.state_codec.decode(frame))
+            key_column = {model.key_type.column: model.key_type.text(key)}
+            rows.append(key_column | (view if isinstance(view, dict) else {"value": view}))
+        yield f"{model.name}: {_counted(len(states), 'key')}", len(states), rows
+    for output in model.outputs:
+        records = driver.emitted(output.topic)
         # A record without a value deletes its key.
         shown = [{"value": None} if record is None else record for record in records[:limit]]
-        _print_table(console, [{name: _cell(value, exact_json) for name, value in row.items()} for row in shown])
-        _print_more(console, len(records), limit)
+        yield f"emitted to {output.topic}: {_counted(len(records), 'record')}", len(records), shown
+    if letters := driver.dead_letters():
+        # A re-keyed event is a new object with the same fields.
+        numbers = {id(event.fields): number for number, event in lines}
+        shown = [
+            {"line": numbers.get(id(event.fields), ""), "cause": cause, "event": event.fields}
+            for event, cause in letters[:limit]
+        ]
+        yield _counted(len(letters), "dead letter"), len(letters), shown
 
 
-def _print_dead_letters(console: Console, trial: _Trial, lines: Sequence[_Line], limit: int) -> None:
-    from balance_service.model.json_view import exact_json
-
-    letters = trial.driver.dead_letters()
-    if not letters:
-        return
-    # A re-keyed event is a new object with the same fields.
-    numbers = {id(line.event.fields): line.number for line in lines}
-    console.print(_counted(len(letters), "dead letter"))
-    rows = [
-        {"line": str(numbers.get(id(event.fields), "")), "cause": cause, "event": exact_json(event.fields)}
-        for event, cause in letters[:limit]
-    ]
-    _print_table(console, rows)
-    _print_more(console, len(letters), limit)
-
-
-def _print_table(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
+def _print_section(console: Console, title: str, count: int, rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    console.print(title)
     columns = dict.fromkeys(name for row in rows for name in row)
     if columns:
         table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for row in rows:
-            table.add_row(*(row.get(name, "") for name in columns))
+            table.add_row(*(_cell(row[name]) if name in row else "" for name in columns))
         console.print(table)
     console.print()
+    if count > len(rows):
+        console.print(f"… and {count - len(rows):,} more; --limit shows more\n")
 
 
-def _print_more(console: Console, count: int, limit: int) -> None:
-    if count > limit:
-        console.print(f"… and {count - limit:,} more; --limit shows more\n")
-
-
-def _cell(value: Any, as_json: Callable[[Any], str]) -> str:
+def _cell(value: Any) -> str:
     """A value as JSON, without the quotation marks of strings and times."""
-    return value if isinstance(value, str) else as_json(value).strip('"')
+    from balance_service.model.json_view import exact_json
+
+    return value if isinstance(value, str) else exact_json(value).strip('"')
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _watch(model: str, file: Path) -> None:
     """Run this command at each save until Ctrl-C, in a new process each time, which imports the changed code."""
-    # A shell that starts it in the background has it ignore SIGINT.
+    # A shell starts background processes with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    command = [sys.executable, "-m", "balance_service", *(given for given in sys.argv[1:] if given != "--watch")]
+    command = [
+        sys.executable,
+        "-m",
+        "balance_service",
+        *(word for word in sys.argv[1:] if word != "--watch"),
+    ]
     try:
         while True:
             seen = _saved(model, file)
@@ -313,7 +293,7 @@ def _saved(model: str, file: Path) -> dict[Path, tuple[int, int]]:
 
     found = {}
     for path in (file, *files_beside(model)):
-        # An editor may replace a file by deleting it first.
+        # Some editors delete a file before they write it again.
         with suppress(OSError):
             status = path.stat()
             found[path] = status.st_mtime_ns, status.st_size

@@ -386,8 +386,8 @@ def by_timestamp(
 ) -> Iterator[Message]:
     """Merge the records of all partitions: always the one with the earliest timestamp among the partitions' next ones.
 
-    The records of a partition keep their order, whatever their timestamps. Of equal timestamps, the lower partition
-    goes first. Memory is bounded: partitions that are far ahead are paused.
+    The records of a partition keep their order, even if their timestamps are not in order. Of equal timestamps, the
+    lower partition goes first. Memory is bounded: partitions that are far ahead are paused.
 
     Raises:
         RetriableError: the broker does not answer, or no longer has the records.

@@ -78,7 +78,7 @@ class Metrics:
         )
         self.command_seconds = Histogram(
             "balance_command_duration_seconds",
-            "Time to append an event and have it acknowledged.",
+            "Time until an appended event is acknowledged.",
             ("status",),
             buckets=_COMMAND_BUCKETS,
             registry=self.registry,

@@ -1,4 +1,4 @@
-"""The version of this package, and the files that it ships besides Python modules."""
+"""The version of this package, and its data files."""
 
 from __future__ import annotations
 

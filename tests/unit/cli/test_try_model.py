@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from balance_service.cli import try_model
 from balance_service.cli.main import cli, main
 from balance_service.errors import InvalidInputError
 from balance_service.process.package import resource
@@ -174,12 +173,12 @@ def test_the_message_for_a_bad_line_names_file_and_number(
     assert f"{events}, line 5: {why}" in printed.err
 
 
-def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(
-    events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(try_model, "_BATCH_EVENTS", 2)
+def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(events: Path, tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(OWN)
-    events.write_text("\n".join(funds(who, "1.00", who) for who in ("ada", "bob", "eve", "poor", "zoe")))
+    # More than a batch: the failing batch is rolled back, and repeated in commits of one event each.
+    customers = [*["ada"] * 4_000, "bob", "eve", "poor", "zoe"]
+    names = [who if who == "poor" else f"{who}-{n}" for n, who in enumerate(customers)]
+    events.write_text("\n".join(funds(who, "1.00", name) for who, name in zip(customers, names, strict=True)))
 
     done = in_child("counting:Counting", "--events", "events.jsonl", cwd=tmp_path)
 
@@ -189,7 +188,7 @@ def test_the_message_for_a_fold_that_fails_names_the_line_and_the_place(
     ]
     at = OWN.splitlines().index('            raise KeyError("rates")') + 1
     assert done.stderr == (
-        f"Error: events.jsonl, line 4: the read model's own code raises KeyError: 'rates' at "
+        f"Error: events.jsonl, line 4003: the read model's own code raises KeyError: 'rates' at "
         f"{tmp_path / 'counting.py'}:{at}; this line and those after it are not applied\n"
     )
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import balance_service
-from balance_service.cli.init import FILES, write_project
+from balance_service.cli.init import write_project
 from balance_service.cli.main import cli
 
 if TYPE_CHECKING:
@@ -68,8 +68,10 @@ def test_the_guide_shows_complete_files_of_the_project(project: Path, file: str)
     assert FILE_TEXTS[file] == (project / file).read_text(encoding="utf-8")
 
 
-def test_the_guide_names_every_file_of_the_project() -> None:
-    assert [name for file in FILES if f"`{(name := file.replace('{{package}}', 'shop'))}`" not in GUIDE] == []
+def test_the_guide_names_every_file_of_the_project(tmp_path: Path) -> None:
+    files = write_project(tmp_path / "shop")
+
+    assert [file for file in files if f"`{file.relative_to(tmp_path / 'shop')}`" not in GUIDE] == []
 
 
 @pytest.mark.usefixtures("project")
