@@ -53,6 +53,172 @@ _RETURNS_SPAN_SECONDS = 2.0
 _MOST_RUNS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedTask:
+    """A task as its instance published it."""
+
+    stage: str
+    partition: int
+    role: str
+    state: str
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A read model that an instance hosts, and the partition count of its source."""
+
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationServer:
+    """An instance as it last published itself. Times are of the local clock; `heard_at` is -inf for never."""
+
+    address: str
+    incarnation: str
+    models: tuple[PublishedModel, ...]
+    tasks: tuple[PublishedTask, ...]
+    heard_at: float
+    read_at: float
+    is_shared: bool = False
+    """Whether two running instances publish under this address."""
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether it published since this instance began to listen."""
+        return self.heard_at > float("-inf")
+
+    def hosts(self, read_model: str) -> bool:
+        return any(model.name == read_model for model in self.models)
+
+    def is_suspect(self, now: float) -> bool:
+        """Whether it has been silent for too long to be routed to."""
+        return now - self.heard_at > SUSPECT_AFTER_SECONDS
+
+
+class _Runs:
+    """The runs of instances that published under one address in the last seconds.
+
+    After a restart the old run publishes no more. A run that repeatedly publishes after another run did proves that
+    both are alive. Times are of the local clock.
+    """
+
+    def __init__(self) -> None:
+        self._heard_at: dict[str, float] = {}
+        """By incarnation, in the order of their last records."""
+        self._returned_at: list[float] = []
+        """The times at which a run published after another one had."""
+
+    def hear(self, incarnation: str, now: float) -> bool:
+        """Adds a record; returns whether two instances share the address."""
+        runs = {i: at for i, at in self._heard_at.items() if now - at <= SUSPECT_AFTER_SECONDS}
+        is_latest = next(reversed(runs), incarnation) == incarnation
+        returns = incarnation in runs and not is_latest
+        runs.pop(incarnation, None)
+        self._heard_at = dict([*runs.items(), (incarnation, now)][-_MOST_RUNS:])
+        if not runs:
+            self._returned_at = []
+        elif returns:
+            # The first ones and the latest decide.
+            self._returned_at = [*self._returned_at[: _LEAST_RETURNS - 1], now]
+        at = self._returned_at
+        return len(at) == _LEAST_RETURNS and at[-1] - at[0] >= _RETURNS_SPAN_SECONDS
+
+
+class ServerTable:
+    """The latest record of each instance, by address. The directory's thread writes; any thread reads.
+
+    The mapping is immutable and replaced as a whole.
+    """
+
+    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
+        self._clock = clock
+        self._servers: Mapping[str, ApplicationServer] = {}
+        self._runs: dict[str, _Runs] = {}
+
+    def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
+        """Adds a record of the topic.
+
+        Args:
+            address: where peers reach the instance; the record's key.
+            record: None is the instance's farewell.
+            live: whether it was written after this instance began to listen. An older record proves nothing about now.
+        """
+        now = self._clock()
+        servers = {
+            a: s
+            for a, s in self._servers.items()
+            if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
+        }
+        if record is None:
+            servers.pop(address, None)
+            self._runs.pop(address, None)
+        else:
+            tasks = tuple(
+                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
+                for t in record["tasks"]
+            )
+            models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
+            heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
+            is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
+            servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
+        self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
+        self._servers = servers
+
+    def is_shared(self, address: str) -> bool:
+        """Whether two running instances publish under an address, so that peers may ask the wrong one."""
+        server = self._servers.get(address)
+        return server is not None and server.is_shared
+
+    def servers(self) -> Sequence[ApplicationServer]:
+        """All known instances in the order of their addresses, including suspects."""
+        return [server for _, server in sorted(self._servers.items())]
+
+    def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
+        """The instances that claim to own a partition, each with its task, by descending epoch.
+
+        The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
+        record may have a higher epoch than the owner: only the owner itself knows by its lease that it is one. A
+        suspect claims nothing.
+        """
+        claims = [(server, task) for server, task in self._live(stage, partition, ACTIVE) if task.epoch > 0]
+        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
+
+    def owners(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances of `claims` whose tasks are in one of these states."""
+        return [server for server, task in self.claims(stage, partition) if task.state in states]
+
+    def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
+        """The owner of a partition or, if no instance claims it yet, the instance that is opening it."""
+        if claims := self.claims(stage, partition):
+            return claims[0][0]
+        # A task that is restoring has no epoch yet.
+        opening = (server for server, _ in self._live(stage, partition, ACTIVE))
+        return min(opening, key=lambda server: server.address, default=None)
+
+    def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
+        """The instances with a standby in one of these states, by descending position."""
+        able = [
+            (task.position, server.address, server)
+            for server, task in self._live(stage, partition, STANDBY)
+            if task.state in states
+        ]
+        return [server for _, _, server in sorted(able, reverse=True)]
+
+    def _live(self, stage: str, partition: int, role: str) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
+        """The tasks of a partition in this role, without those of suspects."""
+        now = self._clock()
+        for server in self._servers.values():
+            if server.is_suspect(now):
+                continue
+            for task in server.tasks:
+                if (task.stage, task.partition, task.role) == (stage, partition, role):
+                    yield server, task
+
+
 class Directory:
     """Publishes this instance and follows all instances, on a thread of its own."""
 
@@ -278,175 +444,3 @@ class Directory:
                 for task in self._tasks()
             ],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTask:
-    """A task as its instance published it."""
-
-    stage: str
-    partition: int
-    role: str
-    state: str
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedModel:
-    """A read model that an instance hosts, and the partition count of its source."""
-
-    name: str
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class ApplicationServer:
-    """An instance as it last published itself. Times are of the local clock; `heard_at` is -inf for never."""
-
-    address: str
-    incarnation: str
-    models: tuple[PublishedModel, ...]
-    tasks: tuple[PublishedTask, ...]
-    heard_at: float
-    read_at: float
-    is_shared: bool = False
-    """Whether two running instances publish under this address."""
-
-    @property
-    def was_heard(self) -> bool:
-        """Whether it published since this instance began to listen."""
-        return self.heard_at > float("-inf")
-
-    def hosts(self, read_model: str) -> bool:
-        return any(model.name == read_model for model in self.models)
-
-    def is_suspect(self, now: float) -> bool:
-        """Whether it has been silent for too long to be routed to."""
-        return now - self.heard_at > SUSPECT_AFTER_SECONDS
-
-
-class _Runs:
-    """The runs of instances that published under one address in the last seconds.
-
-    After a restart the old run publishes no more. A run that repeatedly publishes after another run did proves that
-    both are alive. Times are of the local clock.
-    """
-
-    def __init__(self) -> None:
-        self._heard_at: dict[str, float] = {}
-        """By incarnation, in the order of their last records."""
-        self._returned_at: list[float] = []
-        """The times at which a run published after another one had."""
-
-    def hear(self, incarnation: str, now: float) -> bool:
-        """Adds a record; returns whether two instances share the address."""
-        runs = {i: at for i, at in self._heard_at.items() if now - at <= SUSPECT_AFTER_SECONDS}
-        is_latest = next(reversed(runs), incarnation) == incarnation
-        returns = incarnation in runs and not is_latest
-        runs.pop(incarnation, None)
-        self._heard_at = dict([*runs.items(), (incarnation, now)][-_MOST_RUNS:])
-        if not runs:
-            self._returned_at = []
-        elif returns:
-            # The first ones and the latest decide.
-            self._returned_at = [*self._returned_at[: _LEAST_RETURNS - 1], now]
-        at = self._returned_at
-        return len(at) == _LEAST_RETURNS and at[-1] - at[0] >= _RETURNS_SPAN_SECONDS
-
-
-class ServerTable:
-    """The latest record of each instance, by address. The directory's thread writes; any thread reads.
-
-    The mapping is immutable and replaced as a whole.
-    """
-
-    def __init__(self, clock: Callable[[], float] = elapsed) -> None:
-        self._clock = clock
-        self._servers: Mapping[str, ApplicationServer] = {}
-        self._runs: dict[str, _Runs] = {}
-
-    def hear(self, address: str, record: Mapping[str, Any] | None, *, live: bool) -> None:
-        """Adds a record of the topic.
-
-        Args:
-            address: where peers reach the instance; the record's key.
-            record: None is the instance's farewell.
-            live: whether it was written after this instance began to listen. An older record proves nothing about now.
-        """
-        now = self._clock()
-        servers = {
-            a: s
-            for a, s in self._servers.items()
-            if now - s.read_at < (_FORGET_AFTER_SECONDS if s.was_heard else _FORGET_UNHEARD_AFTER_SECONDS)
-        }
-        if record is None:
-            servers.pop(address, None)
-            self._runs.pop(address, None)
-        else:
-            tasks = tuple(
-                PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
-                for t in record["tasks"]
-            )
-            models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
-            heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
-            is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
-            servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
-        self._runs = {a: runs for a, runs in self._runs.items() if a in servers}
-        self._servers = servers
-
-    def is_shared(self, address: str) -> bool:
-        """Whether two running instances publish under an address, so that peers may ask the wrong one."""
-        server = self._servers.get(address)
-        return server is not None and server.is_shared
-
-    def servers(self) -> Sequence[ApplicationServer]:
-        """All known instances in the order of their addresses, including suspects."""
-        return [server for _, server in sorted(self._servers.items())]
-
-    def claims(self, stage: str, partition: int) -> list[tuple[ApplicationServer, PublishedTask]]:
-        """The instances that claim to own a partition, each with its task, by descending epoch.
-
-        The highest epoch is the owner's, and a lower one that of a predecessor that does not know it yet. A forged
-        record may have a higher epoch than the owner: only the owner itself knows by its lease that it is one. A
-        suspect claims nothing.
-        """
-        now = self._clock()
-        claims = [
-            (server, task)
-            for server, task in self._tasks_of(stage, partition)
-            if task.role == ACTIVE and task.epoch > 0 and not server.is_suspect(now)
-        ]
-        return sorted(claims, key=lambda claim: claim[1].epoch, reverse=True)
-
-    def owners(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
-        """The instances of `claims` whose tasks are in one of these states."""
-        return [server for server, task in self.claims(stage, partition) if task.state in states]
-
-    def assigned(self, stage: str, partition: int) -> ApplicationServer | None:
-        """The owner of a partition or, if no instance claims it yet, the instance that is opening it."""
-        now = self._clock()
-        claims = self.claims(stage, partition)
-        # A task that is restoring has no epoch yet.
-        opening = [
-            server
-            for server, task in self._tasks_of(stage, partition)
-            if task.role == ACTIVE and not server.is_suspect(now)
-        ]
-        return claims[0][0] if claims else min(opening, key=lambda server: server.address, default=None)
-
-    def standbys(self, stage: str, partition: int, states: frozenset[str]) -> list[ApplicationServer]:
-        """The instances with a standby in one of these states, by descending position."""
-        now = self._clock()
-        able = [
-            (task.position, server.address, server)
-            for server, task in self._tasks_of(stage, partition)
-            if task.role == STANDBY and task.state in states and not server.is_suspect(now)
-        ]
-        return [server for _, _, server in sorted(able, reverse=True)]
-
-    def _tasks_of(self, stage: str, partition: int) -> Iterator[tuple[ApplicationServer, PublishedTask]]:
-        for server in self._servers.values():
-            for task in server.tasks:
-                if (task.stage, task.partition) == (stage, partition):
-                    yield server, task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 from pathlib import Path  # noqa: TC003  # pydantic reads the annotations
@@ -10,6 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
+
+from balance_service.settings.network import checked_list, is_network
 
 _P = "BALANCE_"
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](?::[0-9]{1,5})?")  # RFC 6454
@@ -113,32 +114,18 @@ class HttpSecuritySettings(BaseSettings):
     @field_validator("allowed_hosts")
     @classmethod
     def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            if not _HOST.fullmatch(entry):
-                raise ValueError(f"has {entry!r}, which is no host name or *.domain; list such, without ports")
-        return value
+        return checked_list(value, _HOST.fullmatch, "no host name or *.domain; list such, without ports")
 
     @field_validator("allowed_origins")
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            if not _ORIGIN.fullmatch(entry):
-                raise ValueError(
-                    f"has {entry!r}, which is no origin; list such as https://ops.example.com, without paths"
-                )
-        return value
+        wanted = "no origin; list such as https://ops.example.com, without paths"
+        return checked_list(value, _ORIGIN.fullmatch, wanted)
 
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            try:
-                ipaddress.ip_network(entry)
-            except ValueError:
-                raise ValueError(
-                    f"has {entry!r}, which is no IP address or network; list such, without ports"
-                ) from None
-        return value
+        return checked_list(value, is_network, "no IP address or network; list such, without ports")
 
     @field_validator("token")
     @classmethod

@@ -1,4 +1,4 @@
-"""Addresses of instances, and proxies that the environment names."""
+"""Addresses and networks in settings, and proxies of the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.request import getproxies
 from balance_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _MAX_PORT = 65_535
 # A host has no characters with a meaning in a URL: no user, path or escape. IPv6 addresses are in brackets. A host is
@@ -51,6 +51,23 @@ def default_server(given: Mapping[str, Any]) -> str:
     """
     host = OWN_HOST_NAME if _in_container() and not _is_loopback(given.get("http_host", "localhost")) else "localhost"
     return f"{host}:{given.get('http_port') or DEFAULT_PORT}"
+
+
+def is_network(text: str) -> bool:
+    """Whether the text is an IP address or network."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def checked_list(entries: tuple[str, ...], is_valid: Callable[[str], object], wanted: str) -> tuple[str, ...]:
+    """Returns the entries of a setting. Raises ValueError for an invalid one, which is `wanted`."""
+    for entry in entries:
+        if not is_valid(entry):
+            raise ValueError(f"has {entry!r}, which is {wanted}")
+    return entries
 
 
 def _is_loopback(host: str) -> bool:

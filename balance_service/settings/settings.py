@@ -14,7 +14,14 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from balance_service.errors import ConfigurationError
 from balance_service.settings.http_security import HttpSecuritySettings
 from balance_service.settings.kafka import HIDDEN, KafkaSettings, printable_properties
-from balance_service.settings.network import DEFAULT_PORT, OWN_HOST_NAME, address_of, default_server
+from balance_service.settings.network import (
+    DEFAULT_PORT,
+    OWN_HOST_NAME,
+    address_of,
+    checked_list,
+    default_server,
+    is_network,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -179,16 +186,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
     @field_validator("peer_allow_list")
     @classmethod
     def _hosts_or_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            try:
-                ipaddress.ip_network(entry)
-            except ValueError:
-                if not _HOST_NAME.fullmatch(entry.removeprefix("*.")):
-                    raise ValueError(
-                        f"has {entry!r}, which is no host name, *.domain, IP address or network; "
-                        "list such, separated by commas, without ports"
-                    ) from None
-        return value
+        return checked_list(
+            value,
+            lambda entry: is_network(entry) or _HOST_NAME.fullmatch(entry.removeprefix("*.")),
+            "no host name, *.domain, IP address or network; list such, separated by commas, without ports",
+        )
 
     @field_validator("topic")
     @classmethod
