@@ -1,4 +1,4 @@
-"""The stages of a read model, their placement in an application, and invalid sources."""
+"""The stages that a read model declares, and invalid sources and outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from balance_service.avro.schemas import fields_of
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
 from balance_service.model.events import LAST, Emit
-from balance_service.model.placing import flowchart, hosted_stages, stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
-from balance_service.read_models.purchases import Purchases, masked_lines
+from balance_service.read_models.purchases import masked_lines
 from balance_service.read_models.rewards import Rewards
-from balance_service.settings import load_settings
 from tests.support.shipped import declared
 
 PRIME = col("customerType") == "PRIME"
@@ -67,40 +65,8 @@ def test_a_step_leaves_the_original_stream_unchanged() -> None:
     assert POS.steps == ()
 
 
-def test_stages_are_named_after_the_topics_that_they_write() -> None:
-    first, last = stages_of(Rewards(), load_settings(application_id="app"))
-
-    assert first.name == "rewards-by-customerCardNo"
-    assert first.rekeyed == last.source == "app-rewards-by-customerCardNo"
-    assert first.changelog == "app-rewards-by-customerCardNo-changelog"
-    assert first.transactional_id(1) == "app-rewards-by-customerCardNo-1"
-    assert (first.targets, last.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
-    (only,) = stages_of(Purchases(), load_settings(application_id="app"))
-    assert only.targets == ("shipments", "hadoop")
-
-
 def test_the_key_of_a_re_keyed_model_is_the_column_of_its_re_key() -> None:
     assert Rewards().key == "customerCardNo"
-
-
-def test_the_flowchart_is_drawn_from_the_declaration() -> None:
-    settings = load_settings(application_id="app")
-
-    assert flowchart(Rewards(), stages_of(Rewards(), settings)).splitlines() == [
-        "flowchart LR",
-        '    n0[("pos")]',
-        '    n1["rewards-by-customerCardNo"]',
-        '    n0 -->|"customerType = PRIME"| n1',
-        '    n2[("app-rewards-by-customerCardNo")]',
-        '    n1 -->|"by customerCardNo"| n2',
-        '    n3["rewards"]',
-        "    n2 --> n3",
-        '    n4[["Rewards"]]',
-        "    n3 --- n4",
-        '    n5[("notifications")]',
-        '    n3 -->|"Notification"| n5',
-    ]
-    assert '-->|"lower(deliveryType) = home-delivery"|' in flowchart(Purchases(), stages_of(Purchases(), settings))
 
 
 def define(**changed: Any) -> type[ReadModel]:
@@ -158,29 +124,6 @@ def test_an_invalid_source_or_output_is_refused(changed: dict[str, Any], why: st
         define(**changed)()
 
 
-def test_two_stages_of_one_name_are_refused() -> None:
+def test_a_model_may_be_declared_with_the_name_of_another_models_stage() -> None:
     define()
     define(name="test-flow-by-customerCardNo".lower(), source=POS.by("storeId"))
-
-    class Taken(ReadModel):
-        """A model of the name that the first one's stage would have."""
-
-        name = "test-taken-by-id"
-        source = Stream("balance", "FundsAdded").by("id")
-        state = "BalanceState"
-
-        def fold(self, state: Any, event: Any) -> Any:
-            return state
-
-    class Takes(ReadModel):
-        """Has a stage of that name."""
-
-        name = "test-taken"
-        source = Stream("balance", "FundsAdded").by("id")
-        state = "BalanceState"
-
-        def fold(self, state: Any, event: Any) -> Any:
-            return state
-
-    with pytest.raises(ConfigurationError, match="both have a stage 'test-taken-by-id'; rename one"):
-        hosted_stages([Taken(), Takes()], load_settings())

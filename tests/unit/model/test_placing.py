@@ -1,0 +1,87 @@
+"""Stages in an application: their names, their flowchart, and the records of a topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from balance_service.avro.schemas import load_schema
+from balance_service.errors import ConfigurationError
+from balance_service.model.placing import flowchart, hosted_stages, records_of_topic, stages_of
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
+from balance_service.read_models.purchases import Purchases
+from balance_service.read_models.rewards import Rewards
+from balance_service.settings import load_settings
+from tests.support.shipped import MODELS
+
+
+def test_a_topic_takes_tombstones_if_its_stream_does() -> None:
+    assert records_of_topic("symbols", MODELS, load_settings()).tombstones
+    assert not records_of_topic("balance", MODELS, load_settings()).tombstones
+
+
+def test_the_records_of_a_topic_are_found_by_its_configured_name() -> None:
+    settings = load_settings(topic="funds", models=("activity",))
+
+    assert records_of_topic("funds", MODELS, settings).records["FundsAdded"] == load_schema("FundsAdded")
+    with pytest.raises(ConfigurationError, match=r"no read model reads topic 'balance'; name one of .*funds"):
+        records_of_topic("balance", MODELS, settings)
+
+
+def test_stages_are_named_after_the_topics_that_they_write() -> None:
+    first, last = stages_of(Rewards(), load_settings(application_id="app"))
+
+    assert first.name == "rewards-by-customerCardNo"
+    assert first.rekeyed == last.source == "app-rewards-by-customerCardNo"
+    assert first.changelog == "app-rewards-by-customerCardNo-changelog"
+    assert first.transactional_id(1) == "app-rewards-by-customerCardNo-1"
+    assert (first.targets, last.targets) == (("app-rewards-by-customerCardNo",), ("notifications",))
+    (only,) = stages_of(Purchases(), load_settings(application_id="app"))
+    assert only.targets == ("shipments", "hadoop")
+
+
+def test_the_flowchart_is_drawn_from_the_declaration() -> None:
+    settings = load_settings(application_id="app")
+
+    assert flowchart(Rewards(), stages_of(Rewards(), settings)).splitlines() == [
+        "flowchart LR",
+        '    n0[("pos")]',
+        '    n1["rewards-by-customerCardNo"]',
+        '    n0 -->|"customerType = PRIME"| n1',
+        '    n2[("app-rewards-by-customerCardNo")]',
+        '    n1 -->|"by customerCardNo"| n2',
+        '    n3["rewards"]',
+        "    n2 --> n3",
+        '    n4[["Rewards"]]',
+        "    n3 --- n4",
+        '    n5[("notifications")]',
+        '    n3 -->|"Notification"| n5',
+    ]
+    assert '-->|"lower(deliveryType) = home-delivery"|' in flowchart(Purchases(), stages_of(Purchases(), settings))
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    class Taken(ReadModel):
+        """Has the name of a stage of the other model."""
+
+        name = "test-taken-by-id"
+        source = Stream("balance", "FundsAdded").by("id")
+        state = "BalanceState"
+
+        def fold(self, state: Any, event: Any) -> Any:
+            return state
+
+    class Takes(ReadModel):
+        """Has a stage of that name."""
+
+        name = "test-taken"
+        source = Stream("balance", "FundsAdded").by("id")
+        state = "BalanceState"
+
+        def fold(self, state: Any, event: Any) -> Any:
+            return state
+
+    with pytest.raises(ConfigurationError, match="both have a stage 'test-taken-by-id'; rename one"):
+        hosted_stages([Taken(), Takes()], load_settings())
