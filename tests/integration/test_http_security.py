@@ -25,7 +25,7 @@ from balance_service.read_models.add_funds import ADD_FUNDS
 from balance_service.settings import load_settings
 from tests.support.api import GET_BALANCE as PATH
 from tests.support.credentials import AUDIENCE, ISSUER, Authority, token, write_jwks
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import CUSTOMER, Instance
 from tests.support.shipped import MODELS
 
@@ -73,7 +73,7 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 @asynccontextmanager
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[HttpServer]:
     status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
-    handlers = Handlers(Operations(Nobody(status)))
+    handlers = Handlers(Operations(IdleInstance(status)))
     front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
     instance.address = f"{HOST}:{front.port}"
@@ -333,13 +333,13 @@ def test_a_probe_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         settings = load_settings(http_host=HOST, http_port=0, health_port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="BALANCE_HEALTH_PORT"):
-            HttpServer(settings, Handlers(Operations(Nobody())), MODELS)
+            HttpServer(settings, Handlers(Operations(IdleInstance())), MODELS)
 
 
 def test_an_unsecured_non_loopback_listener_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     async def run(host: str) -> str:
         settings = load_settings(http_host=host, http_port=0, allow_anonymous=True)
-        front = HttpServer(settings, Handlers(Operations(Nobody())), MODELS)
+        front = HttpServer(settings, Handlers(Operations(IdleInstance())), MODELS)
         await front.open()
         await front.close()
         captured = capsys.readouterr()

@@ -28,9 +28,9 @@ __all__ = [
     "Clock",
     "FakeRegistry",
     "FakeWriter",
+    "IdleInstance",
     "IgnoringListener",
     "InMemoryTopics",
-    "Nobody",
     "balance_codec",
     "letters",
     "lone_member",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class Nobody:
+class IdleInstance:
     """An instance without problems or metrics, with the given status."""
 
     def __init__(self, status: Mapping[str, object] | None = None) -> None:

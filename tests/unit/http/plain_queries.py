@@ -20,7 +20,7 @@ from balance_service.http.server.listening import bind
 from balance_service.http.server.plain import PlainQueries
 from balance_service.kafka.partitioner import partition_of
 from tests.support.api import GET_BALANCE
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import PARTITION, PARTITIONS, Instance, Peer
 from tests.support.shipped import MODELS, ROUTES
 
@@ -114,7 +114,7 @@ async def serving(
     trust, access, limits = trust or PeerTrust(), access or Access(), limits or Limits()
     under_way = UnderWay(limits)
     proxy = Proxy(trust)
-    handlers = Handlers(Operations(Nobody()))
+    handlers = Handlers(Operations(IdleInstance()))
     handlers.models = instance.models(proxy, metrics)
     listener = bind("127.0.0.1", 0)
     plain = Plain(handlers, trust, under_way, access)

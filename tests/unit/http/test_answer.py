@@ -14,7 +14,7 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.http.server.limits import Limits
 from balance_service.http.server.listening import bind
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
 from tests.unit.http.plain_queries import CUSTOMER, TARGET, question, serving
@@ -116,7 +116,7 @@ def test_the_answer_to_a_slow_request_forbids_caching_and_type_sniffing(instance
 def test_the_answers_of_the_health_port_forbid_caching_and_type_sniffing(path: str) -> None:
     async def run() -> bytes:
         listener = bind("127.0.0.1", 0)
-        server = await serve(make_health_app(Handlers(Operations(Nobody())), ROUTES), listener)
+        server = await serve(make_health_app(Handlers(Operations(IdleInstance())), ROUTES), listener)
         try:
             return await heads(listener.getsockname()[1], asked(path))
         finally:

@@ -15,7 +15,7 @@ from balance_service.http.handlers import Handlers
 from balance_service.http.operations import Operations
 from balance_service.settings import load_settings
 from tests.support.credentials import AUDIENCE, ISSUER, Authority, write_jwks
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 
 def server(**given: Any) -> HttpServer:
     return HttpServer(
-        load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}), Handlers(Operations(Nobody())), ()
+        load_settings(**{"http_host": "0.0.0.0", "http_port": 0, **given}), Handlers(Operations(IdleInstance())), ()
     )
 
 

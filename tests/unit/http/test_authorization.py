@@ -26,7 +26,7 @@ from balance_service.http.peers.trust import FORWARDED_HEADER, Peer, PeerTrust
 from balance_service.http.server.reloading import Reloaded
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.credentials import AUDIENCE, ISSUER, token, write_jwks
-from tests.support.fakes import Clock, Nobody
+from tests.support.fakes import Clock, IdleInstance
 from tests.support.shipped import ROUTES
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_an_empty_list_of_tokens_admits_no_client(tmp_path: Path) -> None:
     async def run() -> list[int]:
         file = write_tokens(tmp_path / "tokens.json")
         access = Access(Authenticator(Reloaded([file], lambda: load_tokens(file))))
-        app = make_app(Answering(Operations(Nobody())), ROUTES, access=access)
+        app = make_app(Answering(Operations(IdleInstance())), ROUTES, access=access)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
             for headers in ({}, bearer(""), bearer(READER)):
@@ -93,7 +93,7 @@ async def serving(
         Reloaded([file], lambda: load_tokens(file)), Reloaded([jwks], lambda: load_jwts(jwks, ISSUER, AUDIENCE))
     )
     access = Access(authenticator if authorises else None, rate_limit)
-    app = make_app(Answering(Operations(Nobody())), ROUTES, trust=TRUST, access=access)
+    app = make_app(Answering(Operations(IdleInstance())), ROUTES, trust=TRUST, access=access)
     async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:
         yield client
 
@@ -190,7 +190,7 @@ def test_a_mark_without_proof_admits_no_request(tmp_path: Path) -> None:
     async def run() -> int:
         tokens = write_tokens(tmp_path / "tokens.json", reader=["balance:read"])
         access = Access(Authenticator(Reloaded([tokens], lambda: load_tokens(tokens))))
-        app = make_app(Answering(Operations(Nobody())), ROUTES, trust=PeerTrust(), access=access)
+        app = make_app(Answering(Operations(IdleInstance())), ROUTES, trust=PeerTrust(), access=access)
         async with (
             TestServer(app) as server,
             aiohttp.ClientSession(server.make_url("/")) as client,
@@ -257,7 +257,7 @@ def test_an_ipv4_address_or_an_ipv6_network_is_one_client(one: str, other: str, 
         return await handler(request.clone(remote=request.headers["From"]))
 
     async def run() -> list[int]:
-        app = make_app(Answering(Operations(Nobody())), ROUTES, access=Access(None, RateLimit(0.1, burst=1)))
+        app = make_app(Answering(Operations(IdleInstance())), ROUTES, access=Access(None, RateLimit(0.1, burst=1)))
         app.middlewares.insert(0, seem_to_come_from)
         found = []
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as client:

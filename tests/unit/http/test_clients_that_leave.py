@@ -19,7 +19,7 @@ from balance_service.http.scan import TopScan
 from balance_service.http.scheduling import Asker, asker_of
 from balance_service.http.server.ahead_of_aiohttp import ending_with
 from balance_service.http.server.listening import bind
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import Instance
 from tests.support.shipped import ROUTES
 from tests.support.waiting import until
@@ -135,7 +135,7 @@ def test_a_scan_of_a_disconnected_client_is_cancelled(tmp_path: Path, monkeypatc
 
     async def run() -> None:
         instance, proxy = Instance(tmp_path / "store", timeout_seconds=60), Proxy()
-        handlers = Handlers(Operations(Nobody({})))
+        handlers = Handlers(Operations(IdleInstance({})))
         handlers.models = instance.models(proxy)
         async with serving(make_app(handlers, ROUTES)) as port:
             client = await ask(port, TOP)

@@ -22,7 +22,7 @@ from balance_service.http.route import RouteTable
 from balance_service.kafka.partitioner import partition_of
 from balance_service.model.read_model import Routes
 from balance_service.read_models.leaderboard import Leaderboard
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import PARTITION, PARTITIONS, STATES, Instance
 from tests.support.shipped import KNOWN, ROUTES
 
@@ -42,7 +42,7 @@ def asked(instance: Instance, model: str, *targets: str, routes: RouteTable = RO
 
     async def run() -> list[tuple[int, str]]:
         proxy = Proxy()
-        handlers = Handlers(Operations(Nobody()))
+        handlers = Handlers(Operations(IdleInstance()))
         answers = ModelAnswers(instance.queries(proxy), instance.scatter(""), description_of(model, KNOWN))
         handlers.models = ModelQueries(KNOWN, {model: answers}, dict, lambda _name, _partitions: answers)
         found = []

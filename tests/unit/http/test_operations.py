@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from balance_service.http.operations import Operations
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 
 
-class Counted(Nobody):
+class Counted(IdleInstance):
     """An instance whose metrics are the number of times that they were collected."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ from balance_service.read_models.rewards import Rewards
 from balance_service.settings import Settings
 from balance_service.testing.fakes import FakeRegistry
 from tests.support.api import GET_BALANCE
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.querying import PARTITION, PARTITIONS, Instance, Peer, answering, proving
 from tests.support.shipped import MODELS
 from tests.support.waiting import until
@@ -219,7 +219,7 @@ def test_the_rate_limit_counts_plain_queries(tmp_path: Path, *, is_owner: bool, 
     instance.put("12.34", CUSTOMER)
 
     async def run() -> list[bytes]:
-        handlers = Handlers(Operations(Nobody()))
+        handlers = Handlers(Operations(IdleInstance()))
         front = HttpServer(Settings(http_port=0, allowed_hosts=("x",), **variables), handlers, MODELS)
         handlers.models = instance.models(await front.open())
         async with TestServer(Peer(proving(AT_OWNER, SECRET)).app()) as owner:

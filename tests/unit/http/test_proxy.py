@@ -18,7 +18,7 @@ from balance_service.http.peers.proxy import Proxy
 from balance_service.http.peers.trust import FORWARDED_HEADER, PROOF_HEADER, PeerTrust
 from balance_service.http.peers.trust import Peer as Asked
 from tests.support.api import GET_BALANCE as PATH
-from tests.support.fakes import Nobody
+from tests.support.fakes import IdleInstance
 from tests.support.shipped import ROUTES
 
 SECRET = "a secret of all instances"
@@ -64,7 +64,7 @@ def get(
 
 def peer(accepts: PeerTrust) -> web.Application:
     """The application of an instance that is starting: it answers 503 to trusted peers."""
-    return make_app(Handlers(Operations(Nobody())), ROUTES, trust=accepts)
+    return make_app(Handlers(Operations(IdleInstance())), ROUTES, trust=accepts)
 
 
 @pytest.mark.parametrize("customer_id", AWKWARD_IDS)
