@@ -186,8 +186,8 @@ class ReadModel:
 
     def sent_schemas(self) -> list[tuple[str, Schema]]:
         """Returns (topic, schema) for each record type that the model emits."""
-        as_it_is = [self.state_schema] if self.has_states() else [*self.stages[-1].schemas.values()]
-        sent = [(emit.topic, [self.made_schemas[emit.record]] if emit.record else as_it_is) for emit in self.outputs]
+        unchanged = [self.state_schema] if self.has_states() else [*self.stages[-1].schemas.values()]
+        sent = [(emit.topic, [self.made_schemas[emit.record]] if emit.record else unchanged) for emit in self.outputs]
         return [(topic, schema) for topic, schemas in sent for schema in schemas]
 
     @classmethod

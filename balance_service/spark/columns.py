@@ -43,18 +43,18 @@ def update_columns(read_model: ReadModel | None, stage: Stage) -> dict[str, Colu
     record's value and headers.
     """
     time = {"timestamp": F.unix_millis("timestamp")}
-    as_it_is = {"value": F.col("value"), "headers": F.col("headers")}
+    unchanged = {"value": F.col("value"), "headers": F.col("headers")}
     if read_model is None:
-        return time | as_it_is
+        return time | unchanged
     if stage.by is not None:
-        # Compound records keep their key until the join.
-        return time | as_it_is | (_events(stage) if stage.joins else {"record_key": F.col("record_key")})
+        # Records of a stage with joins keep their key until the join.
+        return time | unchanged | (_events(stage) if stage.joins else {"record_key": F.col("record_key")})
     columns = {name: _update(fold, read_model, name) for name, fold in read_model.standard_folds.items()}
     if read_model.needs_events:
         columns |= _events(stage)
     if read_model.outputs or not read_model.standard_folds:
         columns |= time
-    return columns if read_model.has_states() else columns | as_it_is
+    return columns if read_model.has_states() else columns | unchanged
 
 
 def key_column(stage: Stage) -> Column | None:
@@ -66,7 +66,7 @@ def key_column(stage: Stage) -> Column | None:
     return _key_of(stage, stage.by)
 
 
-def judged_cause(read_model: ReadModel, stage: Stage) -> Column:
+def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     """Returns why the stage does not process an event; null if it does."""
     ignored = F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
     if stage.joins:

@@ -79,7 +79,9 @@ class PartitionUpdates:
         slices = self.combined.to_batches(max_chunksize=_SLICE_KEYS)
         return [CombinedUpdates(some["key"], some.drop_columns(["key"])) for some in slices]
 
-    def and_then(self, later: PartitionUpdates, combine: Mapping[str, Combination] | None) -> PartitionUpdates | None:
+    def merged_with(
+        self, later: PartitionUpdates, combine: Mapping[str, Combination] | None
+    ) -> PartitionUpdates | None:
         """Returns both parts as one; None if the result could differ from applying them one after the other.
 
         They can be merged if each key's updates are extremes, or sums of one sign: then merging hides no overflow
@@ -136,7 +138,7 @@ class PartitionRows:
         found: list[str] = self.notes[TRACEPARENT_HEADER].drop_null().slice(0, _MOST_LINKS).to_pylist()
         return found
 
-    def singly(self, updates: pa.Table, records: Mapping[int, DeadLetter] | None = None) -> list[KeyedUpdate]:
+    def single_updates(self, updates: pa.Table, records: Mapping[int, DeadLetter] | None = None) -> list[KeyedUpdate]:
         """Returns rows of `updates` as single updates, in offset order.
 
         Args:
@@ -166,7 +168,7 @@ class PartitionRows:
         updates, events = self._combined(combine, few_rows)
         return self._with_notes(updates, events)
 
-    def as_they_came(self) -> PartitionUpdates:
+    def uncombined(self) -> PartitionUpdates:
         """Returns all events unchanged, for a stage without states."""
         return self._with_notes(self.updates.combine_chunks() if self.updates.num_rows else None, ())
 
@@ -190,12 +192,12 @@ class PartitionRows:
         """Returns a combined update for each key where that is exact, and single events for the others."""
         rows = self.updates
         if combine is None or rows.num_rows <= few_rows or _may_overflow(rows, combine):
-            return None, self.singly(rows)
+            return None, self.single_updates(rows)
         alone = [*_swinging_keys(rows, combine), *self._keys_of_once()]
         if not any(len(keys) for keys in alone):
             return _aggregated(rows, combine), ()
         apart = pc.is_in(rows["key"], pa.concat_arrays(alone))
-        return _aggregated(rows.filter(pc.invert(apart)), combine), self.singly(rows.filter(apart))
+        return _aggregated(rows.filter(pc.invert(apart)), combine), self.single_updates(rows.filter(apart))
 
     def _keys_of_once(self) -> list[pa.Array]:
         """Returns keys with an event that counts only if it is the first with its idempotency key."""

@@ -17,7 +17,7 @@ from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.columns import judged_cause, key_column, update_columns
+from balance_service.spark.columns import cause_column, key_column, update_columns
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
 from balance_service.spark.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
 
@@ -126,12 +126,12 @@ class Decoder:
         """
         columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
-            return self._as_they_are(records, columns)
+            return self._unconverted(records, columns)
         with self._known:
             typed = self._typed(records, [name for name in _CARRIED if name in columns])
         key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
-        updates = typed.withColumns({**columns, **keyed, "cause": judged_cause(self._read_model, self._stage)})
+        updates = typed.withColumns({**columns, **keyed, "cause": cause_column(self._read_model, self._stage)})
         # A separate projection: otherwise Spark inlines and repeats the computation in every column below.
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
         judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
@@ -156,7 +156,7 @@ class Decoder:
             F.when(is_noted, F.array(note)).alias(NOTE),
         )
 
-    def _as_they_are(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""
         traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
         nothing = [F.lit(None).cast(kind).alias(name) for name, kind in (("cause", "string"), ("schema_id", "bigint"))]

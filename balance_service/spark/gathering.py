@@ -61,9 +61,9 @@ class Gathered:
     rows: PartitionRows | None = None
     """The events; None once they are combined with others, because they would fill the memory."""
 
-    def and_then(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
+    def merged_with(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
         """Returns both as one; None if they must be committed one after the other."""
-        both = self.updates.and_then(later.updates, combine)
+        both = self.updates.merged_with(later.updates, combine)
         if both is None or both.keys > _MOST_KEYS or both.letter_bytes > _MOST_LETTER_BYTES:
             return None
         return replace(later, updates=both, traces=self.traces or later.traces, rows=None)
@@ -133,7 +133,7 @@ class Gathering:
         self._part_by_part = True
 
     def _with(self, gathered: list[Gathered], later: Gathered) -> list[Gathered]:
-        both = gathered[-1].and_then(later, self.combine) if gathered else None
+        both = gathered[-1].merged_with(later, self.combine) if gathered else None
         return [*gathered, later] if both is None else [*gathered[:-1], both]
 
     def _is_part(self, batches: Sequence[pa.RecordBatch], gathered: Sequence[Gathered]) -> bool:

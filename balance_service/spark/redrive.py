@@ -67,7 +67,7 @@ def read_singles(
     if not offsets:
         return []
     _, records = records_at(settings, topic, partition, sorted(offsets))
-    return rows.singly(found, {at: letter_of(message) for at, message in records.items()})
+    return rows.single_updates(found, {at: letter_of(message) for at, message in records.items()})
 
 
 def letter_of(message: Message) -> DeadLetter:
@@ -181,10 +181,10 @@ def redriven(
         letters: the records by offset, without causes.
         has_states: whether decoded events are folded, and so handed over one by one.
     """
-    part = PartitionUpdates() if rows is None else rows.as_they_came()
+    part = PartitionUpdates() if rows is None else rows.uncombined()
     events: Sequence[KeyedUpdate] = ()
     if has_states and rows is not None:
-        events = rows.singly(rows.updates, letters)
+        events = rows.single_updates(rows.updates, letters)
 
     def singles(keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:
         return [event for event in events if event.key in keys]

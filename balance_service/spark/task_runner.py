@@ -244,7 +244,7 @@ class TaskRunner:
         except RetriableError as error:
             raise _WaitError(str(error)) from error
         traces = () if self._tracer is UNTRACED else rows.traceparents()
-        updates = rows.combined(self._combine) if self._has_states else rows.as_they_came()
+        updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
         return Gathered(updates, end, traces, rows)
 
     def _commit(self, gathered: Gathered, start: int, task: Task, gathering: Gathering) -> None:

@@ -158,7 +158,7 @@ def _folded(read_model: ReadModel, batches: Batches, codec: AvroCodec) -> Outcom
         rows = PartitionRows(rows_of(read_model, stage, dict(enumerate(came))))
         causes = {letter.offset: letter.cause for letter in rows.combined(None).dead_letters}
         letters = {offset: letter_of(read_model, stage, event, offset) for offset, event in enumerate(came)}
-        for update in rows.singly(rows.updates, letters):
+        for update in rows.single_updates(rows.updates, letters):
             frame = states.pop(update.key, None)
             try:
                 before_it = None if frame is None else codec.decode(frame)

@@ -100,7 +100,7 @@ class DrivenTask:
         if not events:
             return TaskBatch(start, end)
         rows = PartitionRows(rows_of(self._read_model, self._stage, events))
-        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.as_they_came()
+        part = rows.combined(self._read_model.combine, **self._few_rows) if self._has_states else rows.uncombined()
         return TaskBatch(
             start=start,
             end=end,
@@ -180,7 +180,7 @@ class DrivenTask:
 
     def _singles(self, rows: PartitionRows, keys: Sequence[bytes]) -> list[KeyedUpdate]:
         letters = {at: letter_of(self._read_model, self._stage, given, at) for at, given in enumerate(self.events)}
-        return rows.singly(rows.updates_of(keys), letters)
+        return rows.single_updates(rows.updates_of(keys), letters)
 
     def _new_store(self) -> StateStore:
         return StateStore(Path(tempfile.mkdtemp(dir=self._folder)), self._processor.position_codec)

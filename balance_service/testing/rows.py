@@ -219,13 +219,13 @@ def _value(read_model: ReadModel, name: str, fold: StandardFold, given: InputEve
 
 def _column_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:
     time = {"timestamp": pa.int64()}
-    as_it_is = {"value": pa.binary(), "headers": _HEADERS}
+    unchanged = {"value": pa.binary(), "headers": _HEADERS}
     if stage.by is not None:
-        return time | as_it_is | {"record_key": pa.binary()}
+        return time | unchanged | {"record_key": pa.binary()}
     types = _update_types(read_model, stage)
     if read_model.outputs or not read_model.standard_folds:
         types |= time
-    return types if read_model.has_states() else types | as_it_is
+    return types if read_model.has_states() else types | unchanged
 
 
 def _update_types(read_model: ReadModel, stage: Stage) -> dict[str, pa.DataType]:

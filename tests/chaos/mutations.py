@@ -301,8 +301,8 @@ MUTATIONS = (
     Mutation(
         "single events are also in the sums",
         "balance_service/spark/combine.py",
-        "_aggregated(rows.filter(pc.invert(apart)), combine), self.singly",
-        "_aggregated(rows, combine), self.singly",
+        "_aggregated(rows.filter(pc.invert(apart)), combine), self.single_updates",
+        "_aggregated(rows, combine), self.single_updates",
         QUIET,
         WRONG,
     ),

@@ -122,7 +122,7 @@ def written(schema: Schema, fields: dict[str, Any]) -> bytes:
 
 def update(rows: PartitionRows) -> Any:
     """Returns the only update."""
-    (single,) = rows.singly(rows.updates)
+    (single,) = rows.single_updates(rows.updates)
     return single.update
 
 
@@ -140,8 +140,8 @@ def test_spark_decodes_the_same_rows_as_the_driver(spark: SparkSession, read_mod
     rows = decoded(spark, read_model, [load_schema(record) for record in records], framed)
 
     expected = PartitionRows(rows_of(read_model, stage, dict(enumerate(events))))
-    found = [(single.key, single.update) for single in rows.singly(rows.updates)]
-    assert repr(found) == repr([(single.key, single.update) for single in expected.singly(expected.updates)])
+    found = [(single.key, single.update) for single in rows.single_updates(rows.updates)]
+    assert repr(found) == repr([(single.key, single.update) for single in expected.single_updates(expected.updates)])
     assert causes(rows) == causes(expected) == ["key-is-not-id"]
 
 
@@ -154,7 +154,7 @@ def test_a_tombstone_is_an_update_if_the_model_declares_it(spark: SparkSession) 
     rows = decoded(spark, Symbols(), [load_schema("Symbol")], framed)
 
     expected = PartitionRows(rows_of(Symbols(), stage, dict(enumerate(events))))
-    assert repr(rows.singly(rows.updates)) == repr(expected.singly(expected.updates))
+    assert repr(rows.single_updates(rows.updates)) == repr(expected.single_updates(expected.updates))
     assert causes(rows) == []
     schema = load_schema("FundsAdded")
     assert causes(decoded(spark, Balance(), [schema], [(b"alice", 1, None)])) == ["value-null"]
@@ -226,7 +226,7 @@ def test_spark_does_not_decode_columns_that_are_not_selected(spark: SparkSession
     rows = decoded(spark, Rewards(), [invoice, later], records)
 
     wanted = {"invoiceNumber": "", "customerCardNo": "1", "customerType": "PRIME", "totalAmount": Decimal("12.34")}
-    assert [single.update["PosInvoice"] for single in rows.singly(rows.updates)] == [wanted] * 2
+    assert [single.update["PosInvoice"] for single in rows.single_updates(rows.updates)] == [wanted] * 2
     assert causes(rows) == []
     # A model that selects these columns decodes them.
     assert causes(decoded(spark, Purchases(), [invoice, later], records[1:])) == ["schema-incompatible"]
@@ -270,7 +270,7 @@ def test_an_event_with_null_in_a_selected_column_is_decoded(spark: SparkSession)
 
     rows = decoded(spark, Named(), [invoice], [*records, (b"1", 1, b"\x04"), (b"1", 1, b"")])
 
-    found = [single.update["PosInvoice"] for single in rows.singly(rows.updates)]
+    found = [single.update["PosInvoice"] for single in rows.single_updates(rows.updates)]
     assert found == [{"customerName": None}, {"customerName": "Ann"}]
     assert causes(rows) == ["body-undecodable"] * 2
     by_name = declared("m", Stream("pos", "PosInvoice").by("customerName").select())[0]

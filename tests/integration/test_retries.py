@@ -159,7 +159,7 @@ def test_the_commit_of_a_traced_record_belongs_to_its_trace(stack: LocalStack, s
         rows = PartitionRows(decoder.updates(engine.spark.createDataFrame(records)).toArrow())
 
     assert rows.traceparents() == [traced]
-    assert rows.as_they_came().applied == 2
+    assert rows.uncombined().applied == 2
     assert rows.updates.sort_by("offset").select(["offset", "key", "timestamp", "value"]).to_pylist() == [
         {"offset": 0, "key": None, "timestamp": 0, "value": b"v"},
         {"offset": 1, "key": b"k", "timestamp": 1, "value": None},

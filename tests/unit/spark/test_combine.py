@@ -217,7 +217,7 @@ def test_single_updates_of_some_keys_have_their_records_in_offset_order() -> Non
     rows = PartitionRows(table([row(5, b"a", Decimal(2)), row(4, b"a", Decimal(1)), row(7, b"b", Decimal(4)), dead(8)]))
     records = {offset: DeadLetter(offset, 9, b"r", b"v%d" % offset, "") for offset in range(9)}
 
-    assert rows.singly(rows.updates_of([b"a", b"c"]), records) == [
+    assert rows.single_updates(rows.updates_of([b"a", b"c"]), records) == [
         KeyedUpdate(b"a", {"amount": Decimal(1)}, records[4], offset=4),
         KeyedUpdate(b"a", {"amount": Decimal(2)}, records[5], offset=5),
     ]
@@ -228,7 +228,7 @@ def test_an_event_that_is_read_again_keeps_its_idempotency_key() -> None:
     rows = PartitionRows(table([row(4, b"a", Decimal(1), **once)]))
     read_again = DeadLetter(4, 9, b"a", b"whole frame", "")
 
-    assert rows.singly(rows.updates, {4: read_again}) == [
+    assert rows.single_updates(rows.updates, {4: read_again}) == [
         KeyedUpdate(b"a", {"amount": Decimal(1)}, read_again, b"i", 4),
     ]
 
@@ -328,7 +328,9 @@ def event(amount: str, key: bytes = b"a") -> Event:
 
 
 def test_merged_batches_have_the_sums_of_both() -> None:
-    both = part([event("1.00"), event("2.00", b"b")]).and_then(part([event("0.10"), event("5.00", b"c")], start=2), SUM)
+    both = part([event("1.00"), event("2.00", b"b")]).merged_with(
+        part([event("0.10"), event("5.00", b"c")], start=2), SUM
+    )
 
     assert both is not None
     assert combined_amounts(both) == {b"a": Decimal("1.10"), b"b": Decimal("2.00"), b"c": Decimal("5.00")}
@@ -338,7 +340,7 @@ def test_merged_batches_have_the_sums_of_both() -> None:
 def test_merging_a_batch_without_updates_changes_nothing() -> None:
     one = part([event("1.00")])
 
-    for both in (one.and_then(PartitionUpdates(), SUM), PartitionUpdates().and_then(one, SUM)):
+    for both in (one.merged_with(PartitionUpdates(), SUM), PartitionUpdates().merged_with(one, SUM)):
         assert both is not None
         assert combined_amounts(both) == {b"a": Decimal("1.00")}
         assert both.applied == 1
@@ -352,7 +354,7 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
     ]
     first, second = (combined(some, SUM) for some in rows)
 
-    both = first.and_then(second, SUM)
+    both = first.merged_with(second, SUM)
 
     assert both is not None
     assert [letter.offset for letter in both.dead_letters] == [1, 3]
@@ -381,20 +383,20 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
 def test_batches_whose_result_depends_on_their_order_are_not_merged(
     first: list[Event], second: list[Event], combine: Any
 ) -> None:
-    assert part(first, combine).and_then(part(second, combine), combine) is None
+    assert part(first, combine).merged_with(part(second, combine), combine) is None
 
 
 def test_batches_with_idempotency_keys_are_not_merged() -> None:
     once: dict[str, Any] = {"idempotency_key": b"i", "timestamp": 9, "record_key": b"a", "value": b"frame"}
 
-    assert part([event("1.00")], **once).and_then(part([event("1.00")], start=1), SUM) is None
-    assert part([event("1.00")]).and_then(part([event("1.00")], start=1, **once), SUM) is None
+    assert part([event("1.00")], **once).merged_with(part([event("1.00")], start=1), SUM) is None
+    assert part([event("1.00")]).merged_with(part([event("1.00")], start=1, **once), SUM) is None
 
 
 def test_maxima_of_any_sign_are_merged() -> None:
     greatest = {"amount": Combine.MAX}
 
-    both = part([event("5.00"), event("-7.00", b"b")], greatest).and_then(
+    both = part([event("5.00"), event("-7.00", b"b")], greatest).merged_with(
         part([event("-1.00"), event("-2.00", b"b")], greatest), greatest
     )
 
@@ -432,7 +434,7 @@ def test_merged_and_separate_batches_have_the_same_sums(batches: list[list[Event
     applied = 0
     for events in batches:
         later = part(events)
-        both = gathered.and_then(later, SUM)
+        both = gathered.merged_with(later, SUM)
         if both is None:
             commit(gathered)
             applied += gathered.applied

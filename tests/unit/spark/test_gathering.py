@@ -251,8 +251,8 @@ def test_parts_with_too_many_keys_for_a_transaction_are_not_merged() -> None:
     other = keys.set_column(0, "key", pa.array([b"other %d" % n for n in range(600_000)]))
     one, two = Gathered(PartitionUpdates(keys), 1), Gathered(PartitionUpdates(other), 2)
 
-    assert one.and_then(one, SUM) is not None
-    assert one.and_then(two, SUM) is None
+    assert one.merged_with(one, SUM) is not None
+    assert one.merged_with(two, SUM) is None
 
 
 def test_an_error_in_a_part_ends_the_gathering() -> None:
