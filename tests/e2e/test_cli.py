@@ -282,9 +282,7 @@ def test_a_missing_topic_or_one_without_a_model_is_named(stack: LocalStack) -> N
     )
     assert_refused(run(environment, "tail", missing), 2, f"topic '{missing}' does not exist")
     assert_refused(run(environment, "produce", "other"), 2, "no read model reads topic 'other'", missing)
-    assert_refused(
-        run(environment, "produce", missing, "--record", "Player"), 2, "takes no record Player", "FundsAdded"
-    )
+    assert_refused(run(environment, "produce", missing, "--record", "Player"), 2, "has no record Player", "FundsAdded")
 
 
 def test_an_empty_separator_is_a_usage_error(stack: LocalStack) -> None:
