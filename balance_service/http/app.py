@@ -110,9 +110,13 @@ def make_app(
         client_max_size=MAX_BODY_BYTES,
     )
     app.on_response_prepare.append(_complete)
-    app[DOCUMENT] = document_json(
-        routes, authorises=access.authenticator is not None, limits_rate=access.rate_limit is not None
-    )
+
+    def describe() -> str:
+        return document_json(
+            routes, authorises=access.authenticator is not None, limits_rate=access.rate_limit is not None
+        )
+
+    app[DOCUMENT] = describe
     routes.add_to(app, handlers)
     return app
 

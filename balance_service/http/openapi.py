@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from functools import lru_cache
@@ -16,12 +17,12 @@ from balance_service.http.route import RETRY_AFTER, Header, problem
 from balance_service.process.package import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from balance_service.http.route import Response, Route, RouteTable
 
-DOCUMENT = web.AppKey("document", str)
-"""The document of an application, as JSON."""
+DOCUMENT: web.AppKey[Callable[[], str]] = web.AppKey("document")
+"""Returns the document of an application, as JSON."""
 
 _INFO = {
     "title": "Balance service",
@@ -54,7 +55,8 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 async def answer_with_document(request: web.Request) -> web.Response:
-    return web.Response(text=request.app[DOCUMENT], content_type=JSON)
+    # Its first generation takes some 0.2 s, in which the event loop must not stop, nor the start of the instance.
+    return web.Response(text=await asyncio.to_thread(request.app[DOCUMENT]), content_type=JSON)
 
 
 @lru_cache(maxsize=4)
