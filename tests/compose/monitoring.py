@@ -46,7 +46,7 @@ class Prometheus:
         self._url = stack.prometheus_url
         stack.monitor()
 
-    def asked(self, expression: str) -> list[tuple[dict[str, str], float]]:
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Returns labels and values of an expression, without NaN."""
         found = self._get("query", query=expression)["result"]
         samples = [(sample["metric"], float(sample["value"][1])) for sample in found]
@@ -67,7 +67,7 @@ class Prometheus:
             return json.load(got)["data"]
 
 
-def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) -> None:
+def check_dashboard(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) -> None:
     """Checks under load that each dashboard query has data and that the expected alerts fire.
 
     Args:
@@ -79,7 +79,7 @@ def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) 
     while True:
         _add_funds(stack)
         try:
-            found = [prometheus.asked(expression) for _, expression in queries]
+            found = [prometheus.query(expression) for _, expression in queries]
             alerts, broken = prometheus.firing(), prometheus.broken_rules()
         except urllib.error.URLError:
             found, alerts, broken = [[] for _ in queries], set(), []
@@ -98,7 +98,7 @@ def watched(prometheus: Prometheus, stack: Stack, report: Report, folder: Path) 
         f"{len(queries)} queries of {len(panels())} panels, {sum(map(len, found))} series; "
         f"without: {', '.join(without) or 'none'}",
     )
-    nothing = [name for name in _HAPPENED if not any(value for _, value in prometheus.asked(f"sum({name})"))]
+    nothing = [name for name in _HAPPENED if not any(value for _, value in prometheus.query(f"sum({name})"))]
     report.expect(
         "dashboard: events are counted", not nothing, f"zero of {len(_HAPPENED)} metrics: {nothing or 'none'}"
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.partitioner import partition_of
-from tests.compose.monitoring import Prometheus, watched
+from tests.compose.monitoring import Prometheus, check_dashboard
 from tests.compose.stack import HOST, Stack
-from tests.compose.traffic import Events, Traffic, customer, is_ready, recounted
+from tests.compose.traffic import Events, Traffic, check_recount, customer, is_ready
 from tests.support.api import Connection, query
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def play(stack: Stack, report: Report, customers: int, parts: Collection[str], f
             _scaled(stack, 2)
             _scaled(stack, 3)
         with Traffic(stack, customers, _home, _RATE):
-            watched(prometheus, stack, report, folder)
+            check_dashboard(prometheus, stack, report, folder)
     for replica in stack.replicas():
         used, state = stack.memory(replica.container), stack.inspect([replica.container])[0]["State"]
         report.expect(
@@ -133,7 +133,7 @@ def _loaded(stack: Stack, report: Report, customers: int) -> None:
     began = time.monotonic()
     _append_to_each(stack, customers, lambda number: 100 + number % 1_000)
     report.note("loaded", f"{customers} customers in {time.monotonic() - began:.0f} s")
-    recounted(stack, report, "after the load", customers)
+    check_recount(stack, report, "after the load", customers)
 
 
 def _changed(stack: Stack, report: Report, customers: int) -> None:
@@ -155,7 +155,7 @@ def _changed(stack: Stack, report: Report, customers: int) -> None:
             f"{found.answers} answered, {found.retry_later} told to retry, {found.broken} cut off, "
             f"{found.wrong.total()} wrong {dict(found.wrong) or ''}{traffic.failures or ''}",
         )
-        recounted(stack, report, title, customers)
+        check_recount(stack, report, title, customers)
 
 
 def _home(name: str) -> int:
@@ -240,7 +240,7 @@ def _rebuilt(stack: Stack, report: Report, customers: int) -> None:
         f"exit code {done.exit_code}, at most {_of_memory(done.memory)}; {done.said}",
     )
     _scaled(stack, 3)
-    recounted(stack, report, "rebuilt", customers)
+    check_recount(stack, report, "rebuilt", customers)
 
 
 def _of_memory(used: int) -> str:

@@ -194,7 +194,7 @@ _CATCH_UP_SECONDS = 900.0
 _ASKED = 300
 
 
-def recounted(stack: Stack, report: Report, title: str, customers: int) -> None:
+def check_recount(stack: Stack, report: Report, title: str, customers: int) -> None:
     """Queries each replica about a sample of customers and compares with the recount."""
     truth = recount(stack.bootstrap_servers, stack.registry_url, TOPIC)
     chooser = random.Random(title)

@@ -15,7 +15,7 @@ import httpx
 from balance_service.avro.schemas import load_schema
 from balance_service.kafka.partitioner import partition_of
 from tests.support.kafka import Writer, read_topic
-from tests.support.service import PARTITIONS
+from tests.support.service import PARTITIONS, retried
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -99,14 +99,7 @@ def list_order(letter_id: str) -> tuple[str, int, int]:
 
 def get(instance: LocalInstance, path: str = "", **parameters: str) -> httpx.Response:
     """Sends a GET about dead letters; retries on 503."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        answers.append(httpx.get(f"{instance.url}{PATH}{path}", params=parameters, timeout=30))
-        return answers[-1].status_code != 503
-
-    eventually(answered, lambda: answers[-1].text)
-    return answers[-1]
+    return retried(lambda: httpx.get(f"{instance.url}{PATH}{path}", params=parameters, timeout=30))
 
 
 def pages(instance: LocalInstance, **parameters: str) -> list[list[dict[str, Any]]]:
@@ -139,12 +132,5 @@ def wait_for(instance: LocalInstance, status: str, *ids: str) -> None:
 
 def decide(instance: LocalInstance, decision: str, *ids: str, reason: str = "a test") -> httpx.Response:
     """Sends a decision; retries on 503."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        body = {"ids": ids, "reason": reason}
-        answers.append(httpx.post(f"{instance.url}{PATH}.{decision}", json=body, timeout=30))
-        return answers[-1].status_code != 503
-
-    eventually(answered, lambda: answers[-1].text)
-    return answers[-1]
+    body = {"ids": ids, "reason": reason}
+    return retried(lambda: httpx.post(f"{instance.url}{PATH}.{decision}", json=body, timeout=30))

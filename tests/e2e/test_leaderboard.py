@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.dead_letters import pages
 from tests.integration.test_leaderboard import Games
 from tests.support.observability import JOIN_METRICS_PREFIX, documented, exported
-from tests.support.service import application, new_instance, running, status
+from tests.support.service import application, new_instance, retried, running, status
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ def instances(stack: LocalStack) -> Iterator[Sequence[LocalInstance]]:
 
 def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response:
     """Sends a GET to an instance; retries on 503."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        answers.append(httpx.get(f"{instance.url}/leaderboard{path}", params=parameters, timeout=30))
-        return answers[-1].status_code != 503
-
-    eventually(answered, lambda: answers[-1].text, _SECONDS)
-    return answers[-1]
+    return retried(lambda: httpx.get(f"{instance.url}/leaderboard{path}", params=parameters, timeout=30))
 
 
 def wait_for(instance: LocalInstance, expected: dict[str, Any]) -> None:

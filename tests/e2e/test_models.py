@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.support.service import PARTITIONS, add, application, customers_of, new_instance, running, status
+from tests.support.service import PARTITIONS, add, application, customers_of, new_instance, retried, running, status
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -50,14 +50,7 @@ def wait_until_both_own(first: LocalInstance, second: LocalInstance) -> None:
 
 def get(instance: LocalInstance, path: str, **parameters: str) -> httpx.Response:
     """Sends a GET to an instance; retries on 503."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        answers.append(httpx.get(f"{instance.url}/api/models{path}", params=parameters, timeout=30))
-        return answers[-1].status_code != 503
-
-    eventually(answered, lambda: answers[-1].text, _SECONDS)
-    return answers[-1]
+    return retried(lambda: httpx.get(f"{instance.url}/api/models{path}", params=parameters, timeout=30))
 
 
 def exact(answer: httpx.Response) -> Any:

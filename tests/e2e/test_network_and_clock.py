@@ -19,6 +19,7 @@ from tests.support.service import (
     customers_of,
     new_instance,
     owned,
+    retried,
     running,
     status,
     tasks,
@@ -46,16 +47,9 @@ UNREACHABLE = ("127.0.0.1:1", "127.0.0.1:2")
 
 
 def as_standby(instance: LocalInstance, customer: str) -> httpx.Response:
-    """Queries a balance with maxLag=0, which a standby may answer; retries until there is a 200."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        query = {"customerId": customer, "maxLag": "0"}
-        answers.append(httpx.get(instance.url + GET_BALANCE, params=query, timeout=30))
-        return answers[-1].status_code == 200
-
-    eventually(answered, lambda: answers[-1].text)
-    return answers[-1]
+    """Queries a balance with maxLag=0, which a standby may answer; retries on 404 and 503."""
+    query = {"customerId": customer, "maxLag": "0"}
+    return retried(lambda: httpx.get(instance.url + GET_BALANCE, params=query, timeout=30), (404, 503))
 
 
 def test_instances_without_a_network_between_them_answer_as_owners_and_standbys(

@@ -17,7 +17,16 @@ from tests.e2e.dead_letters import customer_in
 from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.commands import assert_refused, run
 from tests.support.credentials import Authority
-from tests.support.service import PARTITIONS, address, amount_of, application, customers_of, new_instance, running
+from tests.support.service import (
+    PARTITIONS,
+    address,
+    amount_of,
+    application,
+    customers_of,
+    new_instance,
+    retried,
+    running,
+)
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -87,7 +96,7 @@ def garbage(clients: httpx.Client, pair: Pair, poison: PoisonWriter) -> list[str
     letters = [poison.put(customer_in(partition), b"garbage") for partition in range(PARTITIONS)]
     for letter in letters:
         eventually(
-            lambda of=letter: seen(clients, pair[0], f"/{of}").status_code == 200,  # type: ignore[misc]
+            lambda of=letter: get_dead_letters(clients, pair[0], f"/{of}").status_code == 200,  # type: ignore[misc]
             "the dead letter exists",
         )
     return letters
@@ -139,23 +148,18 @@ def add(clients: httpx.Client, instance: LocalInstance, customer: str, client: s
     return clients.post(at(instance, ADD_FUNDS), json=body, headers=bearing(client))
 
 
-def answered(clients: httpx.Client, instance: LocalInstance, parameters: dict[str, str]) -> httpx.Response:
+def query_balance(clients: httpx.Client, instance: LocalInstance, parameters: dict[str, str]) -> httpx.Response:
     """Queries a balance; retries on 503, since the first commit of a process takes seconds."""
-    answers: list[httpx.Response] = []
-
-    def is_answered() -> bool:
-        answers.append(clients.get(at(instance, GET_BALANCE), params=parameters, headers=bearing("reader")))
-        return answers[-1].status_code != 503
-
-    eventually(is_answered, lambda: answers[-1].text)
-    return answers[-1]
+    return retried(lambda: clients.get(at(instance, GET_BALANCE), params=parameters, headers=bearing("reader")))
 
 
-def seen(clients: httpx.Client, instance: LocalInstance, path: str, client: str | None = "operator") -> httpx.Response:
+def get_dead_letters(
+    clients: httpx.Client, instance: LocalInstance, path: str, client: str | None = "operator"
+) -> httpx.Response:
     return clients.get(at(instance, DEAD_LETTERS + path), headers=bearing(client))
 
 
-def decided(
+def decide(
     clients: httpx.Client, instance: LocalInstance, decision: str, ids: list[str], client: str | None
 ) -> httpx.Response:
     body = {"ids": ids, "reason": "a test"}
@@ -172,7 +176,7 @@ def test_each_instance_returns_the_owners_answer_over_mutual_tls(pair: Pair, cli
         parameters = {"customerId": customer, "minPosition": added.headers["Balance-Position"]}
 
         for asked in pair:
-            answer = answered(clients, asked, parameters)
+            answer = query_balance(clients, asked, parameters)
 
             assert str(amount_of(answer)) == "1.50"
             assert answer.headers["Balance-Application-Server"] == owner
@@ -210,8 +214,10 @@ def test_dead_letters_and_decisions_require_the_scope(
 ) -> None:
     for instance in pair:
         for client in ("reader", "viewer", "customer", None, "stranger"):
-            answers = [seen(clients, instance, path, client) for path in ("", *(f"/{one}" for one in garbage))]
-            answers += [decided(clients, instance, decision, garbage, client) for decision in ("redrive", "discard")]
+            answers = [
+                get_dead_letters(clients, instance, path, client) for path in ("", *(f"/{one}" for one in garbage))
+            ]
+            answers += [decide(clients, instance, decision, garbage, client) for decision in ("redrive", "discard")]
 
             for answer in answers:
                 assert_problem(
@@ -219,7 +225,9 @@ def test_dead_letters_and_decisions_require_the_scope(
                 )
                 assert garbage[0] not in answer.text
 
-    assert [seen(clients, pair[0], f"/{one}").json()["status"] for one in garbage] == ["waiting"] * PARTITIONS
+    assert [get_dead_letters(clients, pair[0], f"/{one}").json()["status"] for one in garbage] == [
+        "waiting"
+    ] * PARTITIONS
     assert poison.decisions(*garbage) == []
 
 
@@ -250,7 +258,7 @@ def test_a_decision_names_its_client_even_if_a_peer_carries_it_out(
     pair: Pair, clients: httpx.Client, poison: PoisonWriter, garbage: list[str]
 ) -> None:
     # The other instance owns one of the two partitions.
-    done = decided(clients, pair[0], "discard", garbage, "operator")
+    done = decide(clients, pair[0], "discard", garbage, "operator")
 
     assert (done.status_code, done.json()) == (202, {"accepted": garbage, "refused": []})
     told = {decision["id"]: (decision["decision"], decision["by"]) for decision in poison.decisions(*garbage)}

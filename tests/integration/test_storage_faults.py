@@ -90,7 +90,7 @@ def test_a_store_damaged_between_runs_is_restored_and_never_answers(
             catch_up(engine)
     damage(settings.state_dir / "balance_0")
 
-    with running_engine(settings) as engine, watched(engine) as answered:
+    with running_engine(settings) as engine, recorded_answers(engine) as answered:
         write_all(stack, settings, "0.20")
         catch_up(engine)
         wrong = {c: b for c in CUSTOMERS if (b := balance(engine, c)) != Decimal("0.30")}
@@ -114,7 +114,7 @@ def test_a_truncated_log_is_completed_by_a_restore(stack: LocalStack, names: dic
     killed.rename(store)
     cut_write_ahead_log(store)
 
-    with running_engine(settings) as engine, watched(engine) as answered:
+    with running_engine(settings) as engine, recorded_answers(engine) as answered:
         catch_up(engine)
         (task,) = tasks_of(engine).snapshots()
         assert task.restored > 0
@@ -124,7 +124,7 @@ def test_a_truncated_log_is_completed_by_a_restore(stack: LocalStack, names: dic
 
 
 @contextmanager
-def watched(engine: Engine) -> Iterator[set[Decimal | None]]:
+def recorded_answers(engine: Engine) -> Iterator[set[Decimal | None]]:
     """Records all answers about customers with a balance; None stands for "unknown"."""
     answered: set[Decimal | None] = set()
     is_over = threading.Event()

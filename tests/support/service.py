@@ -19,7 +19,7 @@ from tests.support.api import ADD_FUNDS, GET_BALANCE
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from balance_service.devtools.local.stack import LocalStack
 
@@ -166,13 +166,18 @@ def ask(url: str, customer: str, position: str | None = None, **headers: str) ->
     return _http.get(url + GET_BALANCE, params=parameters, headers=headers)
 
 
-def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Response:
-    """Queries a balance; retries on 503."""
+def retried(request: Callable[[], httpx.Response], statuses: Collection[int] = (503,)) -> httpx.Response:
+    """Repeats a request while its response has one of the statuses, at most for PATIENCE_SECONDS."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (answer := ask(url, customer, position)).status_code == 503:
+    while (answer := request()).status_code in statuses:
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.1)
     return answer
+
+
+def ask_again(url: str, customer: str, position: str | None = None) -> httpx.Response:
+    """Queries a balance; retries on 503."""
+    return retried(lambda: ask(url, customer, position))
 
 
 def add(url: str, customer: str, amount: str) -> str:
