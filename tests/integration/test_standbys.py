@@ -113,8 +113,8 @@ def test_a_standby_never_shows_part_of_a_transaction(stack: LocalStack, names: d
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the staleness limit from ten minutes to four seconds."""
     monkeypatch.setattr("balance_service.engine.completeness.WHOLE_FOR_SECONDS", 4.0)
-    monkeypatch.setattr("balance_service.engine.replica._LOOK_AFTER_SECONDS", 0.5)
-    monkeypatch.setattr("balance_service.engine.replica._LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr("balance_service.engine.completeness._LOOK_AGAIN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
