@@ -233,7 +233,7 @@ class Application:
             tracer=self._tracer,
         )
         # Before its tasks open their stores.
-        loop.call_soon_threadsafe(self._http.bound, engine.open_files.connections)
+        loop.call_soon_threadsafe(self._http.limit_connections, engine.open_files.connections)
         directory = self._directory(engine, patience)
         context = CommandContext(
             settings=settings, registry=engine.registry, metrics=engine.metrics, tracer=self._tracer

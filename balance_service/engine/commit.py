@@ -1,6 +1,7 @@
 """The commit protocol, which makes a micro-batch durable and visible with exactly-once effect.
 
- 1. The task pulls the offsets `[start, end)`, and the updates of each key are combined (`spark.feed`).
+ 1. A Spark query hands over the decoded rows of the offsets `[start, end)`. `spark.gathering` and `spark.combine` make
+    them one batch, in which the updates of each key are combined.
  2. The commit accepts the batch only if its start is the store's position. It reads and folds the states of its keys.
  3. One Kafka transaction writes the new states, the markers of idempotency keys and last the position to the changelog,
     and the dead letters and outputs to their topics.

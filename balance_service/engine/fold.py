@@ -57,10 +57,7 @@ class FoldProcessor:
     emission: Emission | None = None
 
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore) -> BatchOutcome:
-        """Returns the outcome of a batch. It does not depend on where batches begin and end, with one exception.
-
-        The exception: a state of standard folds is encoded only at the end of the batch, when a later event may have
-        made it fit its schema.
+        """As `StageProcessor.outcome`.
 
         Single events are folded in offset order. If a combined update cannot be applied, the events of its key are read
         again and folded one by one.

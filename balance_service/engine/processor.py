@@ -74,8 +74,10 @@ class StageProcessor(Protocol):
     def outcome(self, batch: TaskBatch, partition: int, position: Position, store: StateStore, /) -> BatchOutcome:
         """Returns the outcome of a batch, without writing it.
 
-        The outcomes of consecutive batches together do not depend on where batches begin and end, except that the
-        last state of a key may be sent more or less often.
+        The outcomes of consecutive batches together do not depend on where batches begin and end, with two exceptions.
+        The last state of a key may be sent more or less often. A state of standard folds is encoded only at the end of
+        a batch, so an event whose state does not fit the schema is no dead letter if a later event of the batch makes
+        it fit.
 
         Args:
             position: the store's position.

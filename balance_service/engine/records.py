@@ -188,14 +188,16 @@ class TaskBatch:
     """The source offsets `[start, end)`, which a task commits together.
 
     Attributes:
-        updates: combined updates; a key occurs at most once in all of them.
+        updates: combined updates; in a stage with states, a key occurs at most once in all of them.
         events: the events of the other keys, one by one, in offset order.
+        applied: how many events the batch has that are neither ignored nor dead letters.
+        ignored: how many records no read model takes: other types, and those that a condition excludes.
         singles: reads the events of some keys again, with their records. The commit calls it if an update without
             its record cannot be applied.
         retried: the offsets of dead letters whose records the batch applies again. `start` and `end` are then the
             position.
         forgotten: closed dead letters that expire with this commit.
-        unsent: offsets of records below the position that were never applied.
+        unsent: offsets of records below the position whose outputs were never sent.
     """
 
     start: int
@@ -211,7 +213,7 @@ class TaskBatch:
     unsent: frozenset[int] = frozenset()
 
     def is_to_be_sent(self, offset: int, sent_before: int) -> bool:
-        """Returns whether a record's outputs are sent. Those of all records below `sent_before` were sent already."""
+        """Returns whether a record's outputs are sent. Those below `sent_before` were sent, except `unsent`."""
         return offset >= sent_before or offset in self.unsent
 
 

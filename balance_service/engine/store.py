@@ -105,7 +105,7 @@ class StateStore:
 
     @property
     def reaches(self) -> int:
-        """The changelog offset that its records lie below. Above `changelog_offset` after an interrupted write."""
+        """An offset above those of all records. Above `changelog_offset` after an interrupted write or `distrust`."""
         stored = self._db.get(_REACHES_KEY)
         return max(self.changelog_offset, 0 if stored is None else int.from_bytes(stored, "big"))
 

@@ -1,6 +1,6 @@
 """A stage on one source partition: its store, its role and its state machine.
 
-A supervising thread opens, tails, promotes, feeds and closes the task. Any thread may halt or close it, or take a view.
+A supervising thread opens, tails, promotes, runs and closes the task. Any thread may halt or close it, or take a view.
 The lock is held while the task opens, tails, processes or is freed. Views and snapshots need no lock.
 """
 
@@ -40,6 +40,46 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger(__name__)
+
+
+class TaskState(Enum):
+    """The life of a task.
+
+    ```
+     CREATED ──► RESTORING ◄──► TAILING ──┐
+        │            │  │        │   │    │
+        │            │  └──► RUNNING │ ◄──┘
+        │            │        ▲  │   ▼
+        │            │        └──┼► WAITING
+        │            ├───────────┼──► HALTED  (from TAILING and WAITING too)
+        ▼            ▼           ▼      ▼
+     CLOSED ◄────────────────────────────     (from every state)
+    ```
+    RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
+    the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
+    ends. HALTED does neither until an operator acts. CLOSED is final: a partition that returns gets a new task.
+    """
+
+    CREATED = "CREATED"
+    RESTORING = "RESTORING"
+    RUNNING = "RUNNING"
+    TAILING = "TAILING"
+    WAITING = "WAITING"
+    HALTED = "HALTED"
+    CLOSED = "CLOSED"
+
+
+_ENDS = {TaskState.HALTED, TaskState.CLOSED}
+TRANSITIONS = {
+    TaskState.CREATED: {TaskState.RESTORING, TaskState.CLOSED},
+    TaskState.RESTORING: {TaskState.RUNNING, TaskState.TAILING, *_ENDS},
+    TaskState.RUNNING: {TaskState.WAITING, *_ENDS},
+    TaskState.TAILING: {TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING, *_ENDS},
+    TaskState.WAITING: {TaskState.RUNNING, *_ENDS},
+    TaskState.HALTED: {TaskState.CLOSED},
+    TaskState.CLOSED: set(),
+}
+ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})
 
 
 class Task:
@@ -356,43 +396,3 @@ class Task:
         # One assignment, so that no reader sees a view that belongs to another state.
         store = self.replica.store
         self._shown = store.view if store is not None and state in ANSWERING else None
-
-
-class TaskState(Enum):
-    """The life of a task.
-
-    ```
-     CREATED ──► RESTORING ◄──► TAILING ──┐
-        │            │  │        │   │    │
-        │            │  └──► RUNNING │ ◄──┘
-        │            │        ▲  │   ▼
-        │            │        └──┼► WAITING
-        │            ├───────────┼──► HALTED  (from TAILING and WAITING too)
-        ▼            ▼           ▼      ▼
-     CLOSED ◄────────────────────────────     (from every state)
-    ```
-    RESTORING replays the changelog and does not answer. RUNNING folds and answers. TAILING, a standby's state, applies
-    the owner's commits and answers queries that accept a standby. WAITING answers, but applies nothing until an outage
-    ends. HALTED does neither until an operator acts. CLOSED is final: a partition that returns gets a new task.
-    """
-
-    CREATED = "CREATED"
-    RESTORING = "RESTORING"
-    RUNNING = "RUNNING"
-    TAILING = "TAILING"
-    WAITING = "WAITING"
-    HALTED = "HALTED"
-    CLOSED = "CLOSED"
-
-
-_ENDS = {TaskState.HALTED, TaskState.CLOSED}
-TRANSITIONS = {
-    TaskState.CREATED: {TaskState.RESTORING, TaskState.CLOSED},
-    TaskState.RESTORING: {TaskState.RUNNING, TaskState.TAILING, *_ENDS},
-    TaskState.RUNNING: {TaskState.WAITING, *_ENDS},
-    TaskState.TAILING: {TaskState.RESTORING, TaskState.RUNNING, TaskState.WAITING, *_ENDS},
-    TaskState.WAITING: {TaskState.RUNNING, *_ENDS},
-    TaskState.HALTED: {TaskState.CLOSED},
-    TaskState.CLOSED: set(),
-}
-ANSWERING = frozenset({TaskState.RUNNING, TaskState.TAILING, TaskState.WAITING})

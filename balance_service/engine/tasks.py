@@ -1,7 +1,7 @@
 """The tasks of a stage in this instance: one supervising thread for each partition.
 
 The membership thread calls `assign` and `dismiss`, the directory's thread `stand_by`. Each supervising thread opens its
-task, then tails, promotes or feeds it. It opens a new task when one was closed and the partition is still wanted here.
+task, then tails, promotes or runs it. It opens a new task when one was closed and the partition is still wanted here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The engine of an instance: one group membership, one Spark session, and the stages that share them.
 
-The membership thread calls `assigned`, `revoked` and `lost`; the thread that owns the engine calls the rest.
+A helper thread of the event loop creates, starts and stops the engine. The membership thread calls `assigned`,
+`revoked` and `lost`, and reads the positions. Any thread may read the stages and their problems.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Site:
         """Accepts new connections, under TLS if given. Existing connections do not change."""
         self._listener.listen(tls)
 
-    def bound(self, most: int) -> None:
+    def limit_connections(self, most: int) -> None:
         """Sets the maximum number of connections."""
         self._listener.slots.resize(most)
 
@@ -228,7 +228,7 @@ class Site:
 
 async def serve(
     app: web.Application,
-    bound: socket.socket,
+    listener: socket.socket,
     limits: Limits | None = None,
     tls: ssl.SSLContext | None = None,
     ahead: AnswerAhead | None = None,
@@ -237,7 +237,7 @@ async def serve(
     """Starts to answer, until `cleanup()` of the result.
 
     Args:
-        bound: a listening socket; the site closes it.
+        listener: a listening socket; the site closes it.
         ahead: answers some requests before they reach the application.
         trusted_proxies: addresses and networks whose connections have no limit per client.
     """
@@ -254,7 +254,7 @@ async def serve(
     def connection(accepted: AcceptedSocket) -> Connection:
         return Connection(server, accepted, slots, ahead, loop=loop, access_log=None, **limits.of_connections)
 
-    site = Site(runner, Listener(bound, slots, connection, loop), limits)
+    site = Site(runner, Listener(listener, slots, connection, loop), limits)
     site.listen(tls)
     return site
 
@@ -345,10 +345,10 @@ class HttpServer:
         self._proxy = Proxy(self.trust, tls, self._tracer)
         return self._proxy
 
-    def bound(self, connections: int) -> None:
+    def limit_connections(self, connections: int) -> None:
         """Sets the maximum number of connections, including those to peers; the engine needs the other descriptors."""
         # The rest is for the connections to peers and for the health port.
-        self._sites[0].bound(min(self._limits.max_connections, connections * 3 // 4))
+        self._sites[0].limit_connections(min(self._limits.max_connections, connections * 3 // 4))
 
     async def close(self) -> None:
         """Stops accepting connections, waits briefly for requests in progress, and closes everything."""

@@ -65,7 +65,7 @@ class Queries:
     def at_once(self, key: bytes, noun: str, echoed_key: str | None) -> Answer | None:
         """Answers a query that has only a key, if this instance owns its partition; otherwise None.
 
-        Errors also return None: `get` meets and reports them.
+        Returns None for errors too: the caller then uses `answer` or `get`, which reports them.
 
         Args:
             noun: as in `KeyQuery`.
@@ -177,7 +177,9 @@ class Queries:
                     return self._answer(partition, local, query.noun, query.echoed_key)
             # By the second attempt, a local copy may be recent enough.
             has_copy = not attempt and query.takes_standbys and self.routing.has_copy(partition)
-            peers = self.routing.in_turn(partition, deadline, takes_standbys=query.takes_standbys, is_all=not has_copy)
+            peers = self.routing.in_turn(
+                partition, deadline, takes_standbys=query.takes_standbys, last_gets_rest=not has_copy
+            )
             for peer, seconds, is_last in peers:
                 address = peer.address
                 try:

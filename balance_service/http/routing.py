@@ -63,7 +63,7 @@ class LocalAnswer(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Routing:
-    """The instances that can answer for the partitions of one read model."""
+    """The instances that can answer for the partitions of one stage, or of a read model's last stage."""
 
     read_model: str
     partitions: int
@@ -140,19 +140,19 @@ class Routing:
         return [peer for peer in peers if peer.address != self.address]
 
     def in_turn(
-        self, partition: int, deadline: float, *, takes_standbys: bool, is_all: bool = True
+        self, partition: int, deadline: float, *, takes_standbys: bool, last_gets_rest: bool = True
     ) -> Iterator[tuple[Peer, float, bool]]:
         """Yields each candidate with its time-out in seconds, and whether it is the last one; stops at the deadline.
 
         Args:
-            is_all: whether the last candidate gets all of the remaining time. Each other one gets half of it.
+            last_gets_rest: whether the last candidate gets all of the remaining time. The others get half of it each.
         """
         peers = self.candidates(partition, takes_standbys=takes_standbys)
         for following, peer in zip(range(len(peers) - 1, -1, -1), peers, strict=True):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            yield peer, left + HEADROOM_SECONDS if is_all and not following else left / 2, not following
+            yield peer, left + HEADROOM_SECONDS if last_gets_rest and not following else left / 2, not following
 
     def believe(self, partition: int, peer: Peer) -> None:
         """Records that a peer has answered as the owner of a partition."""

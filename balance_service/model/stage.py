@@ -1,7 +1,7 @@
 """A stage of a read model: reads one topic, and either re-keys the records for the next stage, or folds or emits them.
 
-A stage is a value with the names of its topics. `hosting.works` makes the object that processes its records, for the
-service and for the test driver alike. Stages without a read model retry other consumers' dead letters.
+A stage is a value with the names of its topics. `processor_of` in `engine.assembly` makes the object that processes its
+records, for the service and for the test driver alike. Stages without a read model retry other consumers' dead letters.
 """
 
 from __future__ import annotations

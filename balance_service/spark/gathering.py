@@ -53,13 +53,13 @@ _MOST_LETTER_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The combined events of a partition below `end`."""
+    """The events of a partition below `end`, combined where that is possible."""
 
     updates: PartitionUpdates
     end: int
     traces: Sequence[str] = ()
     rows: PartitionRows | None = None
-    """The events; None once they are combined with others, because they would fill the memory."""
+    """The events; None once they are merged with others, because they would fill the memory."""
 
     def merged_with(self, later: Gathered, combine: Mapping[str, Combination] | None) -> Gathered | None:
         """Returns both as one; None if they must be committed one after the other."""

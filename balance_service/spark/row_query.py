@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 # The bounds of the buffer; further events stay in Kafka.
 _MOST_ROWS = 32_768
 _MOST_BYTES = 4 << 20
-# A batch holds a task slot. When it ends after this time, the task starts another query.
+# A batch holds one of Spark's slots. When it ends after this time, `TaskRunner` starts another query.
 _BATCH = "24 hours"
 _ASK = b"\1"
 _CONNECT_SECONDS = 60.0

@@ -162,36 +162,36 @@ class TaskRunner:
         partition, start, began = task.task_id.partition, task.position, time.monotonic()
         gathering = self._gathering(partition)
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
-        if not self._catch_up(partition, interrupted):
+        if not self._catch_up_tables(partition, interrupted):
             return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
         rows = partial(self._rows, partition, start)
         with RowQuery(self._spark, self._scratch, rows, start, interrupted.is_set) as query:
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             log.info("query started", task=str(task.task_id), position=start, reason=reason)
-            looked = time.monotonic()
-            tried, reads = looked + _SETTLE_SECONDS, looked + _READS_SECONDS
+            looked_at = time.monotonic()
+            retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
                 gathered = gathering.gather(query.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
                 # Only now: a query that fails on its first read has started too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()
-                if gathered or began > reads:
+                if gathered or began > reads_from:
                     failures.reset()
-                if gathered and not self._catch_up(partition, interrupted):
+                if gathered and not self._catch_up_tables(partition, interrupted):
                     return
                 for part in gathered:
                     self._commit(part, start, task, gathering)
                     start = part.end
                 if gathered:
                     gathering.committed(began)
-                elif began - looked > _LOOK_EVERY_SECONDS:
+                elif began - looked_at > _LOOK_EVERY_SECONDS:
                     start = self._pass_over(start, task, interrupted)
-                    looked = time.monotonic()
-                if began > tried:
-                    tried = time.monotonic() + self._try_again(task, interrupted)
+                    looked_at = time.monotonic()
+                if began > retry_at:
+                    retry_at = time.monotonic() + self._try_again(task, interrupted)
 
-    def _catch_up(self, partition: int, interrupted: threading.Event) -> bool:
+    def _catch_up_tables(self, partition: int, interrupted: threading.Event) -> bool:
         """Waits until the joined tables are read to their current ends; returns whether that was not interrupted."""
         if self._joined is not None:
             try:
@@ -218,7 +218,7 @@ class TaskRunner:
             return _LOOK_EVERY_SECONDS
         partition = task.task_id.partition
         try:
-            if not self._catch_up(partition, interrupted):
+            if not self._catch_up_tables(partition, interrupted):
                 return 0.0
             batch = self._redrive.batch(partition, task.position, due)
         except (RetriableError, _WaitError) as error:
@@ -231,7 +231,10 @@ class TaskRunner:
         return 0.0
 
     def _part(self, left_out: pa.Array, table: pa.Table) -> Gathered:
-        """Decodes a part of the events, except those at `left_out`."""
+        """Combines the decoded rows of a part, except those at `left_out`.
+
+        Requests another query if a schema id of the rows is known only now.
+        """
         end = end_of(table)
         if len(left_out):
             table = table.filter(pc.invert(pc.is_in(table["offset"], left_out)))

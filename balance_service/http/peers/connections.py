@@ -64,7 +64,7 @@ _NEXT_ADDRESS_SECONDS = 0.25
 
 
 class UnexpectedAnswerError(Exception):
-    """The bytes received are not an instance's answer; the message continues "the owner at … "."""
+    """The bytes received are not an instance's answer; the message continues "the peer at … "."""
 
 
 class ClosedError(ConnectionError):

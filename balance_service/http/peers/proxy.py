@@ -1,8 +1,9 @@
 """Forwards queries to peers, one hop, over pooled connections.
 
-A peer's address comes from a topic, so it is not trusted: hosts must be on the allow-list, paths are fixed, parameters
-are re-encoded, redirects are not followed, and answers are bounded and stripped of unknown headers (see `connections`).
-The mark of a forwarded query keeps the peer from forwarding it again; a proof authenticates its answer (see `trust`).
+A peer's address comes from a topic, so it is not trusted: hosts must be on the allow-list if there is one, paths are
+fixed, parameters are re-encoded, redirects are not followed, and answers are bounded and stripped of unknown headers
+(see `connections`). The mark of a forwarded query keeps the peer from forwarding it again; a proof authenticates its
+answer (see `trust`).
 """
 
 from __future__ import annotations
@@ -106,28 +107,28 @@ class Proxy:
                 changes = method != "GET"
                 answer, proof = await self._connections.ask(url, request, tls, changes=changes, waits=waits)
         except UnexpectedAnswerError as error:
-            raise RetriableError(f"the owner at {address} {error}") from error
+            raise RetriableError(f"the peer at {address} {error}") from error
         except ssl.SSLError as error:
             raise RetriableError(
-                f"the owner at {address} cannot be reached by TLS: {error}; its certificate must name that host and be "
+                f"the peer at {address} cannot be reached by TLS: {error}; its certificate must name that host and be "
                 "signed by a CA in BALANCE_TLS_CA"
             ) from error
         except TimeoutError as error:
-            raise RetriableError(f"the owner at {address} cannot be reached: it did not answer in time") from error
+            raise RetriableError(f"the peer at {address} cannot be reached: it did not answer in time") from error
         except (OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            raise RetriableError(f"the owner at {address} cannot be reached: {reason}") from error
+            raise RetriableError(f"the peer at {address} cannot be reached: {reason}") from error
         if answer.status == _FORBIDDEN:
             raise RetriableError(
-                f"the owner at {address} does not accept the proof that this instance is its peer; give all instances "
+                f"the peer at {address} does not accept the proof that this instance is its peer; give all instances "
                 "the same BALANCE_PEER_SECRET, and clocks that agree"
             )
         if answer.status in (_UNAUTHORIZED, _TOO_MANY):
             # The peer treats this instance as a client. The client that is served here has passed these checks already.
-            raise RetriableError(f"the owner at {address} answered {answer.status} with {answer.content_type}")
+            raise RetriableError(f"the peer at {address} answered {answer.status} with {answer.content_type}")
         if not self._trust.is_proven(answer, mark, proof):
             raise RetriableError(
-                f"the owner at {address} does not prove that its answer is a peer's; give all instances the same "
+                f"the peer at {address} does not prove that its answer is a peer's; give all instances the same "
                 "BALANCE_PEER_SECRET"
             )
         return answer

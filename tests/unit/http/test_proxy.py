@@ -82,7 +82,7 @@ def test_a_peer_with_another_secret_is_unavailable_and_the_setting_is_named() ->
     reason, address = get(peer(accepts=asked), PeerTrust(SECRET), "c1", incarnation=asked.incarnation)
 
     assert reason == (
-        f"the owner at {address} does not accept the proof that this instance is its peer; give all instances the "
+        f"the peer at {address} does not accept the proof that this instance is its peer; give all instances the "
         "same BALANCE_PEER_SECRET, and clocks that agree"
     )
 
@@ -103,7 +103,7 @@ def test_the_answer_of_a_peer_without_the_secret_is_refused() -> None:
     reason, address = get(peer(accepts=PeerTrust()), PeerTrust(SECRET), "c1")
 
     assert reason == (
-        f"the owner at {address} does not prove that its answer is a peer's; give all instances the same "
+        f"the peer at {address} does not prove that its answer is a peer's; give all instances the same "
         "BALANCE_PEER_SECRET"
     )
 
