@@ -74,7 +74,7 @@ MUTATIONS = (
         # Without a new query, the later rows would still be counted.
         "a position skips records, because the task does not check for them",
         "balance_service/spark/task_runner.py",
-        "                elif began - looked > _LOOK_EVERY_SECONDS:\n"
+        "                elif began - looked_at > _LOOK_EVERY_SECONDS:\n"
         "                    start = self._pass_over(start, task, interrupted)\n",
         "                elif (ends := self._topics.offsets(self._source, [partition], committed=True)) and (\n"
         "                    ends[partition] > start\n"
