@@ -238,7 +238,8 @@ class SchemaRegistry:
             raise
         except Exception as error:  # the HTTP library has its own error types
             reason = str(error) or type(error).__name__
-            raise RetriableError(f"the schema registry at {self.url} does not answer: {reason}") from error
+            does = "rejects the request" if isinstance(error, SchemaRegistryError) else "does not answer"
+            raise RetriableError(f"the schema registry at {self.url} {does}: {reason}") from error
 
 
 def _is_refusal(error: SchemaRegistryError) -> bool:

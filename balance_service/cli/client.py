@@ -54,7 +54,7 @@ def get_balance(
 @as_json
 def status(url: str | None, *, as_json: bool) -> None:
     """Print the instances and tasks that an instance knows."""
-    names = ["applicationServer", "ready", "reasons", "applicationServers"]
+    names = ["applicationServer", "ready", "reasons", "tasks", "problems", "applicationServers"]
     answer = request(load_settings(), url, "/api/status", {}, names=names)
     if as_json:
         click.echo(answer.text)
@@ -63,6 +63,11 @@ def status(url: str | None, *, as_json: bool) -> None:
     click.echo(f"{body['applicationServer']} is {'ready' if body['ready'] else 'not ready'}")
     for reason in body["reasons"]:
         click.echo(f"  {reason}")
+    for task in body["tasks"]:
+        if task["reason"]:
+            click.echo(f"  {task['task']} is {task['state']}: {task['reason']}")
+    for problem in body["problems"]:
+        click.echo(f"  {problem}")
     for server in body["applicationServers"]:
         marks = "".join(f" ({mark})" for mark in ("suspect", "shared") if server[mark])
         click.echo(f"  {server['applicationServer']}{marks}")

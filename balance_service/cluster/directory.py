@@ -415,11 +415,11 @@ class Directory:
             )
             self._producer.poll(0)
         except (KafkaException, BufferError) as error:
-            log.warning("publishing to the directory failed", error=str(error))
+            log.warning("publishing to the directory failed", topic=self._topic, error=str(error))
 
     def _published(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
-            log.warning("publishing to the directory failed", error=error.str())
+            log.warning("publishing to the directory failed", topic=self._topic, error=error.str())
         topic = f"topic '{self._topic}'"
         forbidden = error and not_authorized(error, f"writing to {topic}", f"Write on {topic}")
         self._note("Write", str(forbidden or ""))

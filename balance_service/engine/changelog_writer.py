@@ -234,7 +234,9 @@ class ChangelogWriter:
 
     def _by_remedy(self, error: KafkaException, doing: str) -> BalanceServiceError:
         of_topic = error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        grants = self._topic_grants() if of_topic else f"Write on transactional id '{self._transactional_id}'"
+        # Kafka's grants may be prefixed, and the ids of the other partitions differ in their last digits alone.
+        prefix = self._transactional_id.rstrip("0123456789")
+        grants = self._topic_grants() if of_topic else f"Write on transactional ids prefixed '{prefix}'"
         return by_remedy(error, doing, grants)
 
     def _topic_grants(self) -> str:

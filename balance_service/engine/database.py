@@ -157,7 +157,7 @@ class Database:
             raise StoreCorruptedError(f"the local store is gone: {error}") from error
         if room < _ROOM_BYTES:
             raise StoreFullError(
-                f"the disk of {self.path} has {room >> 20} MiB left and needs {_ROOM_BYTES >> 20}; make room"
+                f"the disk of {self.path} has {room >> 20} MiB left; make room, {_ROOM_BYTES >> 19} MiB at least"
             )
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def _translated(error: Exception) -> BalanceServiceError:
     # rocksdict raises plain exceptions whose message begins with RocksDB's status code.
     message = str(error)
     if any(sign in message for sign in _FULL):
-        return StoreFullError(f"the disk of the local store is full: {message}")
+        return StoreFullError(f"the disk of the local store is full; make room: {message}")
     if any(sign in message for sign in _DAMAGE):
         return StoreCorruptedError(f"the local store is damaged: {message}")
     return RetriableError(f"the local store cannot be used: {message}")

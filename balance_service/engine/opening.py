@@ -47,8 +47,9 @@ def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = Non
         if before is not None and before.partitions != after.partitions:
             raise TaskHaltedError(
                 f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}, so its keys are "
-                "in other partitions than their history; copy the events to a new topic with `balance-service topics "
-                f"copy {ours.name} NEW`, and start again with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
+                "in other partitions than their history; stop all instances, move the producers to a new topic, copy "
+                f"the events to it with `balance-service topics copy {ours.name} NEW`, and start again with that topic "
+                "as the source and another BALANCE_APPLICATION_ID"
             )
 
 
@@ -60,7 +61,9 @@ def check_still_there(source: str, partition: int, position: int, start: int, en
     """
     if position < start:
         raise TaskHaltedError(
-            f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied"
+            f"events {position} to {start - 1} of {source}-{partition} are gone and were never applied; copy all "
+            "events to a new topic and start again with it, or run `balance-service rebuild`, which folds only the "
+            "events that are left"
         )
     if position > end:
         raise TaskHaltedError(
@@ -224,6 +227,7 @@ def was_purged(source: str, partition: int, start: int) -> str:
 
 def _recreated(source: str) -> str:
     return (
-        f"topic '{source}' was deleted or recreated, so the states are no longer its fold; run `balance-service "
-        "rebuild`, or, for a stage without states, start again with another BALANCE_APPLICATION_ID"
+        f"topic '{source}' was deleted or recreated, and the states are of events that it no longer has; restore the "
+        "topic, or give those events up: stop all instances and run `balance-service rebuild`, or, for a stage without "
+        "states, start again with another BALANCE_APPLICATION_ID"
     )

@@ -55,7 +55,7 @@ class Instance:
         if all(any(_is_unfit(tasks) for tasks in engine.stages_of(name)) for name in engine.models):
             reasons += self.problems()
         if membership.partitions and not membership.lease.holds:
-            reasons.append("the group has not confirmed this instance lately")
+            reasons.append("the group has not confirmed this instance lately: it cannot reach Kafka, or was suspended")
         return reasons
 
     def problems(self) -> list[str]:

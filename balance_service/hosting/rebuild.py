@@ -110,8 +110,9 @@ def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
     if changelog is not None and changelog.partitions != source.partitions:
         raise ConfigurationError(
             f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}, so its keys are "
-            "in other partitions than their history; copy the events to a new topic with `balance-service topics copy "
-            f"{source.name} NEW`, and start again with it as BALANCE_TOPIC and another BALANCE_APPLICATION_ID"
+            "in other partitions than their history; stop all instances, move the producers to a new topic, copy the "
+            f"events to it with `balance-service topics copy {source.name} NEW`, and start again with that topic as "
+            "the source and another BALANCE_APPLICATION_ID"
         )
 
 

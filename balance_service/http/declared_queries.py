@@ -125,7 +125,7 @@ def key_route(model: ReadModel, declared: Routes) -> Route:
                 "`minPosition` was not reached in time, or no instance is within `maxLag`. The response says nothing "
                 f"about whether the {noun} exists.",
                 behind=("minPosition not reached in time", "position 1:42 was not reached in time"),
-                ownerless=("The partition is changing hands", "no instance is known to own partition 1"),
+                ownerless=("The partition is changing hands", "no instance answers for partition 1 now"),
             ),
         ),
     )

@@ -164,7 +164,9 @@ class Queries:
 
         A query that waits for a position keeps asking until its deadline, so that it survives a move of the partition.
         """
-        refusal = unavailable(f"no instance is known to own partition {partition}")
+        refusal = unavailable(
+            f"no instance answers for partition {partition} now; /health/ready of the instances says why"
+        )
         for attempt in itertools.count():
             if attempt:
                 left = deadline - time.monotonic()

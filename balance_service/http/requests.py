@@ -288,6 +288,8 @@ def key_query(
 ) -> KeyQuery:
     """The query that a request's parameters ask for. Raises InvalidInputError: the key is not of its type.
 
+    Each parameter that changes the answer belongs to `parameters` too, because a peer gets only those.
+
     Args:
         path: of the request to a peer.
         in_query_as: the parameter that names the key; empty if the path names it, and the answer shows it.

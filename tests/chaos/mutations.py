@@ -251,9 +251,9 @@ MUTATIONS = (
     Mutation(
         "an instance that does not own a partition answers too late",
         "balance_service/http/queries.py",
-        '        refusal = unavailable(f"no instance is known to own partition {partition}")\n',
+        '        refusal = unavailable(f"no instance answers for partition {partition} now")\n',
         "        await asyncio.sleep(4)\n"
-        '        refusal = unavailable(f"no instance is known to own partition {partition}")\n',
+        '        refusal = unavailable(f"no instance answers for partition {partition} now")\n',
         QUIET,
         ("silent",),
     ),

@@ -121,7 +121,7 @@ class Proxy:
         if answer.status == _FORBIDDEN:
             raise RetriableError(
                 f"the peer at {address} does not accept the proof that this instance is its peer; give all instances "
-                "the same BALANCE_PEER_SECRET, and clocks that agree"
+                "the same BALANCE_PEER_SECRET, an address of their own, and clocks that agree"
             )
         if answer.status in (_UNAUTHORIZED, _TOO_MANY):
             # The peer treats this instance as a client. The client that is served here has passed these checks already.

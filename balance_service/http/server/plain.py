@@ -1,9 +1,9 @@
 """Answers the most frequent queries ahead of aiohttp: for one key of a read model, with nothing but the key.
 
-A request is plain if it has no body, its key needs no escaping, and no header changes the answer or its form. If this
-instance owns the key's partition, the answer is sent at once. Otherwise `Queries.answer` answers a client's query, as
-it does for aiohttp's handler; most often it asks the owner. All other requests are left to aiohttp and the
-middlewares, which would answer a plain query with the same bytes. Everything here belongs to the event loop.
+A request is plain if it has no body, no parameter but a key that needs no escaping, and no header that changes the
+answer. If this instance owns the key's partition, the answer is sent at once. Otherwise `Queries.answer` answers a
+client's query, as it does for aiohttp's handler; most often it asks the owner. All other requests are left to aiohttp
+and the middlewares, which would answer a plain query with the same bytes. Everything here belongs to the event loop.
 """
 
 from __future__ import annotations

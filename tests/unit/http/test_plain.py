@@ -570,7 +570,7 @@ def test_without_an_owner_the_answer_is_a_503_problem(other: Instance) -> None:
     (answer,), _, later = both_ways(other, question())
 
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
-    assert b"no instance is known to own partition" in answer
+    assert b"no instance answers for partition" in answer
     assert later == 1
 
 

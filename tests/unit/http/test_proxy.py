@@ -83,7 +83,7 @@ def test_a_peer_with_another_secret_is_unavailable_and_the_setting_is_named() ->
 
     assert reason == (
         f"the peer at {address} does not accept the proof that this instance is its peer; give all instances the "
-        "same BALANCE_PEER_SECRET, and clocks that agree"
+        "same BALANCE_PEER_SECRET, an address of their own, and clocks that agree"
     )
 
 
