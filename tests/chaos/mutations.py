@@ -251,9 +251,8 @@ MUTATIONS = (
     Mutation(
         "an instance that does not own a partition answers too late",
         "balance_service/http/queries.py",
-        '        refusal = unavailable(f"no instance answers for partition {partition} now")\n',
-        "        await asyncio.sleep(4)\n"
-        '        refusal = unavailable(f"no instance answers for partition {partition} now")\n',
+        "        refusal = unavailable(\n",
+        "        await asyncio.sleep(4)\n        refusal = unavailable(\n",
         QUIET,
         ("silent",),
     ),
