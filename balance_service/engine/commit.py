@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import Letter, LetterChanges, Status
+    from balance_service.engine.dead_letter import Letter, Status
+    from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.processor import StageProcessor
     from balance_service.engine.records import DeadLetter, Output, Position, Record, TaskBatch
     from balance_service.engine.store import StateStore

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Mapping, Sequence
-
-    from balance_service.engine.records import DeadLetter, Record
+    from collections.abc import Mapping
 
 
 BEHIND_CAUSE = "behind-another"
@@ -206,34 +203,3 @@ def open_letters(counts: Mapping[str, int]) -> dict[tuple[str, str], int]:
         if Status(status).is_open:
             found[cause, status] = count
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class DueLetters:
-    """Dead letters that are due, in the order of their records: open ones to retry, closed ones to forget."""
-
-    again: Sequence[Letter] = ()
-    forgotten: Sequence[Letter] = ()
-
-
-@dataclass(slots=True)
-class LetterChanges:
-    """The dead letters that a commit changes: `records` for changelog and store, `counts` for the position."""
-
-    counts: Counter[str]
-    records: list[Record] = field(default_factory=list)
-    fresh: list[DeadLetter] = field(default_factory=list)
-    """Records that could not be applied and had no dead letter before."""
-    after: dict[int, Letter] = field(default_factory=dict)
-    """The changed dead letters in their new state, by offset."""
-    unblocked: set[bytes] = field(default_factory=set)
-    """Keys that a changed dead letter no longer blocks."""
-
-    @property
-    def counted(self) -> dict[str, int]:
-        return {name: count for name, count in self.counts.items() if count}
-
-    @property
-    def applied(self) -> int:
-        """The number of dead letters that were closed because their records were applied."""
-        return sum(letter.status is Status.APPLIED for letter in self.after.values())

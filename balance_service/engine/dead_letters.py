@@ -11,15 +11,13 @@ retries or discards its record. A record counts only while its dead letter is op
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from balance_service.engine.dead_letter import (
     NEVER,
-    DueLetters,
     Letter,
-    LetterChanges,
     Status,
     blocks_key,
     open_letters,
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.database import Snapshot
-    from balance_service.engine.records import DeadLetter, TaskBatch
+    from balance_service.engine.records import DeadLetter, Record, TaskBatch
     from balance_service.engine.store import StateStore, StoreView
 
 
@@ -45,6 +43,37 @@ _END = b"\xff"
 _NUMBER_BYTES = 8
 _SCANNED = 1_000
 _BEYOND = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DueLetters:
+    """Dead letters that are due, in the order of their records: open ones to retry, closed ones to forget."""
+
+    again: Sequence[Letter] = ()
+    forgotten: Sequence[Letter] = ()
+
+
+@dataclass(slots=True)
+class LetterChanges:
+    """The dead letters that a commit changes: `records` for changelog and store, `counts` for the position."""
+
+    counts: Counter[str]
+    records: list[Record] = field(default_factory=list)
+    fresh: list[DeadLetter] = field(default_factory=list)
+    """Records that could not be applied and had no dead letter before."""
+    after: dict[int, Letter] = field(default_factory=dict)
+    """The changed dead letters in their new state, by offset."""
+    unblocked: set[bytes] = field(default_factory=set)
+    """Keys that a changed dead letter no longer blocks."""
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return {name: count for name, count in self.counts.items() if count}
+
+    @property
+    def applied(self) -> int:
+        """The number of dead letters that were closed because their records were applied."""
+        return sum(letter.status is Status.APPLIED for letter in self.after.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

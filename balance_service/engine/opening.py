@@ -20,7 +20,7 @@ from balance_service.kafka.log_reader import reader_to_end
 from balance_service.kafka.topic_specs import dead_letter_bytes
 
 if TYPE_CHECKING:
-    from balance_service.engine.dead_letter import LetterChanges
+    from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import TaskId
     from balance_service.kafka.topics import Topic, Topics

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog_reader import Part
     from balance_service.engine.changelog_writer import ChangelogWriter
-    from balance_service.engine.dead_letter import DueLetters
+    from balance_service.engine.dead_letters import DueLetters
     from balance_service.engine.decisions import Verdict
     from balance_service.engine.hosted_stage import HostedStage
     from balance_service.engine.records import Position, TaskBatch, TaskId

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from balance_service.engine.changelog_writer import ChangelogWriter
     from balance_service.engine.commit import Committed
-    from balance_service.engine.dead_letter import Letter, LetterChanges
+    from balance_service.engine.dead_letter import Letter
+    from balance_service.engine.dead_letters import LetterChanges
     from balance_service.engine.tasks import Tasks
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel

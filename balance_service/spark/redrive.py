@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
-    from balance_service.engine.dead_letter import DueLetters
+    from balance_service.engine.dead_letters import DueLetters
     from balance_service.engine.records import KeyedUpdate
     from balance_service.kafka.topics import Topics
     from balance_service.settings import Settings

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from balance_service.devtools.local.stack import LocalStack
-    from balance_service.engine.dead_letter import LetterChanges
-    from balance_service.engine.dead_letters import Letters
+    from balance_service.engine.dead_letters import LetterChanges, Letters
     from balance_service.hosting.engine import Engine
 
 MANY, PART = 1_000_000, 50_000

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from balance_service.avro.codec import frame_header
-from balance_service.engine.dead_letter import DueLetters, Letter
+from balance_service.engine.dead_letter import Letter
+from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import RetriableError
 from balance_service.kafka.log_reader import _WAIT_SECONDS, records_at, records_left_at
 from balance_service.kafka.topics import Topics

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from balance_service.engine.dead_letter import DueLetters, Letter, Status
+from balance_service.engine.dead_letter import Letter, Status
+from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import FatalError
 from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError
