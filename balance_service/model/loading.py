@@ -152,7 +152,8 @@ class _Loader:
         except (Exception, SystemExit) as error:
             at = raised_at(error) or name
             if isinstance(error, ConfigurationError):
-                raise self._error(part, f"{at}: {error}") from error
+                place = "" if at in str(error) else f"{at}: "
+                raise self._error(part, f"cannot be used: {place}{error}") from error
             text = next(iter(str(error).splitlines()), "")
             cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
             raise self._error(part, f"cannot be imported: {at} raises {cause}; correct the file") from error

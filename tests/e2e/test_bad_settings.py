@@ -125,9 +125,13 @@ _VALID = {"name": "orders", "topic": "balance", "record": "FundsAdded", "state":
         ("shop.orders:Order", {}, ["shop/orders.py has no class Order; it defines Orders"]),
         ("shop.orders:Placed", {}, ["Placed in ", "shop/orders.py is not a subclass of ReadModel"]),
         ("shop.orders", {"record": "X}"}, ["cannot be imported: ", "shop/orders.py:12"]),
-        ("shop.orders", {"name": "Orders"}, ["Orders (", "shop/orders.py:10) has the name 'Orders': a name is lower"]),
-        ("balance,shop.orders", {"name": "balance"}, ["shop/orders.py) both have the name 'balance'; rename one"]),
-        ("shop.orders", {"state": "Placed"}, ["the dataclass Placed (", "shop/orders.py, line 5", "'items'"]),
+        (
+            "shop.orders",
+            {"name": "Orders"},
+            ["Orders (", "shop/orders.py:10) has the name 'Orders': a name consists"],
+        ),
+        ("balance,shop.orders", {"name": "balance"}, ["shop/orders.py:10) both have the name 'balance'; rename one"]),
+        ("shop.orders", {"state": "Placed"}, ["the dataclass Placed (", "shop/orders.py:5)", "'items'"]),
         (
             "shop.orders",
             {"topic": "orders", "record": "OrderPlaced"},

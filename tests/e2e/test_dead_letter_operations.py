@@ -300,8 +300,8 @@ def test_a_command_fails_if_its_decision_is_refused_for_every_letter(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--reason", "x"), "name dead letters by their ids, or by"),
-        (("balance/0:0", "--cause", "frame-missing", "--reason", "x"), "name dead letters by their ids, or by"),
+        (("--reason", "x"), "select dead letters either by ids or by"),
+        (("balance/0:0", "--cause", "frame-missing", "--reason", "x"), "select dead letters either by ids or by"),
         (("balance/0:0",), "--reason"),
     ],
 )
