@@ -1,1 +1,1 @@
-"""What is kept: the state store, its changelog, the commit protocol, and the task that owns all three."""
+"""The tasks of a stage: folding, committing, state, changelog, dead letters and tables."""

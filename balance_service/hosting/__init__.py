@@ -1,1 +1,1 @@
-"""One instance, put together: its engine, what it serves, and what it says of itself."""
+"""The engine of an instance, its readiness and status, its metrics, and rebuilds."""
