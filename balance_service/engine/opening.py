@@ -45,12 +45,7 @@ def check_same_log(ours: Topic, now: Topic | None, changelog: Topic | None = Non
         raise TaskHaltedError(_recreated(ours.name))
     for before, after in ((ours, now), (changelog, now)):
         if before is not None and before.partitions != after.partitions:
-            raise TaskHaltedError(
-                f"topic '{ours.name}' had {before.partitions} partitions and has {after.partitions}, so its keys are "
-                "in other partitions than their history; stop all instances, move the producers to a new topic, copy "
-                f"the events to it with `balance-service topics copy {ours.name} NEW`, and start again with that topic "
-                "as the source and another BALANCE_APPLICATION_ID"
-            )
+            raise TaskHaltedError(was_repartitioned(ours.name, before.partitions, after.partitions))
 
 
 def check_still_there(source: str, partition: int, position: int, start: int, end: int) -> None:
@@ -215,6 +210,15 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
     """
     if topic_id not in ("", ours):
         raise RetriableError("the changelog was recreated")
+
+
+def was_repartitioned(source: str, before: int, now: int) -> str:
+    """Returns the message for a source whose number of partitions has changed."""
+    return (
+        f"topic '{source}' had {before} partitions and has {now}, so its keys are in other partitions than their "
+        "history; stop all instances, move the producers to a new topic, copy the events to it with `balance-service "
+        f"topics copy {source} NEW`, and start again with that topic as the source and another BALANCE_APPLICATION_ID"
+    )
 
 
 def was_purged(source: str, partition: int, start: int) -> str:

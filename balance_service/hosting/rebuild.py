@@ -22,7 +22,7 @@ from balance_service.avro.schemas import load_schema, subject_of
 from balance_service.cluster.membership import consumer_config, refusal
 from balance_service.engine.dead_letters import Letters, letter_offset
 from balance_service.engine.decisions import DecisionLog
-from balance_service.engine.opening import open_writer, was_purged
+from balance_service.engine.opening import open_writer, was_purged, was_repartitioned
 from balance_service.engine.outputs import sent_up_to
 from balance_service.engine.records import POSITION_KEY, Position, TaskId
 from balance_service.engine.state_directory import StateDirectory
@@ -109,12 +109,7 @@ def rebuild(settings: Settings, read_model: ReadModel, progress: Callable[[int, 
 def _refuse_repartitioned(topics: Topics, stage: Stage, source: Topic) -> None:
     changelog = topics.find(stage.changelog)
     if changelog is not None and changelog.partitions != source.partitions:
-        raise ConfigurationError(
-            f"topic '{source.name}' had {changelog.partitions} partitions and has {source.partitions}, so its keys are "
-            "in other partitions than their history; stop all instances, move the producers to a new topic, copy the "
-            f"events to it with `balance-service topics copy {source.name} NEW`, and start again with that topic as "
-            "the source and another BALANCE_APPLICATION_ID"
-        )
+        raise ConfigurationError(was_repartitioned(source.name, changelog.partitions, source.partitions))
 
 
 def _refuse_purged(topics: Topics, stage: Stage, source: Topic) -> None:
