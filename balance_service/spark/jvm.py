@@ -13,6 +13,7 @@ import fnmatch
 import hashlib
 import importlib.util
 import os
+import secrets
 import shutil
 import struct
 import subprocess
@@ -238,7 +239,8 @@ class SparkJvm:
         """
         java, jars = spark_java(), class_path(settings)
         limits = [f"-Dorg.apache.avro.limits.{what}.maxLength={most}" for what, most in _AVRO_LIMITS.items()]
-        self._gateway_file = scratch.files / "gateway"
+        # A name of its own: the JVM of a killed process may still write its file.
+        self._gateway_file = scratch.files / f"gateway-{secrets.token_hex(4)}"
         command = [
             str(java),
             f"-Xmx{settings.spark_driver_memory}",

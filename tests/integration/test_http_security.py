@@ -72,7 +72,14 @@ def secured(tmp_path: Path, authority: Authority) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(instance: Instance, settings: Mapping[str, Any]) -> AsyncIterator[HttpServer]:
-    status = {"applicationServer": "x:1", "ready": True, "reasons": [], "applicationServers": []}
+    status = {
+        "applicationServer": "x:1",
+        "ready": True,
+        "reasons": [],
+        "tasks": [],
+        "problems": [],
+        "applicationServers": [],
+    }
     handlers = Handlers(Operations(IdleInstance(status)))
     front = HttpServer(load_settings(**settings), handlers, MODELS, [ADD_FUNDS], LOOK_SECONDS)
     proxy = await front.open()
