@@ -90,6 +90,8 @@ def show(letter_id: str, url: str | None, *, as_json: bool) -> None:
     value, headers = letter.pop("valueBase64"), letter.pop("headers")
     letter["key"] = _key(letter)
     letter.pop("keyBase64", None)
+    if not letter.get("detail"):
+        letter.pop("detail", None)
     width = max(map(len, [*letter, "headers"]))
     for name, shown in letter.items():
         click.echo(f"{name:<{width}}  {_dash(shown)}")

@@ -311,7 +311,9 @@ class Envelope:
             ("dead-letter-offset", str(letter.offset).encode()),
             ("dead-letter-timestamp", str(letter.timestamp_ms).encode()),
         ]
-        room = self.largest_bytes - _ENVELOPE_BYTES
+        if letter.detail:
+            headers.append(("dead-letter-detail", letter.detail.encode()))
+        room = self.largest_bytes - _ENVELOPE_BYTES - len(letter.detail.encode())
         if value is not None and len(key or b"") + len(value) > room:
             headers.append(("dead-letter-value-bytes", str(len(value)).encode()))
             value = None

@@ -100,7 +100,7 @@ class Letter:
 
     `due_ms` is the time of the next retry or, for a closed dead letter, the time when it is forgotten; -1 for neither.
     `key` is the record's key, or None if that is longer than 64 KiB. `is_sent` is whether the record's outputs were
-    sent.
+    sent. `detail` is that of the last attempt's `DeadLetter`.
     """
 
     offset: int
@@ -111,10 +111,12 @@ class Letter:
     due_ms: int
     key: bytes | None
     is_sent: bool = False
+    detail: str = ""
 
     @staticmethod
-    def first(offset: int, cause: str, key: bytes | None, now_ms: int, every_ms: int) -> Letter:
-        return Letter(offset, cause, Status.WAITING, 0, now_ms, NEVER, _kept(key))._next(cause, now_ms, every_ms)
+    def first(offset: int, cause: str, key: bytes | None, now_ms: int, every_ms: int, detail: str = "") -> Letter:
+        letter = Letter(offset, cause, Status.WAITING, 0, now_ms, NEVER, _kept(key), detail=detail)
+        return letter._next(cause, now_ms, every_ms)
 
     @staticmethod
     def retry(offset: int, key: bytes | None, attempt: int, timestamp_ms: int, now_ms: int, every_ms: int) -> Letter:
@@ -128,17 +130,17 @@ class Letter:
         """Returns the closed dead letter of a record that the target topic already contains."""
         return Letter(offset, RETRY, Status.WAITING, 0, now_ms, NEVER, None).closed(Status.APPLIED, now_ms)
 
-    def failed_again(self, cause: str, now_ms: int, every_ms: int) -> Letter:
+    def failed_again(self, cause: str, now_ms: int, every_ms: int, detail: str = "") -> Letter:
         if cause == BEHIND_CAUSE:
-            return replace(self, cause=cause, status=Status.BEHIND, due_ms=NEVER)
-        return replace(self, attempt=self.attempt + 1)._next(cause, now_ms, every_ms)
+            return replace(self, cause=cause, status=Status.BEHIND, due_ms=NEVER, detail=detail)
+        return replace(self, attempt=self.attempt + 1, detail=detail)._next(cause, now_ms, every_ms)
 
     def due_at_once(self, now_ms: int) -> Letter:
         return replace(self, status=Status.SCHEDULED, due_ms=now_ms)
 
-    def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int) -> Letter:
+    def failed_in_replay(self, cause: str, key: bytes | None, now_ms: int, detail: str = "") -> Letter:
         """Reopens a closed dead letter whose record could not be applied in a replay, and makes it due."""
-        return replace(self, cause=cause, key=_kept(key)).due_at_once(now_ms)
+        return replace(self, cause=cause, key=_kept(key), detail=detail).due_at_once(now_ms)
 
     def closed(self, status: Status, now_ms: int) -> Letter:
         is_sent = self.is_sent or status is Status.APPLIED
@@ -164,6 +166,7 @@ class Letter:
             "dueAt": self.due_ms,
             "key": self.key,
             "sent": self.is_sent,
+            "detail": self.detail,
         }
 
     @staticmethod
@@ -178,6 +181,7 @@ class Letter:
             record["dueAt"],
             record["key"],
             record["sent"],
+            record["detail"],
         )
 
     def _next(self, cause: str, since_ms: int, every_ms: int) -> Letter:

@@ -176,14 +176,14 @@ class Letters:
             before = known.get(record.offset)
             if before is None:
                 changes.fresh.append(record)
-                first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms)
+                first = Letter.first(record.offset, record.cause, record.key, now, self.every_ms, record.detail)
                 # Its outputs were sent before it failed, and a retry must not send them again.
                 after = replace(first, is_sent=record.offset < sent_before)
             elif before.status.is_open:
-                after = before.failed_again(record.cause, now, self.every_ms)
+                after = before.failed_again(record.cause, now, self.every_ms, record.detail)
             else:
                 # It was applied out of source order before, and must be applied so again.
-                after = before.failed_in_replay(record.cause, record.key, now)
+                after = before.failed_in_replay(record.cause, record.key, now, record.detail)
             self._change(changes, record.offset, before, after)
         for offset, before in known.items():
             if offset not in changes.after and before.status.is_open:

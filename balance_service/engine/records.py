@@ -119,13 +119,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A source record that could not be applied, with the cause. Key and value are the source's bytes."""
+    """A source record that could not be applied, with the cause. Key and value are the source's bytes.
+
+    `detail` is a sentence for operators about this record, if the cause alone does not say what to do; else empty.
+    """
 
     offset: int
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
     cause: str
+    detail: str = ""
 
 
 class KeyedUpdate(NamedTuple):

@@ -292,6 +292,8 @@ class DeadLetter(TypedDict):
     """The read model."""
     cause: str
     """Why the last attempt to apply the record failed."""
+    detail: str
+    """What to do about this record, if the cause alone does not say it; else empty."""
     status: Annotated[str, Field(json_schema_extra={"enum": [*_STATUSES]})]
     """What happens to it next."""
     attempt: Count
@@ -333,6 +335,7 @@ _EXAMPLE: DeadLetter = {
     "id": "balance/1:42",
     "model": "balance",
     "cause": "schema-id-unknown",
+    "detail": "",
     "status": "scheduled",
     "attempt": 0,
     "dueAt": "2026-01-02T03:04:05.678Z",

@@ -139,6 +139,7 @@ class DeadLetterScan:
             "id": name,
             "model": self.read_model,
             "cause": letter.cause,
+            "detail": letter.detail,
             "status": letter.status.value,
             "attempt": letter.attempt,
             "dueAt": _timestamp(letter.due_ms) if letter.status is Status.SCHEDULED else None,

@@ -73,6 +73,7 @@ def test_garbage_is_listed_by_both_instances_and_discarded_through_the_one_that_
         "cause": "magic-byte-unknown",
         "status": "waiting",
         "attempt": 0,
+        "detail": "",
         "dueAt": None,
         "key": key,
         "headers": [

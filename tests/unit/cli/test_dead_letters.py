@@ -125,13 +125,15 @@ def test_the_error_of_a_single_request_is_raised(monkeypatch: pytest.MonkeyPatch
 
 def test_a_dead_letter_is_shown_with_repeated_headers_and_a_binary_key(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = [{"name": "b", "value": "1"}, {"name": "b", "valueBase64": "/w=="}, {"name": "b", "value": "1"}]
-    letter = {"id": "balance/1:42", "key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
+    record = {"key": None, "keyBase64": "QP8Aww==", "headers": headers, "valueBase64": None}
+    letter = {"id": "balance/1:42", "detail": "so", **record}
     monkeypatch.setattr("httpx.Client.send", lambda *_: httpx.Response(200, json=letter))
 
     done = CliRunner().invoke(dead_letters, ["show", "balance/1:42"], catch_exceptions=False)
 
     assert done.stdout.splitlines() == [
         "id       balance/1:42",
+        "detail   so",
         "key      base64:QP8Aww==",
         'headers  {"name": "b", "value": "1"}',
         '         {"name": "b", "valueBase64": "/w=="}',

@@ -21,6 +21,15 @@ def test_waits_between_attempts_double_up_to_a_maximum_until_the_dead_letter_is_
     assert (letter.status, letter.attempt, letter.due_ms) == (Status.PARKED, 10, -1)
 
 
+def test_a_dead_letter_has_the_detail_of_the_last_attempt() -> None:
+    first = Letter.first(42, "field-null", b"k", 0, EVERY_MS, "the first")
+    again = first.failed_again("field-null", 0, EVERY_MS, "the second")
+
+    details = [Letter.of(42, letter.record()).detail for letter in (first, again)]
+
+    assert details == ["the first", "the second"]
+
+
 @pytest.mark.parametrize("cause", ["balance-overflow", "schema-incompatible", "field-null", "of-a-model", GONE])
 def test_a_permanent_cause_waits_for_an_operator(cause: str) -> None:
     letter = Letter.first(42, cause, b"k", 0, EVERY_MS)
