@@ -19,8 +19,9 @@ from balance_service.errors import PoisonRecordError, StoreCorruptedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from balance_service.avro.registry import SchemaRegistry, WriterSchema
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
+    from balance_service.avro.writer_schema import WriterSchema
 
 MAGIC = 0
 _HEADER = struct.Struct(">bI")
@@ -184,14 +185,14 @@ class FrameReader:
         self._parsed: dict[int, Any] = {}
 
     def record(self, frame: bytes) -> str:
-        """The full name of a frame's record; empty if its schema is no named type.
+        """The full name of a frame's record, of a union's the member that was written; empty if it is no record.
 
         Raises:
             UndecodableError: the bytes are no frame, or the registry does not know the schema.
             RetriableError: the registry does not answer.
         """
-        schema_id, _ = self._opened(frame)
-        return self._writer(schema_id).record
+        schema_id, body = self._opened(frame)
+        return self._writer(schema_id).record_of(body)
 
     def value(self, frame: bytes) -> Any:
         """Decodes a frame; a record becomes a dict.

@@ -55,7 +55,7 @@ def _after(skips: Sequence[Skip], read: Read) -> Read:
 def _reader(kind: Any) -> Read | None:
     match kind:
         case "int" | "long":
-            return lambda data, at: _long(data, at)[0]
+            return lambda data, at: long_at(data, at)[0]
         case "float":
             return lambda data, at: _FLOAT.unpack_from(data, at)[0]
         case "double":
@@ -74,7 +74,7 @@ def _decimal(scale: int) -> Read:
     exact = Context(prec=_DIGITS)
 
     def read(data: bytes, at: int) -> Any:
-        length, at = _long(data, at)
+        length, at = long_at(data, at)
         if length < 0 or at + length > len(data):
             raise IndexError("the number is cut short")
         return exact.scaleb(exact.create_decimal(int.from_bytes(data[at : at + length], "big", signed=True)), -scale)
@@ -84,7 +84,7 @@ def _decimal(scale: int) -> Read:
 
 def _nullable(null: int, read: Read) -> Read:
     def read_nullable(data: bytes, at: int) -> Any:
-        branch, at = _long(data, at)
+        branch, at = long_at(data, at)
         return None if branch == null else read(data, at)
 
     return read_nullable
@@ -97,7 +97,7 @@ def _skip(kind: Any) -> Skip | None:
         case "boolean":
             return lambda _data, at: at + 1
         case "int" | "long":
-            return lambda data, at: _long(data, at)[1]
+            return lambda data, at: long_at(data, at)[1]
         case "float":
             return lambda _data, at: at + _FLOAT.size
         case "double":
@@ -114,19 +114,19 @@ def _skip(kind: Any) -> Skip | None:
 
 
 def _skip_bytes(data: bytes, at: int) -> int:
-    length, at = _long(data, at)
+    length, at = long_at(data, at)
     if length < 0:
         raise IndexError("a length is negative")
     return at + length
 
 
 def _skip_union(members: Sequence[Skip | None], data: bytes, at: int) -> int:
-    branch, at = _long(data, at)
+    branch, at = long_at(data, at)
     skip = members[branch]
     return at if skip is None else skip(data, at)
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
+def long_at(data: bytes, at: int) -> tuple[int, int]:
     """A zigzag-encoded number, and the offset after it."""
     byte = data[at]
     at += 1

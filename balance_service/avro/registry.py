@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from confluent_kafka.schema_registry import Schema as RegistrySchema
 from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
 from balance_service.avro.schemas import full_name, subject_of
+from balance_service.avro.writer_schema import WriterSchema, self_contained
 from balance_service.errors import ConfigurationError, RetriableError
 from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
@@ -33,14 +34,14 @@ _RETRIABLE_STATUSES = {408, 429}
 _CREDENTIALS_REFUSED = {401, 403}
 _CREDENTIALS = "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_PASSWORD, or BALANCE_SCHEMA_REGISTRY_TOKEN"
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_SHOWN_CHARACTERS = 60
+_IN_ITS_PLACE = "check BALANCE_SCHEMA_REGISTRY_URL, and proxies or gateways that answer in its place"
+
+log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class WriterSchema:
-    """A registered schema; `record` is its full name, empty if it is no named type."""
-
-    record: str
-    text: str
+class _NoSchemaError(Exception):
+    """The answer to a request for a schema has none."""
 
 
 class SchemaRegistry:
@@ -125,7 +126,7 @@ class SchemaRegistry:
                 ) from error
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
-        """The schema with an id; None if the registry does not know the id."""
+        """The schema with an id; None if the registry does not know the id, or a schema that this one refers to."""
         with self._request():
             try:
                 registered = self.client.get_schema(schema_id)
@@ -134,12 +135,10 @@ class SchemaRegistry:
                 if error.error_code == _SCHEMA_NOT_FOUND:
                     return None
                 raise
-        text = registered.schema_str or ""
-        try:
-            record = full_name(json.loads(text)) if registered.schema_type == "AVRO" else ""
-        except ValueError:
-            record = ""
-        return WriterSchema(record, text)
+            if not _is_avro(registered):
+                return WriterSchema(_text(registered), ())
+            schema = self._complete(registered)
+        return None if schema is None else WriterSchema.of(schema)
 
     def schema_ids(self, topic: str) -> list[int]:
         """The ids of the schemas that are registered for a topic by TopicRecordNameStrategy.
@@ -218,16 +217,48 @@ class SchemaRegistry:
 
     def _newest(self, subject: str) -> Schema | None:
         with self._request():
-            return _record(self.client.get_latest_version(subject).schema)
+            return self._record(self.client.get_latest_version(subject).schema)
 
     def _version(self, subject: str, version: int) -> Schema | None:
         with self._request():
             try:
-                return _record(self.client.get_version(subject, version).schema)
+                return self._record(self.client.get_version(subject, version).schema)
             except SchemaRegistryError as error:
                 if error.error_code in _SUBJECT_OR_VERSION_NOT_FOUND:
                     return None
                 raise
+
+    def _record(self, registered: RegistrySchema) -> Schema | None:
+        """A registered schema if it is an Avro record."""
+        schema = self._complete(registered) if _is_avro(registered) else None
+        return schema if isinstance(schema, dict) and schema.get("type") == "record" and "name" in schema else None
+
+    def _complete(self, registered: RegistrySchema) -> Any:
+        """An Avro schema with those that it refers to; None if the registry lacks one of them."""
+        schema = json.loads(_text(registered))
+        referenced: dict[tuple[str, int], Any] = {}
+        if not all(self._add_referenced(referenced, *reference) for reference in _references(registered)):
+            return None
+        return self_contained(schema, referenced.values()) if referenced else schema
+
+    def _add_referenced(self, found: dict[tuple[str, int], Any], subject: str, version: int) -> bool:
+        """Adds a schema that another refers to, and those that it refers to; False if the registry lacks one."""
+        if (subject, version) in found:
+            return True
+        try:
+            # Others may refer to a schema that is deleted, unless that was permanent.
+            registered = self.client.get_version(subject, version, deleted=True).schema
+        except SchemaRegistryError as error:
+            if error.error_code not in _SUBJECT_OR_VERSION_NOT_FOUND:
+                raise
+            log.warning(
+                "a schema cannot be used: the registry does not have a version that it refers to",
+                subject=subject,
+                version=version,
+            )
+            return False
+        found[subject, version] = json.loads(_text(registered))
+        return all(self._add_referenced(found, *reference) for reference in _references(registered))
 
     @contextmanager
     def _request(self) -> Iterator[None]:
@@ -237,21 +268,40 @@ class SchemaRegistry:
         except ConfigurationError:
             raise
         except Exception as error:  # the HTTP library has its own error types
-            reason = str(error) or type(error).__name__
-            does = "rejects the request" if isinstance(error, SchemaRegistryError) else "does not answer"
-            raise RetriableError(f"the schema registry at {self.url} {does}: {reason}") from error
+            # An answer that is no schema may be among what the client has stored, and would remain.
+            self.client.clear_caches()
+            raise RetriableError(f"the schema registry at {self.url} {_what_it_does(error)}") from error
 
 
 def _is_refusal(error: SchemaRegistryError) -> bool:
     return error.http_status_code in _CLIENT_ERRORS and error.http_status_code not in _RETRIABLE_STATUSES
 
 
-def _record(registered: RegistrySchema | None) -> Schema | None:
-    """A registered schema if it is an Avro record."""
-    if registered is None or registered.schema_type not in (None, "AVRO"):
-        return None
-    try:
-        schema: Any = json.loads(registered.schema_str or "")
-    except ValueError:
-        return None
-    return schema if isinstance(schema, dict) and schema.get("type") == "record" and "name" in schema else None
+def _what_it_does(error: Exception) -> str:
+    reason = str(error) or type(error).__name__
+    match error:
+        case SchemaRegistryError():
+            return f"rejects the request: {reason}"
+        case json.JSONDecodeError():
+            said = error.doc.strip()[:_SHOWN_CHARACTERS]
+            return f"answers with success, but not with JSON ({said!r}); {_IN_ITS_PLACE}"
+        # So the client fails at an empty body, and at JSON of another form.
+        case _NoSchemaError() | AttributeError() | TypeError() | LookupError() | ValueError():
+            return f"answers with success, but without what was asked for; {_IN_ITS_PLACE}"
+        case _:
+            return f"does not answer: {reason}"
+
+
+def _text(registered: RegistrySchema) -> str:
+    if not isinstance(text := registered.schema_str, str) or not text:
+        raise _NoSchemaError
+    return text
+
+
+def _is_avro(registered: RegistrySchema) -> bool:
+    return registered.schema_type in (None, "AVRO")
+
+
+def _references(registered: RegistrySchema) -> list[tuple[str, int]]:
+    """Subject and version of each schema that one refers to."""
+    return [(str(reference.subject), int(reference.version or 0)) for reference in registered.references or ()]

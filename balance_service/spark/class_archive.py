@@ -7,11 +7,11 @@ start some seconds slower. Source: JEP 350, "Dynamic CDS Archives".
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.registry import SchemaRegistry, WriterSchema
+from balance_service.avro.registry import SchemaRegistry
+from balance_service.avro.writer_schema import WriterSchema
 from balance_service.model.folds import RunningSum
 from balance_service.model.read_model import ReadModel
 from balance_service.model.schemas import Schemas
@@ -122,13 +122,12 @@ class _Registered(SchemaRegistry):
     """Knows schemas by number. Replaces the registry, which a machine that is being set up may lack."""
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
-        self._schemas = list(schemas.items())
+        self._schemas = list(schemas.values())
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
         if not 1 <= schema_id <= len(self._schemas):
             return None
-        name, schema = self._schemas[schema_id - 1]
-        return WriterSchema(name, json.dumps(schema))
+        return WriterSchema.of(self._schemas[schema_id - 1])
 
 
 if __name__ == "__main__":

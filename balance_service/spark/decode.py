@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from balance_service.avro.registry import SchemaRegistry, WriterSchema
+    from balance_service.avro.registry import SchemaRegistry
+    from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
@@ -106,7 +107,7 @@ class Decoder:
         writer = self._registry.writer_schema(schema_id)
         if writer is None:
             return False
-        is_ours = writer.record in self._readers
+        is_ours = any(record in self._readers for record in writer.records)
         is_readable = is_ours and self._is_readable(writer)
         with self._known:
             if is_readable:
@@ -203,14 +204,14 @@ class Decoder:
             *carried,
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
             *(
-                F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.record], w.text)).alias(
+                F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.records[0]], w.text)).alias(
                     f"writer_{i}"
                 )
                 for i, w in self._events.items()
             ),
         )
         types = {
-            record: field_types(reader, [w.text for w in self._events.values() if w.record == record])
+            record: field_types(reader, [w.text for w in self._events.values() if record in w.records])
             for record, reader in readers.items()
         }
         shaped = framed.select(
@@ -227,7 +228,7 @@ class Decoder:
                             in_shape_of(reader, types[record], framed, f"writer_{i}", writer.text),
                         )
                         for i, writer in self._events.items()
-                        if writer.record == record
+                        if record in writer.records
                     ),
                 ).alias(reader["name"])
                 for record, reader in readers.items()
@@ -254,7 +255,9 @@ class Decoder:
 
     def _is_readable(self, writer: WriterSchema) -> bool:
         """Whether Spark can decode a writer's records into all fields of the reader's schema."""
-        reader = self._readers[writer.record]
+        if len(writer.records) > 1:
+            return False
+        reader = self._readers[writer.records[0]]
         empty = self._spark.createDataFrame([], "value binary")
         try:
             events = empty.select(self._decoded(F.col("value"), reader, writer.text).alias("event"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from balance_service.avro.schemas import full_name
+from balance_service.avro.writer_schema import WriterSchema
 from balance_service.engine.changelog_writer import ChangelogWriter
 from balance_service.errors import RetriableError, TaskMigratedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from balance_service.avro.registry import SchemaRegistry, WriterSchema
+    from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.engine.records import DeadLetter, Output, Record
     from balance_service.errors import BalanceServiceError
@@ -35,13 +34,10 @@ class FakeRegistry(SchemaRegistry):
         return self.schemas.index(schema) + 1
 
     def writer_schema(self, schema_id: int) -> WriterSchema | None:
-        from balance_service.avro.registry import WriterSchema
-
         self._ask()
         if not 1 <= schema_id <= len(self.schemas):
             return None
-        schema = self.schemas[schema_id - 1]
-        return WriterSchema(full_name(schema), json.dumps(schema))
+        return WriterSchema.of(self.schemas[schema_id - 1])
 
     def _ask(self) -> None:
         if not self.is_up:

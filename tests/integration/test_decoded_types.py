@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balance_service.avro.codec import frame_header
-from balance_service.avro.registry import WriterSchema
-from balance_service.avro.schemas import fields_of, full_name, load_schema, without_null
+from balance_service.avro.schemas import fields_of, load_schema, without_null
+from balance_service.avro.writer_schema import WriterSchema
 from balance_service.model.conditions import col
 from balance_service.model.events import Emit
 from balance_service.model.read_model import ReadModel
@@ -83,8 +82,7 @@ class Writers:
         self.schemas = schemas
 
     def writer_schema(self, schema_id: int) -> WriterSchema:
-        schema = self.schemas[schema_id - 1]
-        return WriterSchema(full_name(schema), json.dumps(schema))
+        return WriterSchema.of(self.schemas[schema_id - 1])
 
 
 def decoded(

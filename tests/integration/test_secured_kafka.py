@@ -302,7 +302,7 @@ def test_a_registry_behind_tls_accepts_each_login(secured: SecuredStack, login: 
         written = registry.writer_schema(schema_id)
 
     assert written is not None
-    assert written.record == "parts.code.balance.state.Position"
+    assert written.records == ("parts.code.balance.state.Position",)
 
 
 def test_a_read_only_client_gets_the_ids_of_registered_schemas_and_may_not_register(secured: SecuredStack) -> None:
