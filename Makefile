@@ -52,13 +52,13 @@ chaos-mutants: setup ## Plant bugs one at a time, and check that the tests find 
 compose-test: setup ## Test docker-compose.yml on a Docker engine; starts one if none runs (needs root)
 	@$(BIN)/python -m tests.compose
 
-bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; 70 to 80 minutes, needs a JDK
+bench: setup ## Compare the service with Kafka Streams, PostgreSQL and Quix Streams; 80 to 90 minutes, needs a JDK
 	@$(BIN)/python -m bench
 
 bench-quick: setup ## Under 5 minutes; fails if replay is not 1.5 times as fast as with Kafka Streams
 	@$(BIN)/python -m bench --quick
 
-bench-before: setup ## Compare this checkout with an earlier one, about half an hour; run `make setup` in BEFORE=FOLDER first
+bench-before: setup ## Compare this checkout with an earlier one, about an hour; run `make setup` in BEFORE=FOLDER first
 	@$(BIN)/python -m bench --before "$(or $(BEFORE),$(error set BEFORE to the earlier checkout: make bench-before BEFORE=FOLDER))"
 
 check: setup ## Check format, lint, types and import contracts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from bench.sides import Instance, Side
 
 LOOK_EVERY_SECONDS = 0.03
+_READY_LOOK_SECONDS = 0.01
+_ANSWER_SECONDS = 2.0
 _START_SECONDS = 300.0
 _STANDSTILL_SECONDS = 120.0
 _CHECKED_CUSTOMERS = 1_000
@@ -82,6 +86,22 @@ class Cluster:
                 raise BalanceServiceError(f"{self.side.name} did not open all partitions in {_START_SECONDS:.0f} s")
             time.sleep(LOOK_EVERY_SECONDS)
 
+    def wait_ready(self, instance: Instance) -> float:
+        """Wait until the readiness of an instance of this service is 200; returns the monotonic time.
+
+        Raises:
+            BalanceServiceError: it is not, for minutes.
+        """
+        deadline, address = time.monotonic() + _START_SECONDS, urlsplit(instance.url)
+        while time.monotonic() < deadline:
+            connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=_ANSWER_SECONDS)
+            with closing(connection), suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/health/ready")
+                if connection.getresponse().status == http.client.OK:
+                    return time.monotonic()
+            time.sleep(_READY_LOOK_SECONDS)
+        raise BalanceServiceError(f"{self.side.name} was not ready in {_START_SECONDS:.0f} s")
+
     def committed(self) -> int:
         """The number of durably committed events of all partitions."""
         return self._events(instance.committed() for instance in self.launched)
@@ -97,11 +117,14 @@ class Cluster:
             highest[partition] = max(position, highest.get(partition, 0))
         return sum(min(position, self.load.ends.get(p, 0)) for p, position in highest.items())
 
-    def wait_committed(self, seen: Callable[[int], None] = lambda _: None) -> float:
+    def wait_committed(
+        self, seen: Callable[[int], None] = lambda _: None, every_seconds: float = LOOK_EVERY_SECONDS
+    ) -> float:
         """Wait until every event of the load is committed; returns the monotonic time.
 
         Args:
             seen: called with the number of committed events at each poll.
+            every_seconds: between polls.
 
         Raises:
             BalanceServiceError: there is no progress for two minutes.
@@ -118,7 +141,7 @@ class Cluster:
                 most, moved = committed, now
             if now - moved > _STANDSTILL_SECONDS:
                 raise BalanceServiceError(f"{self.side.name} stands still at {most} of {self.load.events} events")
-            time.sleep(max(0.0, LOOK_EVERY_SECONDS - (now - began)))
+            time.sleep(max(0.0, every_seconds - (now - began)))
 
     def check_balances(self) -> None:
         """Compare a thousand balances with the generated load. Raises BalanceServiceError if one is wrong."""

@@ -105,5 +105,14 @@ NAMES = {
     "keys": "keys/s",
     "first_answer": "start to first answer, s",
     "silence": "longest silence, ms",
+    "stall": "longest time without a new event, ms",
+    "caught_up": "start to caught up, s",
+    "cpu_start": "CPU-s until caught up",
+    "threads": "threads",
+    "new_id": "event under a new id to its answer, s",
+    "restart": "restart to ready, s",
+    "first_event": "start to first event visible, s",
+    "since_ready": "ready to first event visible, ms",
+    "of_few": "start to first event visible, of that with one id",
 }
 """The displayed names of figures."""

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.figures import NAMES, Key
+from bench.first_event import CASE
+from bench.moves import many_case
 from bench.plan import CUSTOMERS, EVENTS, LONG_EVENTS, PROXIED, read_case, replay_case
+from bench.schema_ids import ids_case
 from bench.sides import BEFORE, OURS, THEIRS
+from bench.tasks import tasks_case
 
 if TYPE_CHECKING:
     from bench.figures import Figures
@@ -86,6 +90,22 @@ _ABSOLUTE = {
     _key("freshness", "50,000 events/s", "p99"): _at_most(400),
     _key("freshness", "leaderboard, 1,000 scores/s", "p50"): _at_most(80),
     _key("idle", "one instance", "idle"): _at_most(2),
+    _key("tasks", tasks_case(64), "caught_up"): _at_most(12),
+    _key("tasks", tasks_case(64), "cpu_start"): _at_most(18),
+    _key("tasks", tasks_case(64), "idle"): _at_most(4),
+    _key("tasks", tasks_case(64), "memory"): _at_most(850),
+    _key("tasks", tasks_case(64), "threads"): _at_most(500),
+    _key("tasks", tasks_case(128), "caught_up"): _at_most(20),
+    **{
+        _key("moves", many_case(64, what), name): _at_most(bound)
+        for what, bound in (("moves", 3_000), ("stays", 300))
+        for name in ("silence", "stall")
+    },
+    _key("ids", ids_case(400), "new_id"): _at_most(2),
+    _key("ids", ids_case(400), "stall"): _at_most(200),
+    _key("ids", ids_case(400), "of_few"): _at_most(1.1),
+    _key("first", CASE, "first_event"): _at_most(5.2),
+    _key("first", CASE, "since_ready"): _at_most(100),
     _key("start", "clean, jars present", "ready"): _at_most(5),
 }
 _BESIDE = {

@@ -62,7 +62,7 @@ def measure_leaderboard(stack: LocalStack, players: int, rate: int, probes: int,
     Raises:
         BalanceServiceError: the instance makes no progress.
     """
-    side = OurSide(stack, model="leaderboard")
+    side = OurSide(stack, models=["leaderboard"])
     schema_ids = _fill(stack, players)
     application_id = new_application_id("leaderboard")
     with ExitStack() as cleanup:

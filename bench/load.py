@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from bench.background import Background, at_rate
 from bench.events import MAX_CENTS, customer_id, encoded, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from multiprocessing.synchronize import Event
 
     from balance_service.devtools.local.stack import LocalStack
@@ -66,14 +67,13 @@ class Load:
 
     def customers_of(self, partition: int, at_most: int) -> list[str]:
         """Ids of customers of one partition that have a balance."""
-        chosen = []
-        for number in np.flatnonzero(self.cents).tolist():
-            customer = customer_id(number)
-            if partition_of(customer.encode(), len(self.ends)) == partition:
-                chosen.append(customer)
-                if len(chosen) == at_most:
-                    break
-        return chosen
+        return [customer_id(number) for number in self.numbers_of(partition, at_most)]
+
+    def numbers_of(self, partition: int, at_most: int) -> list[int]:
+        """Numbers of customers of one partition that have a balance."""
+        partitions = len(self.ends)
+        having = (n for n in np.flatnonzero(self.cents).tolist() if _home(n, partitions) == partition)
+        return list(islice(having, at_most))
 
 
 def generate(
@@ -170,8 +170,16 @@ def produce(producer: Producer, topic: str, key: bytes | None, frame: bytes) -> 
             return
 
 
-def arriving(stack: LocalStack, load: Load, rate: int) -> Background:
-    """Events that arrive at a rate, from the start of the context on."""
+def _home(number: int, partitions: int) -> int:
+    return partition_of(customer_id(number).encode(), partitions)
+
+
+def arriving(stack: LocalStack, load: Load, rate: int, numbers: Sequence[int] = ()) -> Background:
+    """Events that arrive at a rate, from the start of the context on.
+
+    Args:
+        numbers: the customers who get them in turn; by default, they are drawn from all.
+    """
     return Background(
         _events_at_rate,
         stack.bootstrap_servers,
@@ -179,18 +187,27 @@ def arriving(stack: LocalStack, load: Load, rate: int) -> Background:
         load.header,
         load.customers,
         rate,
+        numbers,
         from_count=rate,
     )
 
 
 def _events_at_rate(
-    bootstrap_servers: str, topic: str, header: bytes, customers: int, rate: int, stop: Event, count: Count
+    bootstrap_servers: str,
+    topic: str,
+    header: bytes,
+    customers: int,
+    rate: int,
+    numbers: Sequence[int],
+    stop: Event,
+    count: Count,
 ) -> None:
-    source = np.random.default_rng(rate)
+    source, turns = np.random.default_rng(rate), cycle(numbers)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, **PRODUCER, "linger.ms": 5})
 
     def send(due: int) -> None:
-        for key, frame in encoded(header, source.integers(0, customers, due), source.integers(1, MAX_CENTS, due)):
+        chosen = np.array(list(islice(turns, due))) if numbers else source.integers(0, customers, due)
+        for key, frame in encoded(header, chosen, source.integers(1, MAX_CENTS, due)):
             produce(producer, topic, key, frame)
 
     at_rate(rate, _CHUNK_EVENTS, send, stop, count)

@@ -17,14 +17,15 @@ class Loads:
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
-        self._kept: dict[tuple[int, int], Load] = {}
+        self._kept: dict[tuple[int, int, int], Load] = {}
         self._topics = 0
 
-    def kept(self, events: int, customers: int) -> Load:
+    def kept(self, events: int, customers: int, partitions: int = PARTITIONS) -> Load:
         """A shared load, to which no events are added."""
-        if (events, customers) not in self._kept:
-            self._kept[events, customers] = self.new(events, customers)
-        return self._kept[events, customers]
+        size = events, customers, partitions
+        if size not in self._kept:
+            self._kept[size] = self.new(events, customers, partitions=partitions)
+        return self._kept[size]
 
     def new(self, events: int, customers: int, *, each_once: bool = False, partitions: int = PARTITIONS) -> Load:
         """A new load; with `each_once`, one event for each customer."""

@@ -1,34 +1,35 @@
 """Moves: how long a partition is unavailable when an instance joins, leaves or is killed.
 
-Clients continuously query every instance for a customer of every partition. The silence of a partition is the longest
-time between two successful answers of any instance.
+Clients continuously query for a customer of every partition; see `watch`. With many tasks, events arrive
+during the move, and partitions that move and partitions that stay have figures of their own.
 """
 
 from __future__ import annotations
 
-import http.client
-import itertools
-import threading
 import time
-from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from balance_service.errors import BalanceServiceError
 from bench.cluster import Cluster
-from bench.sides import PATH
+from bench.load import arriving
+from bench.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from balance_service.devtools.local.stack import LocalStack
     from bench.figures import Figures
     from bench.load import Load
-    from bench.sides import Instance, Side
+    from bench.sides import Side
 
 _ASK_EVERY_SECONDS = 0.02
-_ANSWER_SECONDS = 1.0
 _SETTLE_SECONDS = 5.0
 # Longer than the session timeouts: the group has removed a dead instance, and the rebalance is over.
 _WATCH_SECONDS = 20.0
+# With many tasks: each event is a transaction of each model, so that few partitions have some.
+_WATCHED = 8
+_EVENTS_A_SECOND = 10
+_ENOUGH_SECONDS = 120.0
 
 
 def measure_moves(stack: LocalStack, side: Side, load: Load, figures: Figures) -> None:
@@ -54,65 +55,69 @@ def measure_moves(stack: LocalStack, side: Side, load: Load, figures: Figures) -
             cluster.wait_running()
             time.sleep(_SETTLE_SECONDS)
 
-        with _Askers(cluster.instances, load) as askers:
+        moves: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("joins", join),
+            ("leaves", lambda: end(kill=False)),
+            ("joins", join),
+            ("is killed", lambda: end(kill=True)),
+        )
+        with Watch(cluster.instances, {p: load.customers_of(p, 1)[0] for p in load.ends}, _ASK_EVERY_SECONDS) as watch:
             time.sleep(_SETTLE_SECONDS)
-            for case, move in (
-                ("joins", join),
-                ("leaves", lambda: end(kill=False)),
-                ("joins", join),
-                ("is killed", lambda: end(kill=True)),
-            ):
-                silence = askers.silence_while(move)
-                figures.add(side.name, "moves", f"an instance {case}", silence=silence * 1000)
+            for case, move in moves:
+                began = time.monotonic()
+                move()
+                gaps = watch.gaps(began, time.monotonic()).values()
+                figures.add(side.name, "moves", f"an instance {case}", silence=1000 * max(g.silence for g in gaps))
 
 
-class _Askers:
-    """A thread for each instance and partition; `_answered` has the times of successful answers by partition."""
+def measure_moves_of_many(stack: LocalStack, side: Side, load: Load, tasks: int, figures: Figures) -> None:
+    """A second instance takes half of the partitions, while events arrive.
 
-    def __init__(self, instances: Sequence[Instance], load: Load) -> None:
-        self._stop = threading.Event()
-        self._answered: dict[int, list[float]] = {p: [] for p in load.ends}
-        self._threads = [
-            threading.Thread(target=self._ask, args=(i, p, load.customers_of(p, 1)[0]), daemon=True)
-            for i, p in itertools.product(instances, load.ends)
-        ]
+    Args:
+        tasks: of all models, for the name of the case.
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
+    Raises:
+        BalanceServiceError: an instance makes no progress, or the watched partitions all move or all stay.
+    """
+    watched = sorted(load.ends)[:: max(1, len(load.ends) // _WATCHED)]
+    numbers = [load.numbers_of(p, 1)[0] for p in watched]
+    with Cluster(stack, side, load, "moves", 2) as cluster:
+        first, second = cluster.instances
+        cluster.launch(first)
+        cluster.wait_running()
+        cluster.wait_committed()
+        with (
+            arriving(stack, load, _EVENTS_A_SECOND * len(watched), numbers),
+            # The first instance forwards queries for partitions that have moved.
+            Watch([first], {p: load.customers_of(p, 1)[0] for p in watched}, _ASK_EVERY_SECONDS) as watch,
+        ):
+            time.sleep(_SETTLE_SECONDS)
+            began = cluster.launch(second)
+            moved = _half(cluster)
+            time.sleep(_SETTLE_SECONDS)
+            gaps = watch.gaps(began, time.monotonic())
+    for what, some in (
+        ("moves", [g for p, g in gaps.items() if p in moved]),
+        ("stays", [g for p, g in gaps.items() if p not in moved]),
+    ):
+        if not some:
+            raise BalanceServiceError(f"none of the watched partitions {what}")
+        silence, stall = max(g.silence for g in some), max(g.stall for g in some)
+        figures.add(side.name, "moves", many_case(tasks, what), silence=1000 * silence, stall=1000 * stall)
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
-    def silence_while(self, move: Callable[[], None]) -> float:
-        """The longest silence of any partition, in seconds."""
-        began = time.monotonic()
-        move()
-        ended = time.monotonic()
-        longest = 0.0
-        for answers in self._answered.values():
-            times = [began, *sorted(at for at in tuple(answers) if began <= at <= ended), ended]
-            longest = max(longest, *(b - a for a, b in itertools.pairwise(times)))
-        return longest
+def many_case(tasks: int, what: str) -> str:
+    """The case of a key that `moves` or `stays`."""
+    return f"an instance joins, {tasks} tasks, a key that {what}"
 
-    def _ask(self, instance: Instance, partition: int, customer: str) -> None:
-        connection: http.client.HTTPConnection | None = None
-        while not self._stop.wait(_ASK_EVERY_SECONDS):
-            try:
-                if connection is None:
-                    address = urlsplit(instance.url)
-                    connection = http.client.HTTPConnection(
-                        str(address.hostname), address.port, timeout=_ANSWER_SECONDS
-                    )
-                connection.request("GET", f"{PATH}?customerId={customer}")
-                answer = connection.getresponse()
-                answer.read()
-                if answer.status == http.client.OK:
-                    self._answered[partition].append(time.monotonic())
-            except (OSError, http.client.HTTPException):
-                if connection is not None:
-                    connection.close()
-                connection = None
+
+def _half(cluster: Cluster) -> frozenset[int]:
+    """Wait until the second instance has half of the partitions, and every partition is open; returns them."""
+    deadline = time.monotonic() + _ENOUGH_SECONDS
+    while time.monotonic() < deadline:
+        cluster.wait_running(spread=True)
+        _, owned = cluster.running()
+        if len(owned) >= len(cluster.load.ends) // 2:
+            return owned
+        time.sleep(_ASK_EVERY_SECONDS)
+    raise BalanceServiceError(f"{cluster.side.name} did not divide the partitions in {_ENOUGH_SECONDS:.0f} s")

@@ -11,6 +11,9 @@ MEASURES = (
     "freshness",
     "reads",
     "moves",
+    "tasks",
+    "ids",
+    "first",
     "rewards",
     "leaderboard",
     "postgresql",
@@ -68,6 +71,12 @@ class Plan:
     read_seconds: float
     proxied: int
     """Repetitions of proxied reads."""
+    tasks: tuple[tuple[int, int], ...]
+    """Number of models and of partitions; the moves of many tasks use the last but one."""
+    waiting_events: int
+    schema_ids: tuple[int, ...]
+    starts: int
+    """Number of starts in `first`."""
     invoices: int
     cards: int
     rewards: int
@@ -100,6 +109,10 @@ FULL = Plan(
     headers=(False, True),
     read_seconds=3.0,
     proxied=3,
+    tasks=((1, 2), (1, 32), (2, 32), (2, 64)),
+    waiting_events=20_000,
+    schema_ids=(1, 400),
+    starts=10,
     invoices=200_000,
     cards=100_000,
     rewards=3,
@@ -109,7 +122,7 @@ FULL = Plan(
 )
 PAIRS = replace(
     FULL,
-    measures=("replay", "restore", "freshness", "reads", "moves"),
+    measures=("replay", "restore", "freshness", "reads", "moves", "tasks", "ids", "first"),
     repetitions=3,
     long_events=0,
     warm_seconds=10.0,
@@ -158,6 +171,10 @@ SMOKE = replace(
     read_rates=(0, 100),
     read_seconds=1.0,
     proxied=1,
+    tasks=((1, 2), (2, 2), (2, 4)),
+    waiting_events=1_000,
+    schema_ids=(1, 3),
+    starts=2,
     invoices=20_000,
     cards=1_000,
     rewards=2,

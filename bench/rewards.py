@@ -79,7 +79,7 @@ def _sides(stack: LocalStack, plan: Plan) -> tuple[Side, Sequence[Side]]:
         "output-topic": NOTIFICATIONS,
         "notification-schema-id": str(registered(stack, NOTIFICATIONS, "Notification")),
     }
-    return OurSide(stack, model="rewards"), settings_of(stack, plan, "RewardsStreams", more)
+    return OurSide(stack, models=["rewards"]), settings_of(stack, plan, "RewardsStreams", more)
 
 
 def _replay(stack: LocalStack, side: Side, load: Invoices) -> dict[str, float | None]:

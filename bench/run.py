@@ -14,12 +14,13 @@ from rich.console import Console
 from balance_service.devtools.progress import progress_bar
 from balance_service.errors import BalanceServiceError, ConfigurationError
 from bench.figures import NAMES, Figures
+from bench.first_event import measure_first_event
 from bench.freshness import measure_freshness
 from bench.invoices import generate_invoices
 from bench.leaderboard import measure_leaderboard
 from bench.load import PARTITIONS
 from bench.loads import Loads
-from bench.moves import measure_moves
+from bench.moves import measure_moves, measure_moves_of_many
 from bench.plan import read_case, replay_case, tried
 from bench.postgresql import Server
 from bench.quix import QuixSide
@@ -27,8 +28,10 @@ from bench.reads import measure_local_reads, measure_proxied_reads
 from bench.replay import Replay, replay
 from bench.restore import measure_restore
 from bench.rewards import measure_rewards
+from bench.schema_ids import ids_case, measure_schema_ids
 from bench.sides import OurSide
 from bench.sweep import best, least_unless_alike, settings_of, told, try_all
+from bench.tasks import MODELS, measure_tasks
 from bench.upserts import UpsertsSide
 
 if TYPE_CHECKING:
@@ -69,6 +72,9 @@ class Run:
             "freshness": self._freshness,
             "reads": self._reads,
             "moves": self._moves,
+            "tasks": self._tasks,
+            "ids": self._schema_ids,
+            "first": self._first_event,
             "rewards": self._rewards,
             "leaderboard": self._leaderboard,
             "postgresql": self._postgresql,
@@ -141,6 +147,11 @@ class Run:
         sides = (self._ours, theirs or self._theirs)
         return sides if repetition % 2 else sides[::-1]
 
+    def _own_sides(self, repetition: int, models: Sequence[str] = MODELS[:1]) -> Sequence[Side]:
+        """This service, or both checkouts in alternating order, with these models."""
+        sides = [OurSide(self._stack, checkout, models) for checkout in dict.fromkeys((None, self._before))]
+        return sides if repetition % 2 else sides[::-1]
+
     def _scaling(self) -> None:
         """Only this service, or both checkouts."""
         plan = self._plan
@@ -201,10 +212,44 @@ class Run:
                     measure_proxied_reads(self._stack, side, load, plan, self._figures)
 
     def _moves(self) -> None:
-        load = self._loads.new(self._plan.small_events, self._plan.customers[0])
+        plan = self._plan
+        load = self._loads.new(plan.small_events, plan.customers[0])
         for side in self._in_turn(1):
             self._say(f"{side.name}: an instance joins, leaves, is killed")
             measure_moves(self._stack, side, load, self._figures)
+        models, partitions = plan.tasks[-2]
+        tasks = models * partitions
+        for side in self._own_sides(1, MODELS[:models]):
+            load = self._loads.new(plan.waiting_events, plan.waiting_events // 2, partitions=partitions)
+            self._say(f"{side.name}: an instance joins, {tasks} tasks")
+            measure_moves_of_many(self._stack, side, load, tasks, self._figures)
+
+    def _tasks(self) -> None:
+        plan = self._plan
+        for repetition, (models, partitions) in enumerate(plan.tasks, start=1):
+            load = self._loads.kept(plan.waiting_events, plan.waiting_events // 2, partitions)
+            tasks = models * partitions
+            for side in self._own_sides(repetition, MODELS[:models]):
+                self._say(f"{side.name}: {tasks} tasks")
+                measure_tasks(self._stack, side, load, tasks, plan.idle_seconds, self._figures)
+
+    def _schema_ids(self) -> None:
+        plan = self._plan
+        for side in self._own_sides(1):
+            few = 0.0
+            for ids in plan.schema_ids:
+                load = self._loads.new(plan.waiting_events, plan.waiting_events // 2)
+                self._say(f"{side.name}: {ids_case(ids)}")
+                restart = measure_schema_ids(self._stack, side, load, ids, self._figures)
+                few = few or restart
+                self._figures.add(side.name, "ids", ids_case(ids), of_few=restart / few)
+
+    def _first_event(self) -> None:
+        plan = self._plan
+        for start in range(1, plan.starts + 1):
+            for side in self._own_sides(start):
+                self._say(f"{side.name}: the first event, {start}/{plan.starts}")
+                measure_first_event(self._stack, side, self._loads.new(0, plan.small_events), self._figures)
 
     def _rewards(self) -> None:
         if self._before is not None:

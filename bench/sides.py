@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import uuid
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -25,7 +26,7 @@ from balance_service.settings import PREFIX
 from bench.machine import commit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.devtools.local.stack import LocalStack
 
@@ -42,7 +43,7 @@ _THIS_CHECKOUT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of an instance."""
+    """The progress of an instance. A partition counts if the instance has it for every hosted model."""
 
     running: frozenset[int]
     """Partitions whose stores are open."""
@@ -105,12 +106,12 @@ class OurSide:
 
     variant = ""
 
-    def __init__(self, stack: LocalStack, before: Path | None = None, model: str = "balance") -> None:
+    def __init__(self, stack: LocalStack, before: Path | None = None, models: Sequence[str] = ("balance",)) -> None:
         """Args:
-        model: the hosted read model.
+        models: the hosted read models.
         """
         self.name = OURS if before is None else BEFORE
-        self._model = model
+        self._models = models
         self._stack = stack
         self._before = before
         # Read at start, because files can change during a long run.
@@ -127,14 +128,18 @@ class OurSide:
         environment = {
             "BALANCE_TOPIC": topic,
             "BALANCE_APPLICATION_ID": application_id,
-            "BALANCE_MODELS": self._model,
+            "BALANCE_MODELS": ",".join(self._models),
         }
-        return _Ours(LocalInstance(number, self._stack, environment=environment, checkout=self._before))
+        instance = LocalInstance(number, self._stack, environment=environment, checkout=self._before)
+        return _Ours(instance, len(self._models))
 
 
 class _Ours:
-    def __init__(self, instance: LocalInstance) -> None:
+    """Models of one stage each, for the methods that tell its progress."""
+
+    def __init__(self, instance: LocalInstance, models: int) -> None:
         self._instance = instance
+        self._models = models
         self.url = self._instance.url
         self._process: psutil.Process | None = None
         self._http = httpx.Client(timeout=STATUS_SECONDS, trust_env=False)
@@ -148,12 +153,13 @@ class _Ours:
         tasks = self._tasks()
         if tasks is None:
             return None
-        running = frozenset(int(t["partition"]) for t in tasks if t["role"] == "active" and t["state"] == "RUNNING")
-        return Progress(running, sum(int(t["restored"]) for t in tasks), _positions(tasks))
+        opened = Counter(int(t["partition"]) for t in tasks if t["role"] == "active" and t["state"] == "RUNNING")
+        running = frozenset(partition for partition, count in opened.items() if count == self._models)
+        return Progress(running, sum(int(t["restored"]) for t in tasks), self._positions(tasks))
 
     def committed(self) -> Mapping[int, int]:
         # The position of a task advances only after its transaction is committed.
-        return _positions(self._tasks() or ())
+        return self._positions(self._tasks() or ())
 
     def amount(self, customer: str) -> Decimal | None:
         return asked(self._http, self.url, customer)
@@ -183,9 +189,12 @@ class _Ours:
             return None
         return tasks
 
-
-def _positions(tasks: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    return {int(t["partition"]): int(t["position"]) for t in tasks if t["role"] == "active"}
+    def _positions(self, tasks: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+        positions: dict[int, list[int]] = defaultdict(list)
+        for task in tasks:
+            if task["role"] == "active":
+                positions[int(task["partition"])].append(int(task["position"]))
+        return {partition: min(some) for partition, some in positions.items() if len(some) == self._models}
 
 
 def new_application_id(what: str) -> str:

@@ -34,6 +34,15 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
     return total
 
 
+def threads(processes: Sequence[psutil.Process]) -> int:
+    """The number of their threads."""
+    count = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            count += process.num_threads()
+    return count
+
+
 def resident_bytes(processes: Sequence[psutil.Process]) -> int:
     """Memory in bytes: PSS, which counts shared pages once, or RSS if the system has no PSS."""
     return sum(map(_resident, processes))

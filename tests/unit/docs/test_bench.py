@@ -21,17 +21,22 @@ from bench import loads
 from bench import run as bench_run
 from bench.events import MAX_CENTS, customer_id, encoded
 from bench.figures import NAMES, Figures, Key
+from bench.first_event import CASE
 from bench.goals import goal_of, goals_beside
 from bench.machine import commit_of
+from bench.moves import many_case
 from bench.plan import FULL, PAIRS, PROXIED, Plan, read_case, replay_case
 from bench.reads import INGRESS_HEADERS
 from bench.replay import Replay
 from bench.report import Document, document
 from bench.requests import ask_all
 from bench.run import Run
+from bench.schema_ids import Released, ids_case
 from bench.sides import BEFORE, OURS, POSTGRESQL, THEIRS, OurSide, Side
 from bench.sweep import best, least_unless_alike, settings_of, try_all
 from bench.tables import MADE, SHORT, between_markers, part_of, short
+from bench.tasks import tasks_case
+from bench.watch import Gaps, gaps_of
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -146,6 +151,10 @@ def test_a_full_run_measures_each_goal_and_each_row_of_the_readme(peer: str, pla
         cases |= {("scaling", f"{n} instances") for n in (2, 3)} | {("reads", read_case(PROXIED, 16, 0))}
         cases |= {("rewards", f"{plan.cards:,} cards"), ("freshness", f"leaderboard, {plan.scores:,} scores/s")}
     cases |= {("restore", f"{plan.keys:,} keys"), ("idle", "one instance"), ("start", "clean, jars present")}
+    cases |= {("tasks", tasks_case(models * partitions)) for models, partitions in plan.tasks}
+    models, partitions = plan.tasks[-2]
+    cases |= {("moves", many_case(models * partitions, what)) for what in ("moves", "stays")}
+    cases |= {("ids", ids_case(ids)) for ids in plan.schema_ids} | {("first", CASE)}
     wanted = {(key.measure, key.case) for key in goals_beside(peer)}
     wanted |= {(key.measure, key.case) for key in SHORT} if peer == THEIRS else set()
     # A goal for this service alone applies with each peer.
@@ -236,6 +245,47 @@ def test_the_first_side_of_a_pair_alternates(tmp_path: Path, monkeypatch: pytest
     run = Run(LocalStack(tmp_path), PAIRS, Figures(BEFORE), tmp_path)
     assert run.measure(["freshness"]) == []
     assert measured == [OURS, BEFORE, BEFORE, OURS, OURS, BEFORE]
+
+
+def test_a_partition_of_two_models_counts_once_both_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = OurSide(LocalStack(tmp_path), models=["balance", "activity"]).instance(1, "topic", "application")
+    tasks = [
+        {"partition": partition, "role": "active", "state": state, "position": position, "restored": 0}
+        for partition, state, position in (
+            (0, "RUNNING", 7),
+            (0, "RUNNING", 5),
+            (1, "RUNNING", 9),
+            (1, "RESTORING", 0),
+            (2, "RUNNING", 9),
+        )
+    ]
+    monkeypatch.setattr(instance, "_tasks", lambda: tasks)
+    progress = instance.progress()
+    assert progress is not None
+    assert progress.running == {0}
+    assert progress.applied == instance.committed() == {0: 5, 1: 0}
+
+
+def test_a_gap_ends_with_an_answer_and_a_stall_with_an_answer_that_has_more_events() -> None:
+    looks = [(0.0, 4), (1.5, 4), (2.0, 6), (2.5, 5), (4.0, 6), (4.5, 7)]
+    assert gaps_of(looks, 1.0, 6.0) == Gaps(silence=1.5, stall=2.5)
+    assert gaps_of([], 1.0, 6.0) == Gaps(silence=5.0, stall=5.0)
+
+
+def test_events_under_another_version_have_its_id_and_its_optional_field() -> None:
+    ((_, frame),) = encoded(HEADER, np.array([1]), np.array([100]))
+    field = {"name": "release1", "type": ["null", "string"], "default": None}
+    shipped = load_schema("FundsAdded")
+    released = Released(b"\x00\x00\x00\x00\x08")(frame)
+    assert released[:5] == b"\x00\x00\x00\x00\x08"
+    body = io.BytesIO(released[5:])
+    event = fastavro.schemaless_reader(
+        body, fastavro.parse_schema({**shipped, "fields": [*shipped["fields"], field]}), None
+    )
+    assert isinstance(event, dict)
+    assert event["amount"] == Decimal("1.00")
+    assert event["release1"] is None
+    assert not body.read()
 
 
 def test_an_earlier_checkout_runs_in_its_folder_with_its_interpreter(tmp_path: Path) -> None:
