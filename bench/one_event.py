@@ -27,7 +27,7 @@ from balance_service.process import failpoints
 from balance_service.process.runtime import favour_short_work
 from balance_service.read_models.balance import Balance
 from balance_service.settings import load_settings
-from balance_service.spark.row_query import RowQuery
+from balance_service.spark.row_query import PartitionStream
 from bench.events import encoded
 from bench.load import PRODUCER, generate
 
@@ -62,15 +62,15 @@ def main() -> None:
     """Print the median of each step."""
     times = _Times()
     vars(failpoints)["_armed"] = times
-    pull = RowQuery.pull
+    pull = PartitionStream.pull
 
-    def noted(query: RowQuery, timeout_seconds: float) -> Any:
-        rows = pull(query, timeout_seconds)
+    def noted(stream: PartitionStream, timeout_seconds: float) -> Any:
+        rows = pull(stream, timeout_seconds)
         if rows is not None:
             times.noted["pulled"] = time.monotonic()
         return rows
 
-    setattr(RowQuery, "pull", noted)  # noqa: B010  (to mypy, methods are not assigned to)
+    setattr(PartitionStream, "pull", noted)  # noqa: B010  (to mypy, methods are not assigned to)
     with tempfile.TemporaryDirectory(prefix="balance-bench-") as folder, LocalStack(Path(folder)) as stack:
         load = generate(stack, "way", 1_000, 100, lambda _more: None)
         settings = load_settings(

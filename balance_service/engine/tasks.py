@@ -60,6 +60,9 @@ class Runner(Protocol):
             BalanceServiceError: the task must be closed, and the error's class says what to do next.
         """
 
+    def stop(self, timeout_seconds: float) -> bool:
+        """Frees what the tasks shared, once none runs any more. Returns whether that ended in time."""
+
 
 class Tasks:
     """The tasks of a hosted stage, by partition. Invariant: at most one task per partition is open at a time."""
@@ -126,15 +129,14 @@ class Tasks:
             return [supervisor.task for supervisor in self._dismiss(partitions)]
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Closes all tasks for good. Returns whether all their threads ended within the timeout."""
+        """Closes all tasks for good. Returns whether all their threads, and the runner's, ended within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             self._stopped = True
         for task in self.dismiss(list(self._supervisors)):
             task.close(max(0.0, deadline - time.monotonic()))
-        for supervisor in self._leaving:
-            supervisor.ended(max(0.0, deadline - time.monotonic()))
-        return all(supervisor.ended(0) for supervisor in self._leaving)
+        ended = [supervisor.ended(max(0.0, deadline - time.monotonic())) for supervisor in self._leaving]
+        return all(ended) and self._runner.stop(max(0.0, deadline - time.monotonic()))
 
     def task(self, partition: int) -> Task | None:
         """Returns the task of a partition in either role, or None."""

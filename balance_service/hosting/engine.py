@@ -37,6 +37,7 @@ from balance_service.spark.decode import Decoder
 from balance_service.spark.row_query import in_short
 from balance_service.spark.self_test import SelfTest
 from balance_service.spark.session import SparkSampler, start_spark
+from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ _LEAST_STOP_SECONDS = 0.5
 _STOP_WORKERS_SECONDS = 0.5
 _WATERMARKS_EVERY_SECONDS = 1.0
 CHECK_EVERY_SECONDS = 5.0
+# A query that replaces another runs beside it, and so may halves of one that failed.
+_QUERIES_OF_A_PARTITION = 6
 _SAMPLE_EVERY_SECONDS = 5.0
 # As often as Kafka Streams does.
 _PURGE_EVERY_SECONDS = 30.0
@@ -145,9 +148,10 @@ class Engine:
             for name, source in sources.items()
         }
         hosted = self._hosted(stages, {model.name: model for model in models}, prepared, patience)
-        # The next query of a task may start while its last one ends. The self-test runs one more.
-        slots = 2 * sum(sources[stage.source].partitions for stage in stages) + 1
-        self.spark = start_spark(settings, state_directory.scratch, slots)
+        partitions = sum(sources[stage.source].partitions for stage in stages)
+        slots = Slots(_QUERIES_OF_A_PARTITION * partitions)
+        # The self-test and the warm-up run one more.
+        self.spark = start_spark(settings, state_directory.scratch, slots.total + 1)
         self.spark_sampler = SparkSampler(self.spark)
         self_test = SelfTest(self.spark, state_directory.scratch)
         decoders = [
@@ -155,7 +159,7 @@ class Engine:
             for stage in hosted
         ]
         runners = [
-            TaskRunner(stage, decoder, self.spark, self_test, metrics, tracer)
+            TaskRunner(stage, decoder, self.spark, self_test, slots, metrics, tracer)
             for stage, decoder in zip(hosted, decoders, strict=True)
         ]
         openings = threading.Semaphore(files.openings)

@@ -63,6 +63,9 @@ class Metrics:
             registry=self.registry,
         )
         self._queries = self._counter("balance_stream_queries", "Spark queries started, by reason.", (*_TASK, "reason"))
+        self._without_slots = self._counter(
+            "balance_stream_queries_without_slots", "Spark queries that found no free slots.", ("read_model",)
+        )
         self._query_start_seconds = Histogram(
             "balance_stream_start_seconds",
             "Time from the start of a Spark query to its first read, during which its partition is not read.",
@@ -108,6 +111,10 @@ class Metrics:
         self._retried.labels(*labels).inc(letters)
         self._healed.labels(*labels).inc(done.healed)
         self._count_effects(labels, done)
+
+    def without_slots(self, stage: str) -> None:
+        """Count a query that Spark had no slots for."""
+        self._without_slots.labels(stage).inc()
 
     def query_started(self, task_id: TaskId, reason: str, seconds: float) -> None:
         """Count a Spark query at its first read, and the time since its start."""

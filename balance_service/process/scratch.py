@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SCRATCH = "scratch"
 # A Unix socket's path without its final zero byte: macOS allows 104 with it, Linux 108.
-_MOST_PATH_BYTES = 103
+_MOST_PATH_BYTES = 103 - len(".999999")
 _PRIVATE = 0o700
 _OF_OTHERS = 0o077
 
@@ -41,7 +41,7 @@ class Scratch:
     sockets: Path
 
     def new_socket(self) -> Path:
-        """A new path for a Unix socket.
+        """A new path for Unix sockets: itself, and with a dot and a number of up to six digits appended.
 
         Raises:
             ConfigurationError: the path is too long, or another user can access the folder.

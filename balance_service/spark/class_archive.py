@@ -80,8 +80,8 @@ def _exercise(spark: SparkSession, scratch: Scratch) -> None:
     (stage,) = read_model.stages
     decoder = Decoder(spark, read_model, stage, _Registered(stage.event_schemas))
     decoder.resolve(range(1, len(stage.event_schemas) + 1))
-    with RowQuery(spark, scratch, lambda: decoder.updates(one_record(spark)), 0) as query:
-        query.pull(_ROW_SECONDS)
+    with RowQuery(spark, scratch, lambda _: decoder.updates(one_record(spark)), {0: 0}) as query:
+        query.rows[0].pull(_ROW_SECONDS)
     jvm: Any = spark._jvm
     for name in _CONNECTOR:
         jvm.java.lang.Class.forName(name)

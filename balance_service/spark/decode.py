@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES = 5
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
-_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key")
+_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key", "partition")
 # Other fields of the record, which only some stages hand over.
 _CARRIED = ("headers",)
 
@@ -123,7 +123,7 @@ class Decoder:
             Columns `offset`; `key` and the update columns, null if there is no update; and `note`, null for a plain
             update, else a list with one struct: `cause`; `idempotency_key` of an update that has one; `timestamp` (ms),
             `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` if
-            unresolved; `traceparent` if requested and not ignored.
+            unresolved; `traceparent` if requested and not ignored; and last `partition`.
         """
         columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
@@ -155,6 +155,7 @@ class Decoder:
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
+            "partition",
         )
 
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
@@ -168,6 +169,7 @@ class Decoder:
             "key",
             *(column.alias(name) for name, column in columns.items()),
             F.when(is_noted, F.array(note)).alias(NOTE),
+            "partition",
         )
 
     def _typed(self, records: DataFrame, carried: Sequence[str]) -> DataFrame:
@@ -190,6 +192,7 @@ class Decoder:
             "key",
             "value",
             "headers",
+            "partition",
             F.substring("value", 1, _HEADER_BYTES).alias("header"),
             F.expr(f"substring(value, {_HEADER_BYTES + 1})").alias("body"),
         )
@@ -200,6 +203,7 @@ class Decoder:
             F.col("key").alias("record_key"),
             "value",
             _idempotency_key(F.col("headers")).alias("idempotency_key"),
+            "partition",
             cause.alias("frame_cause"),
             *carried,
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),

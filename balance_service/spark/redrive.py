@@ -48,6 +48,7 @@ _RECORDS = pa.schema(
         "offset": pa.int64(),
         "timestamp": pa.timestamp("us", "UTC"),
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        "partition": pa.int32(),
     }
 )
 
@@ -161,7 +162,7 @@ class Redrive:
             rows = self._decoder.updates(frame).toArrow()
         except Exception as error:  # Spark and py4j raise many types of errors.
             raise QueryEndedError(in_short(error)) from error
-        return PartitionRows(rows.sort_by("offset"))
+        return PartitionRows(rows.drop_columns(["partition"]).sort_by("offset"))
 
 
 def redriven(
@@ -212,4 +213,5 @@ def _row(offset: int, message: Message) -> dict[str, Any]:
         "offset": offset,
         "timestamp": message.timestamp()[1] * 1000,
         "headers": [{"key": name, "value": value} for name, value in headers] or None,
+        "partition": message.partition(),
     }

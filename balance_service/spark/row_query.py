@@ -1,7 +1,7 @@
-"""A Spark query in real-time mode over one partition, and its rows.
+"""A Spark query in real-time mode over some partitions of a topic, and the rows of each.
 
-Spark reads and decodes events as they arrive. `java/Handover.java` buffers the rows until they are pulled. Spark's
-checkpoints are not used: a query starts at a given position, and is never resumed. One thread owns a query.
+Spark reads and decodes events as they arrive. `java/Handover.java` buffers the rows of each partition until they are
+pulled. Spark's checkpoints are not used: a query starts at given positions, and is never resumed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import re
 import select
 import shutil
 import socket
+import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ import structlog
 from balance_service.errors import BalanceServiceError, RetriableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# The bounds of the buffer; further events stay in Kafka.
+# The bounds of the buffer of a partition; further events stay in Kafka.
 _MOST_ROWS = 32_768
 _MOST_BYTES = 4 << 20
-# A batch holds one of Spark's slots. When it ends after this time, `TaskRunner` starts another query.
+# A batch holds a slot of Spark for each partition. `SharedQueries` replaces a query before this time.
 _BATCH = "24 hours"
 _ASK = b"\1"
+_COUNT_BYTES = 8
 _CONNECT_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 0.2
 _END_SECONDS = 5.0
@@ -56,41 +59,43 @@ class QueryInterruptedError(QueryEndedError):
 
 
 class RowQuery:
-    """The rows of one partition, in offset order, each once, while the context is open.
-
-    Every method raises QueryEndedError once Spark has ended the query.
-    """
+    """A query and the rows of its partitions while the context is open. Threads may share it."""
 
     def __init__(
         self,
         spark: SparkSession,
         scratch: Scratch,
-        rows: Callable[[], DataFrame],
-        position: int,
+        plan: Callable[[Mapping[int, int]], DataFrame],
+        positions: Mapping[int, int],
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
-        scratch: for its socket and its checkpoint.
-        rows: makes the plan of `Decoder.updates` for a streaming source.
-        position: the first offset of that source.
+        scratch: for its sockets and its checkpoint.
+        plan: makes the plan of `Decoder.updates` for a streaming source that begins at these positions.
+        positions: the first offset of each partition.
         is_interrupted: whether to cancel the start, by a QueryInterruptedError.
         """
         self._spark = spark
         self._scratch = scratch
-        self._rows = rows
-        self._next = position
+        self._plan = plan
         self._is_interrupted = is_interrupted
         self._cleanup = ExitStack()
         self._query: Any = None
-        self._connection: socket.socket | None = None
-        self._batches: Any = None
-        self._asked = False
+        self._ending = threading.Lock()
+        self._end: QueryEndedError | None = None
+        self.rows = {partition: PartitionStream(self, position) for partition, position in positions.items()}
+        """The rows of each partition."""
 
     def __enter__(self) -> Self:
+        """Starts the query. Returns when Spark has opened every partition.
+
+        Raises:
+            QueryEndedError: Spark cannot start the query.
+        """
         try:
             self._start()
         except BaseException as error:
-            self._cleanup.close()
+            self.close()
             if isinstance(error, Exception) and not isinstance(error, BalanceServiceError):
                 # Spark and py4j raise many types of errors.
                 raise QueryEndedError(in_short(error)) from error
@@ -98,50 +103,70 @@ class RowQuery:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the query. Idempotent."""
         self._cleanup.close()
 
-    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
-        """Returns all rows that have arrived since the last pull; None if none arrives in time."""
-        if self._connection is None:
-            raise QueryEndedError("the query has not started")
-        try:
-            if not self._asked:
-                self._connection.sendall(_ASK)
-                self._asked = True
-            if not _is_readable(self._connection, timeout_seconds):
-                return None
-            rows: pa.RecordBatch = self._batches.read_next_batch()
-        except (OSError, pa.ArrowInvalid, StopIteration) as error:
-            raise self._ended() from error
-        self._asked = False
-        first, last = rows["offset"][0].as_py(), rows["offset"][-1].as_py()
-        if first < self._next:
-            raise QueryEndedError(f"Spark handed over offset {first} after {self._next - 1}")
-        self._next = last + 1
-        return rows
+    @property
+    def has_ended(self) -> bool:
+        """Whether Spark has ended the query. Asks the JVM."""
+        if self._end is None and self._query is not None:
+            try:
+                return not self._query.isActive
+            except Exception:  # py4j raises many types of errors.
+                return True
+        return self._end is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the query is known here. Does not ask the JVM."""
+        return self._end is not None
+
+    def ended(self) -> QueryEndedError:
+        """Returns why Spark ended the query; waits for the end for up to five seconds."""
+        with self._ending:
+            if self._end is None:
+                try:
+                    if not self._query.awaitTermination(_END_SECONDS):
+                        return QueryEndedError("Spark hands over no more rows, though it has not ended the query")
+                    failure = self._query.exception()
+                except Exception as error:
+                    failure = error
+                is_full_time = failure is None or _SECOND_BATCH in str(failure)
+                self._end = (
+                    BatchEndedError("Spark's batch has come to its end")
+                    if is_full_time
+                    else QueryEndedError(in_short(failure))
+                )
+            return type(self._end)(str(self._end))
 
     def _start(self) -> None:
         path = self._scratch.new_socket()
         checkpoint = self._scratch.new_folder()
         self._cleanup.callback(shutil.rmtree, checkpoint, ignore_errors=True)
+        for partition, stream in self.rows.items():
+            stream.listen(f"{path}.{partition}")
+            self._cleanup.callback(stream.close)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             try:
-                listener.listen(1)
+                listener.listen(len(self.rows))
                 self._begin(str(path), str(checkpoint))
-                self._wait_for(listener)
-                self._connection = self._cleanup.enter_context(listener.accept()[0])
+                for _ in self.rows:
+                    self._wait_for(listener)
+                    listener.accept()[0].close()
             finally:
                 path.unlink(missing_ok=True)
-        # The stream begins with the schema, which pyarrow reads without a timeout.
-        self._wait_for(self._connection)
-        file = self._cleanup.enter_context(self._connection.makefile("rb"))
-        self._batches = pa.ipc.open_stream(file)
 
     def _begin(self, path: str, checkpoint: str) -> None:
         jvm: Any = self._spark._jvm
-        frame: Any = self._rows()
-        handover = jvm.parts.code.balance.Handover(path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema())
+        frame: Any = self._plan({partition: stream.position for partition, stream in self.rows.items()})
+        sent = frame.drop("partition")
+        handover = jvm.parts.code.balance.Handover(
+            path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema(), sent._jdf.schema()
+        )
         writer = frame.writeStream.outputMode("update").trigger(realTime=_BATCH)
         writer = writer.option("checkpointLocation", checkpoint)
         writer._jwrite.foreach(handover)
@@ -154,26 +179,100 @@ class RowQuery:
         except Exception as error:
             log.warning("a query could not be stopped", error=in_short(error))
 
-    def _wait_for(self, waiting: socket.socket) -> None:
+    def _wait_for(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + _CONNECT_SECONDS
-        while not _is_readable(waiting, _LOOK_EVERY_SECONDS):
+        while not _is_readable(listener, _LOOK_EVERY_SECONDS):
             if self._is_interrupted():
                 raise QueryInterruptedError("the query was interrupted while it started")
             if not self._query.isActive:
-                raise self._ended()
+                raise self.ended()
             if time.monotonic() > deadline:
                 raise QueryEndedError(f"Spark did not begin to read within {_CONNECT_SECONDS:.0f} s")
 
-    def _ended(self) -> QueryEndedError:
+
+class PartitionStream:
+    """The rows of one partition, in offset order, each once. One thread pulls and closes it.
+
+    Closed once, for good: the query hands over no more rows of the partition, and its other partitions go on.
+    """
+
+    def __init__(self, query: RowQuery, position: int) -> None:
+        self.position = position
+        """The first offset."""
+        self.is_closed = False
+        self._query = query
+        self._next = position
+        self._count = 0
+        self._opened = ExitStack()
+        self._path = Path()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._connection: socket.socket | None = None
+        self._file: Any = None
+        self._batches: Any = None
+        self._asked = False
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether Spark has read a row of the partition."""
+        return self._connection is not None or _is_readable(self._listener, 0)
+
+    def listen(self, path: str) -> None:
+        """Listens at this path for `Handover`, which connects when it has the first row."""
+        self._path = Path(path)
+        self._opened.callback(self._listen_no_more)
+        self._listener.bind(path)
+        self._listener.listen(1)
+
+    def pull(self, timeout_seconds: float) -> pa.RecordBatch | None:
+        """Returns all rows that have arrived since the last pull; None if none arrives in time.
+
+        Raises:
+            QueryEndedError: Spark has ended the query, or handed over the wrong rows.
+        """
         try:
-            if not self._query.awaitTermination(_END_SECONDS):
-                return QueryEndedError("Spark hands over no more rows, though it has not ended the query")
-            failure = self._query.exception()
-        except Exception as error:
-            failure = error
-        if failure is None or _SECOND_BATCH in str(failure):
-            return BatchEndedError("Spark's batch has come to its end")
-        return QueryEndedError(in_short(failure))
+            connection = self._connection or self._accepted(timeout_seconds)
+            if connection is None:
+                return None
+            if not self._asked:
+                connection.sendall(_ASK)
+                self._asked = True
+            if not _is_readable(connection, timeout_seconds):
+                return None
+            before = int.from_bytes(self._file.read(_COUNT_BYTES))
+            rows: pa.RecordBatch = self._batches.read_next_batch()
+        except (OSError, pa.ArrowInvalid, StopIteration) as error:
+            raise self._query.ended() from error
+        self._asked = False
+        first, last = rows["offset"][0].as_py(), rows["offset"][-1].as_py()
+        if before != self._count or first < self._next:
+            raise QueryEndedError(
+                f"Spark handed over offset {first} after {self._next - 1}, and {before} rows before it "
+                f"where {self._count} have arrived"
+            )
+        self._count, self._next = before + rows.num_rows, last + 1
+        return rows
+
+    def close(self) -> None:
+        """Gives the rows up. Idempotent."""
+        self.is_closed = True
+        self._opened.close()
+
+    def _accepted(self, timeout_seconds: float) -> socket.socket | None:
+        """Accepts the connection; None if `Handover` does not connect in time."""
+        if self._query.is_over:
+            raise ConnectionError("the query has ended")
+        if not _is_readable(self._listener, timeout_seconds):
+            return None
+        self._connection = self._opened.enter_context(self._listener.accept()[0])
+        self._file = self._opened.enter_context(self._connection.makefile("rb"))
+        self._listen_no_more()
+        # `Handover` sends the schema at once.
+        self._batches = pa.ipc.open_stream(self._file)
+        return self._connection
+
+    def _listen_no_more(self) -> None:
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
 
 
 def _is_readable(waiting: socket.socket, timeout_seconds: float) -> bool:

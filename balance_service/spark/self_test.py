@@ -48,6 +48,7 @@ def one_record(spark: SparkSession) -> DataFrame:
         "cast('c' as binary) as key",
         "unhex('0000000001') as value",
         "cast(null as array<struct<key:string,value:binary>>) as headers",
+        "0 as partition",
     )
 
 
@@ -106,13 +107,16 @@ class SelfTest:
             self._asking.release()
 
     def _query(self, is_interrupted: Callable[[], bool]) -> None:
-        with RowQuery(self._spark, self._scratch, lambda: one_record(self._spark), 0, is_interrupted) as query:
+        with RowQuery(self._spark, self._scratch, self._record, {0: 0}, is_interrupted) as query:
             deadline = time.monotonic() + _ROW_SECONDS
-            while query.pull(_LOOK_EVERY_SECONDS) is None:
+            while query.rows[0].pull(_LOOK_EVERY_SECONDS) is None:
                 if is_interrupted():
                     raise QueryInterruptedError("the self-test was interrupted")
                 if time.monotonic() > deadline:
                     raise QueryEndedError(f"Spark handed over no row within {_ROW_SECONDS:.0f} s")
+
+    def _record(self, _positions: object) -> DataFrame:
+        return one_record(self._spark)
 
     def _failed(self, error: QueryEndedError) -> None:
         if not has_room(self._scratch.files):

@@ -19,7 +19,7 @@ from balance_service.settings.kafka import jvm_properties
 from balance_service.spark.jvm import launch_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -85,8 +85,8 @@ def start_spark(
     return spark
 
 
-def read_source(spark: SparkSession, settings: Settings, topic: str, partition: int, position: int) -> DataFrame:
-    """Returns the committed records of one partition from a position on, as a streaming DataFrame."""
+def read_source(spark: SparkSession, settings: Settings, topic: str, positions: Mapping[int, int]) -> DataFrame:
+    """Returns the committed records of some partitions, each from its position on, as a streaming DataFrame."""
     options = {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
@@ -95,8 +95,8 @@ def read_source(spark: SparkSession, settings: Settings, topic: str, partition: 
         "kafka.max.partition.fetch.bytes": str(1 << 20),
         "kafka.max.poll.records": "5000",
         **{f"kafka.{name}": value for name, value in jvm_properties(settings.kafka_properties).items()},
-        "assign": json.dumps({topic: [partition]}),
-        "startingOffsets": json.dumps({topic: {str(partition): position}}),
+        "assign": json.dumps({topic: [*positions]}),
+        "startingOffsets": json.dumps({topic: {str(partition): position for partition, position in positions.items()}}),
         "includeHeaders": "true",
         "failOnDataLoss": "true",
     }

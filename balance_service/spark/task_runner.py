@@ -1,7 +1,7 @@
 """Runs tasks: each pulls the events of its partition from a Spark query, folds and commits them, at its own pace.
 
 The thread that supervises a task calls `TaskRunner.run`, and is the only one to do so for that partition. Tasks share
-nothing except Spark: while one starts a query, waits or fails, the others continue.
+queries, and nothing else: while one waits for a query, or fails, the others continue.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
 from balance_service.spark.self_test import FailedQueries
 from balance_service.spark.session import read_source, require_jvm
+from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from balance_service.observability.metrics import Metrics
     from balance_service.spark.decode import Decoder
     from balance_service.spark.self_test import SelfTest
+    from balance_service.spark.shared_queries import Slots
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +68,7 @@ class _WaitError(BalanceServiceError):
 
 
 class TaskRunner:
-    """Runs the tasks of one stage, each with its own query."""
+    """Runs the tasks of one stage."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class TaskRunner:
         decoder: Decoder,
         spark: SparkSession,
         self_test: SelfTest,
+        slots: Slots,
         metrics: Metrics,
         tracer: Tracer = UNTRACED,
     ) -> None:
@@ -99,6 +102,8 @@ class TaskRunner:
         self._joined = hosted.joined
         self._metrics = metrics
         self._tracer = tracer
+        without_slots = partial(metrics.without_slots, hosted.name)
+        self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
         self._gatherings: dict[int, Gathering] = {}
         self._problems: dict[int, str] = {}
 
@@ -106,6 +111,10 @@ class TaskRunner:
     def problem(self) -> str:
         """Why some partition is not being folded; empty if there is no problem."""
         return next(iter(self._problems.copy().values()), "")
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Stops the queries; returns whether they ended in time. No task may run any more."""
+        return self._queries.stop(timeout_seconds)
 
     def warm_up(self) -> None:
         """Runs a short query, so that the JVM loads and compiles most of the code that the first task needs.
@@ -117,8 +126,8 @@ class TaskRunner:
         """
         try:
             start = self._topics.offsets(self._source, [0], earliest=True)[0]
-            with RowQuery(self._spark, self._scratch, partial(self._records, 0, start), start) as query:
-                query.pull(_WARM_UP_SECONDS)
+            with RowQuery(self._spark, self._scratch, self._records, {0: start}) as query:
+                query.rows[0].pull(_WARM_UP_SECONDS)
         except RetriableError as error:
             require_jvm(self._spark, error)
             log.warning("the first query will start more slowly", reason=str(error))
@@ -147,7 +156,6 @@ class TaskRunner:
                     require_jvm(self._spark, error)
                     reason = "failed"
                     self._problems[partition] = str(error)
-                    log.warning("the query has ended; another is started", task=str(task.task_id), error=str(error))
                     if failures.add():
                         self._self_test.run(interrupted.is_set)
                     interrupted.wait(_BACK_OFF_SECONDS)
@@ -159,20 +167,21 @@ class TaskRunner:
             self._problems.pop(partition, None)
 
     def _run_query(self, task: Task, reason: str, interrupted: threading.Event, failures: FailedQueries) -> None:
-        partition, start, began = task.task_id.partition, task.position, time.monotonic()
+        partition, began = task.task_id.partition, time.monotonic()
         gathering = self._gathering(partition)
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
         part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
-        rows = partial(self._rows, partition, start)
-        with RowQuery(self._spark, self._scratch, rows, start, interrupted.is_set) as query:
+        with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
+            start = task.position
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
-            log.info("query started", task=str(task.task_id), position=start, reason=reason)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS
             while not interrupted.is_set() and task.state is TaskState.RUNNING:
-                gathered = gathering.gather(query.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
+                if rows.change_over(start):
+                    self._metrics.query_started(task.task_id, "replaced", 0.0)
+                gathered = gathering.gather(rows.pull, _IDLE_SECONDS, self._known_end(partition), part_of, interrupted)
                 # Only now: a query that fails on its first read has started too.
                 self._problems.pop(partition, None)
                 began = time.monotonic()
@@ -200,11 +209,14 @@ class TaskRunner:
                 raise _WaitError(str(error)) from error
         return not interrupted.is_set() or self._joined is None
 
-    def _rows(self, partition: int, start: int) -> DataFrame:
-        return self._decoder.updates(self._records(partition, start))
+    def _query(self, positions: Mapping[int, int], is_interrupted: Callable[[], bool]) -> RowQuery:
+        def plan(positions: Mapping[int, int]) -> DataFrame:
+            return self._decoder.updates(self._records(positions))
 
-    def _records(self, partition: int, start: int) -> DataFrame:
-        return read_source(self._spark, self._settings, self._source, partition, start)
+        return RowQuery(self._spark, self._scratch, plan, positions, is_interrupted)
+
+    def _records(self, positions: Mapping[int, int]) -> DataFrame:
+        return read_source(self._spark, self._settings, self._source, positions)
 
     def _gathering(self, partition: int) -> Gathering:
         if partition not in self._gatherings:

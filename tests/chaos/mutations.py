@@ -64,9 +64,9 @@ MUTATIONS = (
     Mutation(
         # The first offset after a batch usually belongs to a control record.
         "rows are dropped when a query restarts",
-        "balance_service/spark/task_runner.py",
-        "partial(self._rows, partition, start)\n",
-        "partial(self._rows, partition, start + 4 * (start > 0))\n",
+        "balance_service/spark/shared_queries.py",
+        "positions = {m.partition: at for m in group",
+        "positions = {m.partition: at + 4 * (at > 0) for m in group",
         "kill=3",
         WRONG,
     ),

@@ -83,8 +83,8 @@ PINPOINT_MUTATIONS = (
     _pinpoint(
         "Spark may hand over rows twice",
         "spark/row_query.py",
-        "        if first < self._next:\n",
-        "        if first < 0:\n",
+        "        if before != self._count or first < self._next:\n",
+        "        if before != self._count:\n",
         "unit/spark/test_row_query",
         "test_a_batch_that_is_handed_over_twice_ends_the_query",
     ),

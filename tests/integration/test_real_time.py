@@ -15,8 +15,8 @@ import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.task import Task, TaskState
-from balance_service.spark import row_query
-from balance_service.spark.row_query import RowQuery
+from balance_service.spark import row_query, shared_queries
+from balance_service.spark.row_query import PartitionStream
 from tests.integration.engines import (
     Load,
     Progress,
@@ -169,6 +169,7 @@ def test_every_partition_is_read_with_more_partitions_than_processors(
                 writer.add(customer, "1.00")
             assert_counted_once(stack, engine)
         assert [queries(engine, partition, "opened") for partition in homes] == [1] * partitions
+        assert len(engine.spark.streams.active) == 1
         assert all(balance(engine, customer) == 2 for (customer,) in homes.values())
 
 
@@ -192,36 +193,73 @@ def test_ended_spark_batches_lose_and_double_nothing_under_load(
         assert [queries(engine, partition, "failed") for partition in (0, 1)] == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["its connection breaks", "Spark ends it"])
+@pytest.mark.parametrize("what", ["a connection breaks", "Spark ends it"])
 def test_a_query_that_ends_midway_is_replaced_and_loses_and_doubles_nothing(
     stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     settings = settings_for(stack, names, tmp_path / "state")
-    entered: list[RowQuery] = []
-    enter = RowQuery.__enter__
+    connected: list[socket.socket] = []
+    accept = PartitionStream._accepted
 
-    def recorded(query: RowQuery) -> RowQuery:
-        enter(query)
-        entered.append(query)
-        return query
+    def recorded(stream: PartitionStream, timeout_seconds: float) -> socket.socket | None:
+        connection = accept(stream, timeout_seconds)
+        if connection is not None:
+            connected.append(connection)
+        return connection
 
-    monkeypatch.setattr(RowQuery, "__enter__", recorded)
+    monkeypatch.setattr(PartitionStream, "_accepted", recorded)
     chooser = random.Random(what)
     with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
         with Load(writer, [*IN_0, *IN_1], per_second=500) as load:
-            eventually(lambda: len(entered) >= 2, "both partitions are read")
+            eventually(lambda: len(connected) >= 2, "both partitions are read")
             for _ in range(6):
                 time.sleep(chooser.uniform(0.2, 1.5))
-                before = len(entered)
-                if what == "its connection breaks":
-                    connection = entered[-1]._connection
-                    assert connection is not None
-                    connection.shutdown(socket.SHUT_RDWR)
+                before = len(connected)
+                if what == "a connection breaks":
+                    connected[-1].shutdown(socket.SHUT_RDWR)
                 else:
                     engine.spark.streams.active[0].stop()
-                eventually(partial(_has_more_than, entered, before), "a new query is started")
+                eventually(partial(_has_more_than, connected, before), "a new query is started")
         assert_counted_once(stack, engine, load.events)
         eventually(lambda: is_running(engine) and not problems(engine), "the engine has no problems")
+
+
+def test_queries_that_replace_others_under_load_lose_and_double_nothing(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(shared_queries, "_MOST_AGE_SECONDS", 0.5)
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        with Load(writer, [*IN_0, *IN_1], per_second=500) as load, Progress(engine, 0) as progress:
+            eventually(
+                lambda: min(queries(engine, partition, "replaced") for partition in (0, 1)) >= 5,
+                "five queries have replaced others",
+            )
+        assert_counted_once(stack, engine, load.events)
+        assert progress.longest_pause < PAUSE_SECONDS
+        assert [queries(engine, partition, "failed") for partition in (0, 1)] == [0, 0]
+
+
+def test_a_partition_that_leaves_fails_no_other_and_its_query_is_replaced(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "_SETTLE_SECONDS", 1.0)
+    settings = settings_for(stack, names, tmp_path / "state")
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        with Load(writer, [*IN_0, *IN_1], per_second=300):
+            eventually(lambda: counted(engine, "applied") > 300, "both partitions are read")
+            with Progress(engine, 0) as stays:
+                for task in tasks_of(engine).dismiss([1]):
+                    task.close(5)
+                eventually(lambda: queries(engine, 0, "replaced") == 1, "a query without the partition replaces it")
+                eventually(lambda: len(engine.spark.streams.active) == 1, "the replaced query is stopped")
+                tasks_of(engine).assign([1])
+                eventually(lambda: is_running(engine), "the partition returns")
+        assert_counted_once(stack, engine)
+        assert stays.states == {TaskState.RUNNING}
+        assert stays.longest_pause < PAUSE_SECONDS
+        assert queries(engine, 0, "failed") == 0
 
 
 def test_a_query_whose_sender_thread_dies_is_replaced_without_new_events(

@@ -37,7 +37,7 @@ from tests.support.shipped import jvm_scratch
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
@@ -225,11 +225,11 @@ def test_both_clients_log_in(secured: SecuredStack, spark: SparkSession, open_to
 
         eventually(arrived, "librdkafka reads the record")
 
-    def read() -> DataFrame:
-        return read_source(spark, settings, open_topic, 0, 0).select("offset", "key", "value")
+    def read(positions: Mapping[int, int]) -> DataFrame:
+        return read_source(spark, settings, open_topic, positions).select("offset", "key", "value", "partition")
 
-    with RowQuery(spark, jvm_scratch(), read, 0) as query:
-        rows = query.pull(_SPARK_SECONDS)
+    with RowQuery(spark, jvm_scratch(), read, {0: 0}) as query:
+        rows = query.rows[0].pull(_SPARK_SECONDS)
 
     assert [(r.key(), r.value()) for r in records] == [(b"k", b"v")]
     assert rows is not None

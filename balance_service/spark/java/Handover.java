@@ -18,47 +18,55 @@ import org.apache.spark.sql.util.ArrowUtils;
 /**
  * Hands the rows of one Spark partition to a process that pulls them over a Unix socket.
  *
- * The process sends a byte to request rows. As soon as there are any, it receives all that have arrived, as one record
- * batch. The data is a stream in Arrow's IPC format: the schema, then the record batches.
+ * Spark reads each Kafka partition in a Spark partition of its own, whose number says nothing about Kafka's. The last
+ * column of a row, `partition`, does: with the first row, this class connects to the socket of that Kafka partition, at
+ * `path` with a dot and the number appended. That column is not sent. A connection to `path` itself, closed at once,
+ * tells the process that a Spark partition has been opened.
+ *
+ * The process sends a byte to request rows. As soon as there are any, it receives all that have arrived: the number of
+ * rows before them, eight bytes, then one record batch. Without that number, the data is a stream in Arrow's IPC format:
+ * the schema, then the record batches.
  *
  * Spark's task thread adds rows; a thread of this class sends them. At the bound the task thread waits, so that further
- * events stay in Kafka. The class extends PySpark's writer because Spark passes it unconverted rows; for any other
- * writer, Spark converts each row to an object.
+ * events stay in Kafka. Once the process has closed the connection, it never takes rows of this query again: the task
+ * thread waits until Spark stops the query, and the other partitions go on. The class extends PySpark's writer because
+ * Spark passes it unconverted rows; for any other writer, Spark converts each row to an object.
  */
 public class Handover extends PythonForeachWriter implements Runnable {
   private final String path;
   private final int mostRows;
   private final long mostBytes;
-  private final StructType rowType;
+  private final StructType sentType;
   private transient SocketChannel channel;
   private transient Rows filling;
+  private transient boolean connected;
+  private transient boolean left;
   private transient boolean ended;
   private transient Throwable failure;
   private transient Thread sender;
 
-  public Handover(String path, int mostRows, long mostBytes, StructType rowType) {
+  public Handover(String path, int mostRows, long mostBytes, StructType rowType, StructType sentType) {
     super(null, rowType);
     this.path = path;
     this.mostRows = mostRows;
     this.mostBytes = mostBytes;
-    this.rowType = rowType;
+    this.sentType = sentType;
   }
 
   public boolean open(long partition, long epoch) {
     if (epoch > 0) {
       throw new IllegalStateException("a query runs one batch only");
     }
+    this.connected = false;
+    this.left = false;
+    this.ended = false;
+    this.failure = null;
+    this.sender = null;
     try {
-      this.channel = SocketChannel.open(UnixDomainSocketAddress.of(this.path));
+      SocketChannel.open(UnixDomainSocketAddress.of(this.path)).close();
     } catch (IOException e) {
       throw new RuntimeException(e);
     }
-    this.filling = new Rows(this.rowType);
-    this.ended = false;
-    this.failure = null;
-    this.sender = new Thread(this, "handover-" + partition + "-" + epoch);
-    this.sender.setDaemon(true);
-    this.sender.start();
     return true;
   }
 
@@ -67,13 +75,17 @@ public class Handover extends PythonForeachWriter implements Runnable {
   }
 
   public void process(UnsafeRow row) {
+    if (!this.connected) {
+      this.connect(row.getInt(row.numFields() - 1));
+    }
     synchronized (this) {
-      while (this.failure == null && (this.filling.count >= this.mostRows || this.filling.bytes >= this.mostBytes)) {
-        try {
+      try {
+        while (this.left
+            || this.failure == null && (this.filling.count >= this.mostRows || this.filling.bytes >= this.mostBytes)) {
           this.wait();
-        } catch (InterruptedException e) {
-          throw new RuntimeException(e);
         }
+      } catch (InterruptedException e) {
+        throw new RuntimeException(e);
       }
       if (this.failure != null) {
         throw new RuntimeException(this.failure);
@@ -85,7 +97,25 @@ public class Handover extends PythonForeachWriter implements Runnable {
     }
   }
 
+  private void connect(int partition) {
+    this.connected = true;
+    try {
+      this.channel = SocketChannel.open(UnixDomainSocketAddress.of(this.path + "." + partition));
+    } catch (IOException e) {
+      // The process has given the partition up before its first row.
+      this.left = true;
+      return;
+    }
+    this.filling = new Rows(this.sentType, 0);
+    this.sender = new Thread(this, "handover-" + partition);
+    this.sender.setDaemon(true);
+    this.sender.start();
+  }
+
   public void close(Throwable error) {
+    if (this.sender == null) {
+      return;
+    }
     synchronized (this) {
       this.ended = true;
       this.notifyAll();
@@ -98,21 +128,25 @@ public class Handover extends PythonForeachWriter implements Runnable {
       Thread.currentThread().interrupt();
     } finally {
       // Wakes the sender, which frees the rows.
-      this.leave();
+      this.disconnect();
     }
   }
 
   public void run() {
     Rows sending = null;
     try {
-      sending = new Rows(this.rowType);
+      sending = new Rows(this.sentType, 0);
       WriteChannel out = new WriteChannel(this.channel);
       ByteBuffer ask = ByteBuffer.allocate(1);
+      ByteBuffer before = ByteBuffer.allocate(8);
       MessageSerializer.serialize(out, sending.root.getSchema());
       while (true) {
         ask.clear();
         if (this.channel.read(ask) < 0) {
-          throw new IOException("the process no longer pulls rows");
+          synchronized (this) {
+            this.left = true;
+          }
+          return;
         }
         synchronized (this) {
           while (this.filling.count == 0 && !this.ended) {
@@ -122,18 +156,30 @@ public class Handover extends PythonForeachWriter implements Runnable {
             break;
           }
           Rows full = this.filling;
+          sending.before = full.before + full.count;
           this.filling = sending;
           sending = full;
           this.notifyAll();
         }
+        before.clear();
+        before.putLong(sending.before);
+        before.flip();
+        while (before.hasRemaining()) {
+          this.channel.write(before);
+        }
         sending.moveTo(out);
       }
       this.fail(new IOException("the rows have ended"));
+    } catch (IOException e) {
+      // The process has closed the connection while it was sent rows.
+      synchronized (this) {
+        this.left = true;
+      }
     } catch (Throwable e) {
       this.fail(e);
     } finally {
       // Immediately: Spark's thread detects the failure with the next row only, and the process would wait until then.
-      this.leave();
+      this.disconnect();
       synchronized (this) {
         if (sending != null) {
           sending.free();
@@ -143,7 +189,7 @@ public class Handover extends PythonForeachWriter implements Runnable {
     }
   }
 
-  private void leave() {
+  private void disconnect() {
     try {
       this.channel.close();
     } catch (IOException e) {
@@ -163,16 +209,18 @@ public class Handover extends PythonForeachWriter implements Runnable {
   private static class Rows {
     final VectorSchemaRoot root;
     final ArrowWriter writer;
+    long before;
     int count = 0;
     long bytes = 0;
 
-    Rows(StructType rowType) {
-      this.root = VectorSchemaRoot.create(
-        ArrowUtils.toArrowSchema(rowType, "UTC", true, false), ArrowUtils.rootAllocator());
+    Rows(StructType type, long before) {
+      this.root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(type, "UTC", true, false), ArrowUtils.rootAllocator());
       this.writer = ArrowWriter.create(this.root);
+      this.before = before;
     }
 
     void add(UnsafeRow row) {
+      // Writes as many columns as the writer has.
       this.writer.write(row);
       this.count++;
       this.bytes += row.getSizeInBytes();

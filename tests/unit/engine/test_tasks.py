@@ -45,6 +45,9 @@ class Opening:
     def problem(self) -> str:
         return ""
 
+    def stop(self, _timeout_seconds: float) -> bool:
+        return True
+
     def run(self, _task: Task, interrupted: threading.Event) -> None:
         interrupted.wait()
 

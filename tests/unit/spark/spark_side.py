@@ -1,4 +1,4 @@
-"""A thread that replaces Spark and its JVM at the other end of a query's socket."""
+"""A thread that replaces Spark and its JVM at the other end of a query's sockets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -17,33 +17,42 @@ SCHEMA = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 LONG = 10.0
 
 
-def message(*offsets: int) -> bytes:
-    """Returns a record batch in the form that the socket carries."""
+class Message(NamedTuple):
+    """A record batch in the form that the socket carries, after the number of rows before it."""
+
+    rows: int
+    data: bytes
+
+
+def message(*offsets: int) -> Message:
     batch = pa.record_batch({"offset": offsets, "key": [b"k%d" % n for n in offsets]}, schema=SCHEMA)
-    return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
+    return Message(len(offsets), batch.serialize().to_pybytes())
 
 
 class Spark:
     """The parts of Spark that a query uses: session, DataFrame, writer and query in one.
 
-    It sends the schema, then a message for each byte that requests one; then it closes the connection, if `ends`.
+    It opens one partition. It sends the schema, then a message for each byte that requests one; then it closes the
+    connection, if `ends`.
     """
 
     def __init__(
         self,
-        *messages: bytes,
+        *messages: Message,
+        partition: int = 0,
+        lost_rows: int = 0,
         ends: bool = True,
         connects: bool = True,
-        is_mute: bool = False,
         failure: Exception | None = None,
         is_endless: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._messages = messages
+        self._partition = partition
+        self._lost_rows = lost_rows
         self._ends = ends
         self._connects = connects
-        self._is_mute = is_mute
         self._failure = failure
         self._is_endless = is_endless
         self._on_start = on_start
@@ -69,8 +78,12 @@ class Spark:
     def schema(self) -> str:
         return "schema"
 
-    def Handover(self, path: str, most_rows: int, most_bytes: int, schema: str) -> str:
-        assert (most_rows > 0, most_bytes > 0, schema) == (True, True, "schema")
+    def drop(self, column: str) -> Spark:
+        assert column == "partition"
+        return self
+
+    def Handover(self, path: str, most_rows: int, most_bytes: int, schema: str, sent: str) -> str:
+        assert (most_rows > 0, most_bytes > 0, schema, sent) == (True, True, "schema", "schema")
         self._path = path
         return path
 
@@ -121,18 +134,19 @@ class Spark:
         return self
 
     def _run(self) -> None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as opening:
+            opening.connect(self._path)
         with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
             connection.settimeout(LONG)
-            connection.connect(self._path)
-            if self._is_mute:
-                self._is_asked(connection)
-                return
+            connection.connect(f"{self._path}.{self._partition}")
             connection.sendall(SCHEMA.serialize().to_pybytes())
-            for data in self._messages:
+            before = 0
+            for rows, data in self._messages:
                 if not self._is_asked(connection):
                     return
                 self.has_rows.wait(LONG)
-                connection.sendall(data)
+                connection.sendall(before.to_bytes(8) + data)
+                before += rows + self._lost_rows
             while not self._ends and self._is_asked(connection):
                 pass
 

@@ -14,7 +14,7 @@ import pytest
 from balance_service.errors import ConfigurationError
 from balance_service.process.scratch import Scratch, temporary_scratch
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, RowQuery
-from tests.unit.spark.spark_side import LONG, SCHEMA, Spark, message
+from tests.unit.spark.spark_side import LONG, SCHEMA, Message, Spark, message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ def opened(sparks: list[Spark], scratch: Scratch) -> Callable[..., RowQuery]:
     def query(spark: Spark, position: int = 0, into: Scratch = scratch) -> RowQuery:
         sparks.append(spark)
         anything: Any = spark
-        return RowQuery(anything, into, lambda: anything, position)
+        return RowQuery(anything, into, lambda _positions: anything, {0: position})
 
     return query
 
@@ -53,14 +53,14 @@ def offsets(batches: Iterable[pa.RecordBatch | None]) -> list[int]:
 
 def pulled(query: RowQuery, times: int) -> Sequence[int]:
     with query:
-        return offsets(query.pull(LONG) for _ in range(times))
+        return offsets(query.rows[0].pull(LONG) for _ in range(times))
 
 
 def test_rows_arrive_in_order_and_each_batch_is_requested_once(opened: Callable[..., RowQuery]) -> None:
     spark = Spark(message(5, 6), message(7), message(9, 12))
 
     with opened(spark, 5) as query:
-        batches = [query.pull(LONG) for _ in range(3)]
+        batches = [query.rows[0].pull(LONG) for _ in range(3)]
 
     assert offsets(batches) == [5, 6, 7, 9, 12]
     assert [batch.num_rows for batch in batches if batch is not None] == [2, 1, 2]
@@ -82,9 +82,11 @@ def test_a_pull_without_rows_in_time_returns_none_and_requests_no_second_batch(
     spark.has_rows.clear()
 
     with opened(spark) as query:
-        assert [query.pull(0.01), query.pull(0.01), query.pull(0)] == [None, None, None]
+        assert [query.rows[0].pull(0.01), query.rows[0].pull(0.01), query.rows[0].pull(0)] == [None, None, None]
         spark.has_rows.set()
-        assert offsets([query.pull(LONG), query.pull(LONG), query.pull(0.01), query.pull(0.01)]) == [0, 1]
+        assert offsets(
+            [query.rows[0].pull(LONG), query.rows[0].pull(LONG), query.rows[0].pull(0.01), query.rows[0].pull(0.01)]
+        ) == [0, 1]
     spark.end()
 
     # One request for each message, and one without an answer.
@@ -96,53 +98,66 @@ def test_a_connection_closed_within_a_message_ends_the_query(
 ) -> None:
     whole, failure = message(1, 2), RuntimeError("the broker is away")
 
-    for sent in range(len(whole)):
-        with opened(Spark(message(0), whole[:sent], failure=failure)) as query:
-            assert offsets([query.pull(LONG)]) == [0]
+    for sent in range(len(whole.data)):
+        with opened(Spark(message(0), Message(2, whole.data[:sent]), failure=failure)) as query:
+            assert offsets([query.rows[0].pull(LONG)]) == [0]
             with pytest.raises(QueryEndedError, match="the broker is away"):
-                query.pull(LONG)
+                query.rows[0].pull(LONG)
 
 
 def test_rows_before_a_regular_end_of_the_query_are_returned(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0))) as query:
-        assert offsets([query.pull(LONG)]) == [0]
+        assert offsets([query.rows[0].pull(LONG)]) == [0]
         with pytest.raises(QueryEndedError, match="batch has come to its end"):
-            query.pull(LONG)
+            query.rows[0].pull(LONG)
         with pytest.raises(QueryEndedError):
-            query.pull(LONG)
+            query.rows[0].pull(LONG)
 
 
 def test_a_query_that_stops_sending_rows_without_ending_has_failed(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0), is_endless=True)) as query:
-        assert offsets([query.pull(LONG)]) == [0]
+        assert offsets([query.rows[0].pull(LONG)]) == [0]
         with pytest.raises(QueryEndedError, match="has not ended the query") as caught:
-            query.pull(LONG)
+            query.rows[0].pull(LONG)
 
     assert not isinstance(caught.value, BatchEndedError)
 
 
 def test_a_batch_that_is_handed_over_twice_ends_the_query(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0, 1), message(0, 1))) as query:
-        query.pull(LONG)
+        query.rows[0].pull(LONG)
         with pytest.raises(QueryEndedError, match="offset 0 after 1"):
-            query.pull(LONG)
+            query.rows[0].pull(LONG)
 
 
 def test_a_batch_that_overlaps_the_previous_one_ends_the_query(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(0, 1), message(1, 2))) as query:
-        query.pull(LONG)
+        query.rows[0].pull(LONG)
         with pytest.raises(QueryEndedError, match="offset 1 after 1"):
-            query.pull(LONG)
+            query.rows[0].pull(LONG)
 
 
 def test_rows_from_below_the_position_end_the_query(opened: Callable[..., RowQuery]) -> None:
     with opened(Spark(message(6)), 7) as query, pytest.raises(QueryEndedError, match="offset 6 after 6"):
-        query.pull(LONG)
+        query.rows[0].pull(LONG)
 
 
-def test_a_query_that_has_not_started_has_no_rows(opened: Callable[..., RowQuery]) -> None:
-    with pytest.raises(QueryEndedError, match="not started"):
-        opened(Spark()).pull(0)
+def test_a_batch_after_lost_rows_ends_the_query(opened: Callable[..., RowQuery]) -> None:
+    with opened(Spark(message(0, 1), message(4), lost_rows=1)) as query:
+        query.rows[0].pull(LONG)
+        with pytest.raises(QueryEndedError, match="3 rows before it where 2 have arrived"):
+            query.rows[0].pull(LONG)
+
+
+def test_a_closed_stream_leaves_the_query_running(opened: Callable[..., RowQuery]) -> None:
+    spark = Spark(message(0), ends=False)
+
+    with opened(spark) as query:
+        assert offsets([query.rows[0].pull(LONG)]) == [0]
+        query.rows[0].close()
+        spark.end()
+        assert spark.is_left
+        assert spark.calls == ["start"]
 
 
 def test_the_query_runs_in_real_time_mode_with_private_scratch_files(
@@ -168,7 +183,9 @@ def test_closing_stops_the_query_closes_the_connection_and_removes_the_files(
     query = opened(spark)
 
     with query:
-        assert list(scratch.files.iterdir()) == [spark.checkpoint]
+        assert spark.checkpoint.is_dir()
+        while not spark.asked:
+            query.rows[0].pull(0.01)
     spark.end()
 
     assert spark.calls == ["start", "stop"]
@@ -189,12 +206,11 @@ def test_the_error_of_a_query_that_fails_before_it_reads_names_the_reason(
     assert list(scratch.files.iterdir()) == []
 
 
-@pytest.mark.parametrize("connects", [False, True], ids=["no connection", "no schema"])
-def test_a_query_that_does_not_begin_to_read_times_out(
-    opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch, connects: bool
+def test_a_query_that_opens_no_partition_times_out(
+    opened: Callable[..., RowQuery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("balance_service.spark.row_query._CONNECT_SECONDS", 0.25)
-    spark = Spark(connects=connects, is_mute=True)
+    spark = Spark(connects=False)
 
     with pytest.raises(QueryEndedError, match="did not begin to read"), opened(spark):
         pass
@@ -243,7 +259,7 @@ def with_paths_of() -> Iterator[Callable[[int], Scratch]]:
 def test_the_error_for_a_socket_path_that_is_too_long_names_the_setting(
     opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
-    scratch, spark = with_paths_of(104), Spark()
+    scratch, spark = with_paths_of(97), Spark()
 
     with (
         pytest.raises(ConfigurationError, match="too long for a socket; set XDG_RUNTIME_DIR or TMPDIR"),
@@ -258,12 +274,12 @@ def test_the_error_for_a_socket_path_that_is_too_long_names_the_setting(
 def test_the_longest_accepted_socket_path_works(
     opened: Callable[..., RowQuery], with_paths_of: Callable[[int], Scratch]
 ) -> None:
-    scratch = with_paths_of(103)
+    scratch = with_paths_of(96)
     scratch.files.mkdir(0o700)
     spark = Spark(message(0))
 
     assert pulled(opened(spark, into=scratch), 1) == [0]
-    assert len(str(spark.listener)) == 103
+    assert len(str(spark.listener)) == 96
 
 
 def test_rows_arrive_with_more_than_a_thousand_open_files(opened: Callable[..., RowQuery]) -> None:

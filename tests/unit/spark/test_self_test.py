@@ -48,6 +48,7 @@ class Planned(SelfTest):
             raise end
 
 
+MOST_FAILURES = 100
 FAILED = QueryEndedError("RejectedExecutionException")
 
 
@@ -140,6 +141,8 @@ def test_a_task_runs_the_self_test_only_after_its_queries_have_failed_for_some_t
         nonlocal failed
         failed += 1
         clock.now += 1.0
+        if failed == MOST_FAILURES:
+            interrupted.set()
         raise FAILED
 
     monkeypatch.setattr("balance_service.spark.task_runner._BACK_OFF_SECONDS", 0.0)

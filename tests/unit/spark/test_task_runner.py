@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,11 +17,16 @@ from balance_service.kafka.topics import Topic
 from balance_service.read_models.balance import Balance
 from balance_service.spark.combine import PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering
-from balance_service.spark.row_query import QueryEndedError
+from balance_service.spark.row_query import QueryEndedError, RowQuery
 from balance_service.spark.session import SparkSampler, require_jvm
+from balance_service.spark.shared_queries import Slots
 from balance_service.spark.task_runner import TaskRunner
 from tests.support.shipped import jvm_scratch
+from tests.support.waiting import eventually
 from tests.unit.spark.spark_side import Spark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
@@ -36,8 +41,9 @@ def spark(*, is_stopped: bool = False, exit_code: int | None = None) -> Any:
 
 def runner(session: Any = None, topics: Any = None, self_test: Any = None) -> TaskRunner:
     """Returns a task runner without Spark."""
-    parts: Any = SimpleNamespace(max_records_per_batch=1_000_000)
+    parts: Any = SimpleNamespace(max_records_per_batch=1_000_000, without_slots=lambda _: None)
     hosted: Any = SimpleNamespace(
+        name="balance",
         read_model=Balance(),
         stage=Balance().stages[-1],
         settings=parts,
@@ -47,7 +53,7 @@ def runner(session: Any = None, topics: Any = None, self_test: Any = None) -> Ta
         state_directory=SimpleNamespace(scratch=jvm_scratch()),
         joined=None,
     )
-    return TaskRunner(hosted, parts, session or spark(), self_test or parts, parts)
+    return TaskRunner(hosted, parts, session or spark(), self_test or parts, Slots(2), parts)
 
 
 @pytest.mark.parametrize("error", [RetriableError("not acknowledged"), TaskMigratedError("fenced, or too long")])
@@ -75,15 +81,20 @@ def test_an_interrupt_cancels_a_query_during_its_start_without_a_log_line(
 ) -> None:
     interrupted = threading.Event()
     slow = Spark(connects=False, on_start=interrupted.set)
-    monkeypatch.setattr(TaskRunner, "_rows", lambda *_: slow)
+    anything: Any = slow
+
+    def query(_: TaskRunner, positions: Mapping[int, int], is_interrupted: Callable[[], bool]) -> RowQuery:
+        return RowQuery(anything, jvm_scratch(), lambda _positions: anything, positions, is_interrupted)
+
+    monkeypatch.setattr(TaskRunner, "_query", query)
     task: Any = SimpleNamespace(
         task_id=TaskId("balance", 0), state=TaskState.RUNNING, position=0, left_out=lambda: list[int]()
     )
 
     with capture_logs() as logs:
         runner(slow).run(task, interrupted)
+        eventually(lambda: slow.calls == ["start", "stop"], "the start is cancelled")
 
-    assert slow.calls == ["start", "stop"]
     assert logs == []
 
 
