@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 class Committed:
     """The effect of a commit, counted in records.
 
-    `causes` counts the dead letters by cause, `deleted` the states that the fold removed, `sent` the records for other
-    topics, `healed` the dead letters whose records are applied now, and `scheduled` the dead letters of another
-    application that will be sent when they are due.
+    `causes` counts the dead letters by cause, `others` the ignored records of other types by type, `deleted` the states
+    that the fold removed, `sent` the records for other topics, `healed` the dead letters whose records are applied now,
+    and `scheduled` the dead letters of another application that will be sent when they are due.
     """
 
     applied: int
@@ -55,6 +55,7 @@ class Committed:
     sent: int = 0
     healed: int = 0
     scheduled: int = 0
+    others: Mapping[str, int] = field(default_factory=dict)
 
 
 def commit(
@@ -96,7 +97,7 @@ def commit(
     reach("stored")
     return Committed(
         applied=batch.applied - len(outcome.dead_letters) - outcome.duplicates - len(outcome.letters),
-        ignored=batch.ignored,
+        ignored=sum(batch.ignored.values()),
         duplicates=outcome.duplicates,
         dead_lettered=len(failed),
         causes=Counter(letter.cause for letter in changes.fresh),
@@ -104,6 +105,7 @@ def commit(
         sent=len(outcome.outputs),
         healed=changes.applied,
         scheduled=len(outcome.letters),
+        others={name: records for name, records in batch.ignored.items() if name},
     )
 
 

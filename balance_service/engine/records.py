@@ -195,7 +195,8 @@ class TaskBatch:
         updates: combined updates; in a stage with states, a key occurs at most once in all of them.
         events: the events of the other keys, one by one, in offset order.
         applied: how many events the batch has that are neither ignored nor dead letters.
-        ignored: how many records no read model takes: other types, and those that a condition excludes.
+        ignored: how many records the stage does not take, by the name of their record: those of other types; with an
+            empty name, events that a condition excludes.
         singles: reads the events of some keys again, with their records. The commit calls it if an update without
             its record cannot be applied.
         retried: the offsets of dead letters whose records the batch applies again. `start` and `end` are then the
@@ -209,7 +210,7 @@ class TaskBatch:
     updates: Sequence[CombinedUpdates] = ()
     events: Sequence[KeyedUpdate] = ()
     applied: int = 0
-    ignored: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
     dead_letters: Sequence[DeadLetter] = ()
     singles: Callable[[Sequence[bytes]], Sequence[KeyedUpdate]] = field(repr=False, default=lambda _keys: ())
     retried: frozenset[int] = frozenset()

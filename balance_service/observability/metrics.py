@@ -18,8 +18,9 @@ _BATCH_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 _QUERY_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)
 _COMMAND_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _TASK = ("read_model", "partition")
-# Addresses of peers come from a topic, and each one makes a time series.
+# Addresses of peers and names of records come from topics, and each one makes a time series.
 _MOST_PEERS = 100
+_MOST_RECORDS = 50
 
 
 class Metrics:
@@ -31,6 +32,9 @@ class Metrics:
         self._applied = self._counter("balance_events_applied", "Events folded.", _TASK)
         self._ignored = self._counter(
             "balance_events_ignored", "Records of other types, or that do not meet a condition.", _TASK
+        )
+        self._others = self._counter(
+            "balance_records_ignored", "Records of other types, by type.", ("read_model", "record")
         )
         self._duplicates = self._counter(
             "balance_events_duplicates", "Events whose idempotency key was applied before.", _TASK
@@ -45,6 +49,7 @@ class Metrics:
             "balance_proxied_requests", "Queries forwarded to a peer, by outcome.", ("peer", "outcome")
         )
         self._peers: set[str] = set()
+        self._records: set[str] = set()
         self._directory_refused = self._counter(
             "balance_directory_records_refused",
             "Rejected records of the directory of instances.",
@@ -97,6 +102,8 @@ class Metrics:
         read = done.applied + done.ignored + done.duplicates + done.dead_lettered + done.scheduled
         self._read.labels(*labels).inc(read)
         self._ignored.labels(*labels).inc(done.ignored)
+        for record, records in done.others.items():
+            self._others.labels(task_id.stage, _bounded(record, self._records, _MOST_RECORDS)).inc(records)
         self._dead.labels(*labels).inc(done.dead_lettered)
         self._count_effects(labels, done)
         for cause, letters in done.causes.items():
@@ -123,12 +130,7 @@ class Metrics:
 
     def proxied(self, peer: str, outcome: str) -> None:
         """Count a forwarded query. All peers beyond the first hundred count as `other`."""
-        if peer not in self._peers:
-            if len(self._peers) < _MOST_PEERS:
-                self._peers.add(peer)
-            else:
-                peer = "other"
-        self._proxied.labels(peer, outcome).inc()
+        self._proxied.labels(_bounded(peer, self._peers, _MOST_PEERS), outcome).inc()
 
     def directory_record_refused(self, reason: str) -> None:
         self._directory_refused.labels(reason).inc()
@@ -151,6 +153,13 @@ class Metrics:
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
+
+
+def _bounded(name: str, known: set[str], most: int) -> str:
+    """The name, which is then known; `other` if there are too many."""
+    if name not in known and len(known) < most:
+        known.add(name)
+    return name if name in known else "other"
 
 
 def _totals(counter: Counter) -> Iterator[float]:

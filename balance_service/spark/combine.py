@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,7 @@ _IN_ANY_ORDER = (Combine.SUM, Combine.MAX, Combine.MIN)
 
 @dataclass(frozen=True, slots=True)
 class PartitionUpdates:
-    """The combined events of a part of a partition; `updates` and `events` as in `TaskBatch`.
+    """The combined events of a part of a partition; `updates`, `events` and `ignored` as in `TaskBatch`.
 
     `combined` has one row for each key that has no entry in `events`: `key` and the update columns, sorted by key. For
     a stage without states it has all events, in their order.
@@ -56,7 +57,7 @@ class PartitionUpdates:
     combined: pa.Table | None = None
     events: Sequence[KeyedUpdate] = ()
     applied: int = 0
-    ignored: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
     dead_letters: Sequence[DeadLetter] = ()
 
     @property
@@ -102,7 +103,7 @@ class PartitionUpdates:
             both,
             (),
             self.applied + later.applied,
-            self.ignored + later.ignored,
+            Counter(self.ignored) + Counter(later.ignored),
             (*self.dead_letters, *later.dead_letters),
         )
 
@@ -174,12 +175,13 @@ class PartitionRows:
 
     def _with_notes(self, updates: pa.Table | None, events: Sequence[KeyedUpdate]) -> PartitionUpdates:
         is_ignored = pc.equal(self.notes["cause"], IGNORED)
+        ignored = pc.value_counts(pc.fill_null(self.notes["record"].filter(is_ignored), ""))
         letters = self.notes.filter(pc.and_kleene(pc.is_valid(self.notes["cause"]), pc.invert(is_ignored)))
         return PartitionUpdates(
             combined=updates,
             events=events,
             applied=self.updates.num_rows,
-            ignored=pc.sum(is_ignored).as_py() or 0,
+            ignored={one["values"]: one["counts"] for one in ignored.to_pylist()},
             dead_letters=[
                 _record(row, SCHEMA_ID_UNKNOWN if row["cause"] == UNRESOLVED else row["cause"])
                 for row in letters.to_pylist()

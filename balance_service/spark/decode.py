@@ -69,7 +69,7 @@ class Decoder:
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         self._registry = registry
         self._events: dict[int, WriterSchema] = {}
-        self._ignored: set[int] = set()
+        self._ignored: dict[int, str] = {}
         self._incompatible: set[int] = set()
         self._known = threading.Lock()
         self._resolving = threading.Lock()
@@ -112,8 +112,10 @@ class Decoder:
         with self._known:
             if is_readable:
                 self._events[schema_id] = writer
+            elif is_ours:
+                self._incompatible.add(schema_id)
             else:
-                (self._incompatible if is_ours else self._ignored).add(schema_id)
+                self._ignored[schema_id] = next(iter(writer.records), "no record")
         return True
 
     def updates(self, records: DataFrame) -> DataFrame:
@@ -121,7 +123,8 @@ class Decoder:
 
         Returns:
             Columns `offset`; `key` and the update columns, null if there is no update; and `note`, null for a plain
-            update, else a list with one struct: `cause`; `idempotency_key` of an update that has one; `timestamp` (ms),
+            update, else a list with one struct: `cause`; `record`, the name of a record of another type;
+            `idempotency_key` of an update that has one; `timestamp` (ms),
             `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` if
             unresolved; `traceparent` if requested and not ignored; and last `partition`.
         """
@@ -140,6 +143,7 @@ class Decoder:
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
             "cause",
+            F.when(cause == IGNORED, self._other(F.substring("value", 1, _HEADER_BYTES))).alias("record"),
             F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
             F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
                 "timestamp"
@@ -158,10 +162,15 @@ class Decoder:
             "partition",
         )
 
+    def _other(self, header: Column) -> Column:
+        names = (F.when(header == _frame_header(i), F.lit(name)) for i, name in self._ignored.items())
+        return F.coalesce(F.lit(None).cast("string"), *names)
+
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""
         traces = {name: _kept_trace(F.col("headers")) for name in self._traceparent}
-        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in (("cause", "string"), ("schema_id", "bigint"))]
+        fields = (("cause", "string"), ("record", "string"), ("schema_id", "bigint"))
+        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in fields]
         note = F.struct(*nothing, *(trace.alias(name) for name, trace in traces.items()))
         is_noted = any_of(trace.isNotNull() for trace in traces.values())
         return records.select(

@@ -20,6 +20,7 @@ from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, RetriableError, TaskMigratedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
+from balance_service.observability.other_records import OtherRecords
 from balance_service.observability.tracing import TRACEPARENT_HEADER, UNTRACED, W3C, links_to, open_span
 from balance_service.process.failpoints import reach
 from balance_service.spark.combine import PartitionRows, PartitionUpdates
@@ -101,6 +102,7 @@ class TaskRunner:
         self._known_end = hosted.watermarks.end
         self._joined = hosted.joined
         self._metrics = metrics
+        self._other_records = OtherRecords(stage.name, self._source, stage.event_schemas)
         self._tracer = tracer
         without_slots = partial(metrics.without_slots, hosted.name)
         self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
@@ -282,6 +284,7 @@ class TaskRunner:
             gathering.failed()
             raise
         self._metrics.committed(task.task_id, done)
+        self._other_records.tell(done.others)
         self._metrics.batch_seconds.observe(time.monotonic() - began)
 
     def _singles(self, partition: int, rows: PartitionRows | None, keys: Sequence[bytes]) -> Sequence[KeyedUpdate]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NOTE = {
     "cause": pa.string(),
+    "record": pa.string(),
     "schema_id": pa.int64(),
     "timestamp": pa.int64(),
     "record_key": pa.binary(),

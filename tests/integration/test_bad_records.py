@@ -195,18 +195,23 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
     other = {"type": "record", "name": "FundsSeen", "namespace": "parts.code.balance.events", "fields": []}
     with Writer(stack, settings.topic) as writer:
         other_id = writer.register(f"{settings.topic}-parts.code.balance.events.FundsSeen", other)
+        elsewhere_id = writer.register(f"{settings.topic}-elsewhere.FundsAdded", schema | {"namespace": "elsewhere"})
         with running_engine(settings) as engine:
             writer.send("c", writer.frame("c", "1.00"))
             writer.send("c", writer.frame("c", "0.10", added, note="hello"))
             writer.send("c", writer.frame("c", "99999999999999999999.01", _wide(2)))
             writer.send("c", writer.frame("c", "0.0200", _wide(4)))
-            for _ in range(3):
-                writer.send("c", struct.pack(">bI", 0, other_id))
+            for schema_id in (other_id, other_id, elsewhere_id):
+                writer.send("c", struct.pack(">bI", 0, schema_id))
             writer.producer.flush(10)
             catch_up(engine)
             assert balance(engine, "c") == Decimal("100000000000000000000.13")
             assert counted(engine, "applied") == 4
             assert counted(engine, "ignored") == 3
+            metrics = engine.metrics.text().decode()
+            for record, count in (("parts.code.balance.events.FundsSeen", 2), ("elsewhere.FundsAdded", 1)):
+                series = f'balance_records_ignored_total{{read_model="balance",record="{record}"}} {count}.0'
+                assert series in metrics
             assert counted(engine, "dead_lettered") == 0
 
 

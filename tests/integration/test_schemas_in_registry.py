@@ -8,6 +8,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.schema_registry import Schema as RegistrySchema
+from confluent_kafka.schema_registry import SchemaReference
 
 from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
@@ -104,6 +106,42 @@ def test_an_unregistered_record_is_refused_with_the_subjects_looked_up(
         bound([counting(topic, "Order")], settings)
 
     assert f"has no record Order under the subjects {topic}-NAMESPACE.Order, {topic}-value or" in str(refused.value)
+
+
+def test_a_schema_contains_those_that_it_refers_to(registry: SchemaRegistry, topic: str) -> None:
+    money = {"type": "fixed", "name": "Money", "namespace": "acme", "size": 16, "logicalType": "decimal"}
+    money |= {"precision": 38, "scale": 2}
+    line = {"type": "record", "name": "Line", "namespace": "acme"}
+    referring, complete = (line | {"fields": [{"name": "price", "type": kind}]} for kind in ("acme.Money", money))
+    schema = order("Order", "note")
+    schema["fields"] += [{"name": "lines", "type": {"type": "array", "items": "acme.Line"}}]
+    of_money = refer(registry, f"{topic}-money", money)
+    of_line = refer(registry, f"{topic}-line", referring, of_money)
+    of_order = refer(registry, f"{topic}-shop.Order", schema, of_line)
+    union_id = register(registry, f"{topic}-value", ["null", "shop.Order", "acme.Money"], of_order, of_money)
+
+    written = registry.writer_schema(union_id)
+
+    assert written is not None
+    assert written.records == ("shop.Order",)
+    null, own, other = json.loads(written.text)
+    assert (null, other) == ("null", "acme.Money")
+    assert own["fields"][-1]["type"] == {"type": "array", "items": complete}
+    # A model reads the newest schema of a subject.
+    newest = registry.newest(topic, "Order")
+    assert newest is not None
+    assert newest["fields"] == own["fields"]
+
+
+def register(registry: SchemaRegistry, subject: str, schema: Any, *references: SchemaReference) -> int:
+    text = json.dumps(schema)
+    return int(registry.client.register_schema(subject, RegistrySchema(text, "AVRO", [*references])))
+
+
+def refer(registry: SchemaRegistry, subject: str, schema: Any, *references: SchemaReference) -> SchemaReference:
+    """Registers a schema, and returns a reference to it."""
+    register(registry, subject, schema, *references)
+    return SchemaReference(f"{schema['namespace']}.{schema['name']}", subject, 1)
 
 
 def test_schemas_are_pulled_to_files_and_never_overwrite_others(

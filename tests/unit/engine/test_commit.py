@@ -80,7 +80,7 @@ class Source:
         rows = [row(start + n, key, amount) for n, (key, amount) in enumerate(taken)]
         part = combined(rows, Balance().combine, pa.decimal128(38, 2))
         return TaskBatch(
-            start, end, part.updates, part.events, end - start, 0, letters, partial(self.singles, start, end)
+            start, end, part.updates, part.events, end - start, {}, letters, partial(self.singles, start, end)
         )
 
     def singles(self, start: int, end: int, keys: Sequence[bytes]) -> list[KeyedUpdate]:
@@ -212,9 +212,9 @@ def test_nothing_is_written_to_the_store_if_the_changelog_write_fails(
 
 
 def test_a_batch_without_updates_moves_the_position_too(store: StateStore, writer: FakeWriter) -> None:
-    done = committed(store, writer, TaskBatch(0, 7, [], [], 0, 6, [], lambda _keys: []))
+    done = committed(store, writer, TaskBatch(0, 7, [], [], 0, {"a.B": 4, "": 2}, [], lambda _keys: []))
 
-    assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0)
+    assert done == Committed(applied=0, ignored=6, duplicates=0, dead_lettered=0, others={"a.B": 4})
     assert store.position == Position(7, EPOCH, "t")
     assert writer.commits[0][0] == []
 
@@ -280,7 +280,7 @@ def test_updates_that_are_not_combined_are_folded_in_offset_order(store: StateSt
     source = Source(events("1.00", "2.00"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    committed(store, writer, TaskBatch(0, 2, [], updates, 2, 0, [], partial(source.singles, 0, 2)))
+    committed(store, writer, TaskBatch(0, 2, [], updates, 2, {}, [], partial(source.singles, 0, 2)))
 
     assert balances(store) == {MINE[0]: Decimal("3.00")}
     assert len(writer.commits[0][0]) == 1
@@ -291,7 +291,7 @@ def test_an_overflow_among_uncombined_updates_counts_none_of_them_twice(store: S
     source = Source(events("0.50", "0.75", "0.25"))
     updates = [KeyedUpdate(key, {"amount": amount}) for key, amount in source.events]
 
-    done = committed(store, writer, TaskBatch(0, 3, [], updates, 3, 0, [], partial(source.singles, 0, 3)))
+    done = committed(store, writer, TaskBatch(0, 3, [], updates, 3, {}, [], partial(source.singles, 0, 3)))
 
     assert str(balances(store)[MINE[0]]) == "9" * 35 + "9.74"
     assert [dead.offset for dead in writer.commits[0][1]] == [1]

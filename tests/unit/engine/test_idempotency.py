@@ -78,7 +78,7 @@ class Partition:
             return [event.update(offset, with_record=True) for offset, event in numbered if event.key in keys]
 
         updates = [event.update(offset, with_record=False) for offset, event in enumerate(events, start)]
-        batch = TaskBatch(start, self.position, [], updates, len(events), 0, [], singles)
+        batch = TaskBatch(start, self.position, [], updates, len(events), {}, [], singles)
         return commit(batch, 0, FOLDING, self.store, self.writer)
 
     def balance(self, key: bytes = b"c1") -> Decimal | None:

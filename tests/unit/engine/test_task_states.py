@@ -46,7 +46,7 @@ WAYS = {
     TaskState.CLOSED: [TaskState.CLOSED],
 }
 ALL = list(product(TaskState, TaskState))
-EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, 0, [], lambda _keys: [])
+EMPTY_BATCH = TaskBatch(0, 0, [], [], 0, {}, [], lambda _keys: [])
 
 
 def task_in(state: TaskState) -> Task:

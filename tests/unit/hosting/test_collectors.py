@@ -235,6 +235,21 @@ def test_dead_letters_are_counted_by_cause() -> None:
     assert metrics.totals() == Committed(2, 0, 0, 3)
 
 
+def test_records_of_other_types_are_counted_by_a_bounded_number_of_names() -> None:
+    metrics = Metrics()
+    for name in range(60):
+        done = Committed(0, 3, 0, 0, others={f"a.R{name}": 2})
+        metrics.committed(TaskId("balance", 1), done)
+        metrics.committed(TaskId("balance", 2), done)
+
+    found = samples(metrics.registry)
+
+    assert found["balance_events_ignored_total"] == {("1", "balance"): 180, ("2", "balance"): 180}
+    assert len(found["balance_records_ignored_total"]) == 51
+    assert found["balance_records_ignored_total"]["balance", "a.R0"] == 4
+    assert found["balance_records_ignored_total"]["balance", "other"] == 40
+
+
 def test_spark_queries_are_counted_by_the_reason_of_their_start_with_its_duration() -> None:
     metrics = Metrics()
     for reason, seconds in (("opened", 0.5), ("failed", 0.25), ("failed", 0.25)):

@@ -17,6 +17,7 @@ MONEY = pa.decimal128(18, 2)
 _ENVELOPE = {"offset": pa.int64(), "key": pa.binary()}
 _FIELDS = {
     "cause": pa.string(),
+    "record": pa.string(),
     "schema_id": pa.int64(),
     "timestamp": pa.int64(),
     "record_key": pa.binary(),

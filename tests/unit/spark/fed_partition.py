@@ -93,7 +93,7 @@ class Partition:
         rows: Any = table
         keys = pa.array([b"%d" % offset for offset in offsets] if self.each_its_key else [], pa.binary())
         combined = pa.table({"key": keys, "amount": pa.array([1] * len(keys), pa.int64())})
-        updates = PartitionUpdates(combined if len(keys) else None, events, len(offsets), 0, letters)
+        updates = PartitionUpdates(combined if len(keys) else None, events, len(offsets), {}, letters)
         return Gathered(updates, offsets[-1] + 1, (str(offsets[0]),), rows)
 
     def gathered(self, known_end: int | None = None) -> list[Gathered]:

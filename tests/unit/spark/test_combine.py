@@ -97,7 +97,15 @@ def test_a_sum_may_be_wider_than_its_amounts() -> None:
 def test_ignored_records_make_no_updates(combine: Mapping[str, Combine] | None) -> None:
     part = combined([row(0, None, cause=IGNORED), row(1, None, cause=IGNORED)], combine)
 
-    assert (every(part), part.applied, part.ignored, part.dead_letters) == ([], 0, 2, [])
+    assert (every(part), part.applied, part.ignored, part.dead_letters) == ([], 0, {"": 2}, [])
+
+
+def test_records_of_other_types_are_counted_by_type() -> None:
+    names = ["a.B", None, "a.C", "a.B"]
+
+    part = combined([row(n, None, cause=IGNORED, record=name) for n, name in enumerate(names)], SUM)
+
+    assert part.ignored == {"a.B": 2, "": 1, "a.C": 1}
 
 
 def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
@@ -112,7 +120,7 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
     )
 
     assert amounts(part) == {b"a": Decimal(2)}
-    assert (part.applied, part.ignored) == (2, 1)
+    assert (part.applied, part.ignored) == (2, {"": 1})
     assert part.dead_letters == [
         DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown"),
         DeadLetter(7, 5, b"rk", b"rv", "key-null"),
@@ -306,7 +314,7 @@ def test_every_row_counts_once(causes: list[str | None]) -> None:
     )
 
     assert part.applied == causes.count(None)
-    assert part.ignored == causes.count(IGNORED)
+    assert sum(part.ignored.values()) == causes.count(IGNORED)
     assert len(part.dead_letters) == sum(cause not in (None, IGNORED) for cause in causes)
     assert sum(keyed.update["amount"] for keyed in every(part)) == causes.count(None)
 
@@ -350,7 +358,11 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
     dead = {"timestamp": 5, "record_key": b"rk", "value": b"rv"}
     rows = [
         [row(0, None, cause="ignored"), row(1, None, cause="frame-missing", **dead), row(2, b"a", Decimal(1))],
-        [row(3, None, cause="key-null", **dead), row(4, None, cause="ignored")],
+        [
+            row(3, None, cause="key-null", **dead),
+            row(4, None, cause="ignored"),
+            row(5, None, cause="ignored", record="a.B"),
+        ],
     ]
     first, second = (combined(some, SUM) for some in rows)
 
@@ -358,7 +370,7 @@ def test_merging_keeps_dead_letters_and_ignored_records_of_both() -> None:
 
     assert both is not None
     assert [letter.offset for letter in both.dead_letters] == [1, 3]
-    assert (both.applied, both.ignored, combined_amounts(both)) == (1, 2, {b"a": Decimal(1)})
+    assert (both.applied, both.ignored, combined_amounts(both)) == (1, {"": 2, "a.B": 1}, {b"a": Decimal(1)})
 
 
 @pytest.mark.parametrize(
