@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from balance_service.http.handlers import Command
     from balance_service.http.peers.proxy import Proxy
     from balance_service.http.routing import ReadableTask
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.read_model import ReadModel
     from balance_service.settings import Settings
 
@@ -270,7 +271,7 @@ class Application:
             incarnation=trust.incarnation,
             codec=patience.until_up(partial(AvroCodec, engine.registry, subject_of(topic, schema), schema)),
             signatures=RecordSignatures(trust.secret, topic),
-            models=[PublishedModel(name, tasks.hosted.source.partitions) for name, tasks in engine.models.items()],
+            models=[PublishedModel(name, tasks.hosted.partitioning) for name, tasks in engine.models.items()],
             tasks=lambda: [_published(task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             table=table,
             on_round=stand_by,
@@ -320,7 +321,7 @@ class _Queries:
 
     def _letters(self, tasks: Tasks) -> StageDeadLetters:
         hosted = tasks.hosted
-        routing = self._routing(hosted.name, hosted.source.partitions, hosted.watermarks, tasks)
+        routing = self._routing(hosted.name, hosted.partitioning, hosted.watermarks, tasks)
         scan = DeadLetterScan(
             stage=hosted.name,
             read_model=hosted.stage.owner,
@@ -335,35 +336,37 @@ class _Queries:
         scatter = self._scatter(routing, "/api", tasks, hosted, self._letters_scans)
         return StageDeadLetters(scan=scan, scatter=scatter, records=records, decide=tasks.decide)
 
-    def _elsewhere(self) -> dict[str, int]:
-        """Returns the partitions of each read model that the directory names, by the model's name."""
+    def _elsewhere(self) -> dict[str, Partitioning]:
+        """Returns where the keys of each read model are that the directory names, by the model's name."""
         directory = self._instance.directory
         if not directory.is_read:
             raise unavailable("this instance has not read the directory of instances yet")
-        partitions: dict[str, int] = {}
+        found: dict[str, Partitioning] = {}
         # Suspect peers count: that none answers now does not mean that there is no such read model.
         for server in directory.table.servers():
             for model in server.models:
-                partitions[model.name] = max(model.partitions, partitions.get(model.name, 0))
-        return partitions
+                known = found.setdefault(model.name, model.partitioning)
+                if known.partitions < model.partitioning.partitions:
+                    found[model.name] = model.partitioning
+        return found
 
     def _hosted(self, tasks: Tasks) -> ModelAnswers:
         hosted = tasks.hosted
-        return self._answers(hosted.name, hosted.source.partitions, hosted.watermarks, tasks, hosted)
+        return self._answers(hosted.name, hosted.partitioning, hosted.watermarks, tasks, hosted)
 
-    def _of_peers(self, name: str, partitions: int) -> ModelAnswers:
+    def _of_peers(self, name: str, partitioning: Partitioning) -> ModelAnswers:
         nothing = _NotHosted()
-        return self._answers(name, partitions, Watermarks(dict), nothing, nothing)
+        return self._answers(name, partitioning, Watermarks(dict), nothing, nothing)
 
     def _answers(
         self,
         name: str,
-        partitions: int,
+        partitioning: Partitioning,
         watermarks: Watermarks,
         tasks: Tasks | _NotHosted,
         stage: HostedStage | _NotHosted,
     ) -> ModelAnswers:
-        routing = self._routing(name, partitions, watermarks, tasks)
+        routing = self._routing(name, partitioning, watermarks, tasks)
         queries = Queries(
             read_model=name,
             routing=routing,
@@ -377,10 +380,12 @@ class _Queries:
         scatter = self._scatter(routing, f"{PATH}/{name}", tasks, stage, self._scans)
         return ModelAnswers(queries, scatter, description_of(name, self._known))
 
-    def _routing(self, stage: str, partitions: int, watermarks: Watermarks, tasks: Tasks | _NotHosted) -> Routing:
+    def _routing(
+        self, stage: str, partitioning: Partitioning, watermarks: Watermarks, tasks: Tasks | _NotHosted
+    ) -> Routing:
         return Routing(
             read_model=stage,
-            partitions=partitions,
+            partitioning=partitioning,
             address=self._settings.application_server,
             task=tasks.task,
             lease=self._instance.engine.membership.lease,

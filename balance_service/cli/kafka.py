@@ -41,7 +41,7 @@ def add_funds(customer: str, amount: str, *, idempotency_key: str | None, as_jso
     customer_id, funds = checked_key(customer, "customerId"), amount_of(amount)
     once = None if idempotency_key is None else idempotency_key_of(idempotency_key)
     publisher = FundsAddedPublisher(
-        producer_config(settings),
+        producer_config(settings, settings.partitioner),
         SchemaRegistry.from_settings(settings),
         settings.topic,
         settings.read_timeout_seconds,
@@ -74,7 +74,7 @@ def load(events: int, customers: int, rate: float | None) -> None:
     prepare_topics(Topics(settings), settings, stages_of(SHIPPED["balance"](), settings))
     with progress_bar("producing", events) as (bar, task):
         total = produce_load(
-            producer_config(settings),
+            producer_config(settings, settings.partitioner),
             SchemaRegistry.from_settings(settings),
             settings.topic,
             events,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,6 +17,7 @@ from balance_service.errors import BalanceServiceError, NotAuthorizedError
 from balance_service.kafka.clients import not_authorized
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
 from balance_service.kafka.messages import headers_of, offset_of
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.producers import RecoveringProducer
 from balance_service.process.runtime import elapsed
 
@@ -67,10 +68,10 @@ class PublishedTask:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A read model that an instance hosts, and the partition count of its source."""
+    """A read model that an instance hosts, and where the keys of its source are."""
 
     name: str
-    partitions: int
+    partitioning: Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,9 @@ class ServerTable:
                 PublishedTask(t["readModel"], t["partition"], t["role"], t["state"], t["epoch"], t["position"])
                 for t in record["tasks"]
             )
-            models = tuple(PublishedModel(m["name"], m["partitions"]) for m in record["models"])
+            models = tuple(
+                PublishedModel(m["name"], Partitioning(m["partitions"], m["partitioner"])) for m in record["models"]
+            )
             heard_at, incarnation = now if live else float("-inf"), record["incarnation"]
             is_shared = live and self._runs.setdefault(address, _Runs()).hear(incarnation, now)
             servers[address] = ApplicationServer(address, incarnation, models, tasks, heard_at, now, is_shared)
@@ -431,7 +434,7 @@ class Directory:
         return {
             "address": self.address,
             "incarnation": self._incarnation,
-            "models": [{"name": model.name, "partitions": model.partitions} for model in self._models],
+            "models": [{"name": model.name, **asdict(model.partitioning)} for model in self._models],
             "tasks": [
                 {
                     "readModel": task.stage,

@@ -63,7 +63,7 @@ def produce(
         )
     with closing(SchemaRegistry.from_settings(settings)) as registry:
         codec = AvroCodec(registry, subject_of(topic, schema), schema)
-    producer = BulkProducer(producer_config(settings), topic)
+    producer = BulkProducer(producer_config(settings, taken.partitioner), topic)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -68,6 +68,9 @@ def _section(title: str, fields: dict[str, FieldInfo]) -> str:
 
 def _values(field: FieldInfo) -> str:
     annotation = field.annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        *some, last = (f"`{value}`" for value in typing.get_args(annotation))
+        return f"{', '.join(some)} or {last}"
     kind = typing.get_origin(annotation) or annotation
     if kind not in _TYPES:  # optional
         kind = typing.get_args(annotation)[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from balance_service.avro.codec import AvroCodec, AvroReader
@@ -18,7 +17,7 @@ from balance_service.engine.outputs import Emission, Target, sender_of
 from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
-from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topic_specs import MAX_MESSAGE_BYTES, is_compacted
 from balance_service.model.keys import KeyType
 from balance_service.process.runtime import now_ms
@@ -139,7 +138,6 @@ def _fold_processor(
     stage: Stage, read_model: ReadModel, around: Surroundings, position_codec: AvroCodec, letters: Letters
 ) -> FoldProcessor:
     state_codec = around.codec(stage.changelog, read_model.state_schema)
-    partitions = around.partitions(stage.source)
     return FoldProcessor(
         read_model=read_model,
         acceleration=read_model.acceleration(state_codec),
@@ -148,8 +146,7 @@ def _fold_processor(
         position_codec=position_codec,
         letters=letters,
         marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        partitions_of=partial(partitions_of, partitions=partitions),
-        partitions_of_keys=partial(partitions_of_keys, partitions=partitions),
+        partitioning=Partitioning(around.partitions(stage.source), stage.partitioner),
         idempotency_window_ms=around.idempotency_window_ms,
         emission=_emission(stage, read_model, around),
     )
@@ -198,7 +195,7 @@ def table_contexts(
             topic=prepared[topic],
             codec=AvroReader(registry, schema),
             history_ms=history // timedelta(milliseconds=1),
-            partition_of=partial(partition_of, partitions=prepared[topic].partitions),
+            partitioning=Partitioning(prepared[topic].partitions, tables[0].partitioner),
         )
     return contexts
 

@@ -17,16 +17,14 @@ from balance_service.errors import FatalError, PoisonRecordError, RetriableError
 from balance_service.model.events import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.outputs import BatchEmission, Emission
     from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Position, TaskBatch
     from balance_service.engine.store import StateStore
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.addition import Addition
     from balance_service.model.events import Event, State
     from balance_service.model.read_model import ReadModel
@@ -41,7 +39,7 @@ class FoldProcessor:
 
     `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
     without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
-    emits nothing. `partitions_of_keys` and `partitions_of` return the source partitions of keys.
+    emits nothing. `partitioning` is the source's.
     """
 
     read_model: ReadModel
@@ -51,8 +49,7 @@ class FoldProcessor:
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
-    partitions_of_keys: Callable[[Sequence[bytes]], Sequence[int]]
-    partitions_of: Callable[[NDArray[np.uint8]], NDArray[np.uint32]]
+    partitioning: Partitioning
     idempotency_window_ms: int
     emission: Emission | None = None
 
@@ -81,7 +78,7 @@ class FoldProcessor:
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
-        strangers |= {key for key, at in zip(new, self.partitions_of_keys(new), strict=True) if at != partition}
+        strangers |= {key for key, at in zip(new, self.partitioning.of_keys(new), strict=True) if at != partition}
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
@@ -146,7 +143,7 @@ class FoldProcessor:
             outcome.created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
             rest = [row for row, frame in enumerate(after) if frame is None]
             for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
-                if before is None and self.partitions_of_keys([update.key]) != [partition]:
+                if before is None and self.partitioning.of(update.key) != partition:
                     strangers.add(update.key)
                     continue
                 if update.key in blocked:
@@ -173,7 +170,7 @@ class FoldProcessor:
         if self.acceleration is None:
             return [None] * len(frames)
         return self.acceleration.next_states(
-            some.keys, some.columns, frames, lambda keys: self.partitions_of(keys) == partition
+            some.keys, some.columns, frames, lambda keys: self.partitioning.of_rows(keys) == partition
         )
 
     def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:

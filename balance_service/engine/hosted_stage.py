@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from balance_service.engine.fold import FoldProcessor
 from balance_service.errors import FatalError
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.read_model import ReadModel
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic, Topics, Watermarks
     from balance_service.model.events import State
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 
@@ -49,6 +51,16 @@ class HostedStage:
     def is_last(self) -> bool:
         """Whether the stage folds or emits. It has the name of its read model then."""
         return self.read_model is not None and not self.stage.passes_on
+
+    @property
+    def partitioning(self) -> Partitioning:
+        """Where the source's keys are."""
+        return Partitioning(self.source.partitions, self.partitioner)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """The function that places the keys of the stage's states; `any` for a stage without states."""
+        return "any" if self.folds is None else self.stage.partitioner
 
     @property
     def folds(self) -> ReadModel | None:

@@ -25,7 +25,7 @@ POSITION_KEY = RESERVED_PREFIX + b"position"
 _POSITION_FORMAT = 1
 
 MISPLACED = "key-not-of-this-partition"
-"""The dead-letter cause of a record whose key belongs to another partition by murmur2."""
+"""The dead-letter cause of a record whose key belongs to another partition by its topic's partitioner."""
 
 Record = tuple[bytes, bytes | None]
 """A changelog record: key and framed value; None deletes the key."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroReader
     from balance_service.engine.table_store import TableView
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.settings import Settings
 
@@ -52,8 +53,7 @@ _LISTEN_SECONDS = 0.1
 class TableContext:
     """What the partitions of a table share.
 
-    `topic` is the topic as it was when the instance started. `partition_of` returns the partition where joins look up
-    the row of a key.
+    `topic` is the topic as it was when the instance started, and `partitioning` where its producers write keys.
     """
 
     settings: Settings
@@ -61,7 +61,7 @@ class TableContext:
     topic: Topic
     codec: AvroReader
     history_ms: int
-    partition_of: Callable[[bytes], int]
+    partitioning: Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TablePartition:
         self.name = f"{context.topic.name}_{partition}"
         """`<topic>_<partition>`."""
         self._log = log.bind(table=self.name)
-        self._rows = TableRows(context.codec, lambda key: context.partition_of(key) == partition, self._log)
+        self._rows = TableRows(context.codec, context.partitioning, partition, self._log)
         self._thread = threading.Thread(target=self._run, name=f"table-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -306,15 +306,15 @@ class TableRows:
     the latest timestamp of a joined event. Any thread may read the counters.
     """
 
-    def __init__(self, codec: AvroReader, is_here: Callable[[bytes], bool], log: FilteringBoundLogger) -> None:
-        """Args:
-        is_here: whether joins look up the row of a key in this partition.
-        """
+    def __init__(
+        self, codec: AvroReader, partitioning: Partitioning, partition: int, log: FilteringBoundLogger
+    ) -> None:
         self.skipped: Counter[str] = Counter()
         self.late = 0
         self.joined_up_to_ms = -(1 << 63)
         self._codec = codec
-        self._is_here = is_here
+        self._partitioning = partitioning
+        self._partition = partition
         self._log = log
 
     def of(self, message: Message) -> tuple[bytes, Version] | None:
@@ -325,8 +325,11 @@ class TableRows:
                 raise PoisonRecordError("key-null", "a record has no key")
             if key.startswith(RESERVED_PREFIX):
                 raise PoisonRecordError("key-reserved", "a record's key begins with 0xFF")
-            if not self._is_here(key):
-                raise PoisonRecordError(MISPLACED, "a record's key belongs to another partition, by murmur2")
+            # Joins look up the row of a key in one partition.
+            if (there := self._partitioning.of(key)) != self._partition:
+                raise PoisonRecordError(
+                    MISPLACED, f"by {self._partitioning.partitioner}, a record's key belongs to partition {there}"
+                )
             if frame is not None:
                 self._codec.decode_foreign(frame)
         except PoisonRecordError as error:

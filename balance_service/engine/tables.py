@@ -48,6 +48,10 @@ class Tables:
     def partitions(self, topic: str) -> int:
         return self._contexts[topic].topic.partitions
 
+    def partition_of(self, topic: str, key: bytes) -> int:
+        """Returns the partition of a table where its producers write a key."""
+        return self._contexts[topic].partitioning.of(key)
+
     def codec(self, topic: str) -> AvroReader:
         """Returns the codec of a table's rows."""
         return self._contexts[topic].codec
@@ -96,15 +100,11 @@ _CATCH_UP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedTables:
-    """The tables that a stage joins with. Any thread may use a source partition that it has acquired.
-
-    `partition_of` returns the partition of a key, given the number of partitions.
-    """
+    """The tables that a stage joins with. Any thread may use a source partition that it has acquired."""
 
     joins: Sequence[Join]
     tables: Tables
     topics: Topics
-    partition_of: Callable[[bytes, int], int]
 
     def acquire(self, partition: int) -> None:
         """Follows the table partitions that a task on a source partition needs. Returns at once."""
@@ -142,7 +142,7 @@ class JoinedTables:
         """
         topic, own = join.table.topic, partition
         if isinstance(join.table, Global):
-            own = self.partition_of(key, self.tables.partitions(topic))
+            own = self.tables.partition_of(topic, key)
         followed = self.tables.partition(TableId(topic, own))
         try:
             version = followed.view.as_of(key, timestamp_ms)

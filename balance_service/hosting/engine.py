@@ -27,7 +27,6 @@ from balance_service.engine.tables import JoinedTables, Tables
 from balance_service.engine.tasks import Tasks
 from balance_service.errors import RetriableError
 from balance_service.kafka.clients import common_config, producer_config
-from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topic_specs import prepare_topics
 from balance_service.kafka.topics import Topics, Watermarks
 from balance_service.observability.tracing import UNTRACED
@@ -283,7 +282,7 @@ class Engine:
         return [patience.until_up(partial(hosted, stage)) for stage in stages]
 
     def _joined(self, stage: Stage) -> JoinedTables:
-        return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics, partition_of=partition_of)
+        return JoinedTables(joins=stage.joins, tables=self.tables, topics=self.topics)
 
     def _all_workers(self) -> Iterator[PeriodicThread]:
         # One for each topic: a topic without a leader delays no other.

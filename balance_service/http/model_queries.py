@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from balance_service.http.route import Handle
     from balance_service.http.scan import Scan
     from balance_service.http.scatter import Scatter
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.keys import KeyType
     from balance_service.model.read_model import ReadModel, Routes
 
@@ -121,10 +122,10 @@ class ModelQueries:
     """The read models whose declaration this instance has, hosted here or not, by name."""
     hosted: Mapping[str, ModelAnswers]
     """The read models of this instance, by name."""
-    elsewhere: Callable[[], Mapping[str, int]]
-    """Returns the partition counts of read models that peers host, by name. Raises Problem while they are unknown."""
-    of_peers: Callable[[str, int], ModelAnswers]
-    """Name and partition count of a read model → answers that come from peers."""
+    elsewhere: Callable[[], Mapping[str, Partitioning]]
+    """Returns where the keys of the read models are that peers host, by name. Raises Problem while that is unknown."""
+    of_peers: Callable[[str, Partitioning], ModelAnswers]
+    """Name and partitioning of a read model → answers that come from peers."""
 
     async def list(self, _request: web.Request) -> web.Response:
         names = sorted({*self.hosted, *self.elsewhere()})
@@ -212,9 +213,9 @@ class ModelQueries:
         answers = self.hosted.get(name)
         if answers is not None:
             return answers
-        partitions = self.elsewhere().get(name)
-        if partitions is not None:
-            return self.of_peers(name, partitions)
+        partitioning = self.elsewhere().get(name)
+        if partitioning is not None:
+            return self.of_peers(name, partitioning)
         raise Problem(404, f"there is no read model '{name[:100]}' here; {PATH} lists all read models")
 
     def key_type_of(self, name: str) -> KeyType:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from balance_service.engine.records import Role
 from balance_service.engine.task import ANSWERING
 from balance_service.http.peers.trust import Peer
-from balance_service.kafka.partitioner import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from balance_service.cluster.membership import Lease
     from balance_service.engine.records import Position
     from balance_service.engine.store import StoreView
+    from balance_service.kafka.partitioner import Partitioning
     from balance_service.kafka.topics import Watermarks
 
 _ANSWERING = frozenset(state.value for state in ANSWERING)
@@ -66,8 +66,8 @@ class Routing:
     """The instances that can answer for the partitions of one stage, or of a read model's last stage."""
 
     read_model: str
-    partitions: int
-    """The number of partitions."""
+    partitioning: Partitioning
+    """Where the source's keys are."""
     address: str
     task: Callable[[int], ReadableTask | None]
     """Returns this instance's task of a partition, active or standby."""
@@ -76,8 +76,12 @@ class Routing:
     servers: ServerTable
     _doubted: dict[int, set[Peer]] = field(default_factory=dict, init=False)
 
+    @property
+    def partitions(self) -> int:
+        return self.partitioning.partitions
+
     def partition_of(self, key: bytes) -> int:
-        return partition_of(key, self.partitions)
+        return self.partitioning.of(key)
 
     def copy(self, partition: int) -> LocalCopy | None:
         """Returns the local copy of a partition; None if its task does not answer queries."""

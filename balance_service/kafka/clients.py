@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from confluent_kafka import KafkaError, KafkaException
 
 from balance_service.errors import ConfigurationError, NotAuthorizedError, RetriableError, TaskMigratedError
+from balance_service.kafka.partitioner import librdkafka_partitioner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from balance_service.errors import BalanceServiceError
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 ClientConfig = dict[str, object]
@@ -61,14 +63,13 @@ def common_config(settings: Settings) -> ClientConfig:
     }
 
 
-def producer_config(settings: Settings) -> ClientConfig:
-    """An idempotent producer that partitions keys as Kafka's Java client does."""
+def producer_config(settings: Settings, partitioner: Partitioner = "murmur2") -> ClientConfig:
+    """An idempotent producer, which assigns keys to partitions by the function of the topics that it writes to."""
     return {
         **common_config(settings),
         "enable.idempotence": True,
         "acks": "all",
-        # librdkafka's default is CRC32, which assigns a key to another partition than the Java client does.
-        "partitioner": "murmur2_random",
+        "partitioner": librdkafka_partitioner(partitioner),
         "queue.buffering.max.messages": _PRODUCER_QUEUE_MESSAGES,
         "queue.buffering.max.kbytes": _PRODUCER_QUEUE_KBYTES,
         "linger.ms": 2,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Partitioner, Table
     from balance_service.settings import Settings
 
     Config = Mapping[str, str]
@@ -56,6 +57,8 @@ class TopicSpec:
 
     name: str
     partitions: int = 1
+    partitioner: Partitioner = "murmur2"
+    """The function that assigns its keys to partitions. Topics that the service writes have murmur2."""
     config: Config
     """For creation. An existing topic is not changed."""
     not_created: str = ""
@@ -71,17 +74,28 @@ class TopicSpec:
             check(topic, config)
 
 
-def source_spec(settings: Settings, name: str) -> TopicSpec:
+def source_spec(settings: Settings, name: str, partitioner: Partitioner = "murmur2") -> TopicSpec:
     """The events of a read model."""
-    not_created, checks = _not_created(settings), (_retention_check(settings), _warn_of_timestamps)
-    return TopicSpec(name=name, partitions=settings.partitions, config=FOREVER, not_created=not_created, checks=checks)
+    return TopicSpec(
+        name=name,
+        partitions=settings.partitions,
+        partitioner=partitioner,
+        config=FOREVER,
+        not_created=_not_created(settings),
+        checks=(_retention_check(settings), _warn_of_timestamps),
+    )
 
 
-def table_spec(settings: Settings, name: str, partitions: int) -> TopicSpec:
+def table_spec(settings: Settings, table: Table, partitions: int) -> TopicSpec:
     """The rows that events are joined with."""
     check = partial(_check_table, allow_finite_retention=settings.allow_finite_retention)
     return TopicSpec(
-        name=name, partitions=partitions, config=_TABLE, not_created=_not_created(settings), checks=(check,)
+        name=table.topic,
+        partitions=partitions,
+        partitioner=table.partitioner,
+        config=_TABLE,
+        not_created=_not_created(settings),
+        checks=(check,),
     )
 
 
@@ -142,7 +156,7 @@ def foreign_dead_letters_spec(name: str) -> TopicSpec:
         "BALANCE_RETRY_TOPICS names it, and it belongs to the producer that keeps its dead letters there; correct the "
         "name, or create the topic as that producer does"
     )
-    return TopicSpec(name=name, config={}, not_created=not_created, checks=(_warn_of_timestamps,))
+    return TopicSpec(name=name, partitioner="any", config={}, not_created=not_created, checks=(_warn_of_timestamps,))
 
 
 def retries_spec(settings: Settings, partitions: int, sources: Mapping[str, Config]) -> TopicSpec:
@@ -196,8 +210,10 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     retrying, folding = [s for s in stages if s.retries], [s for s in stages if not s.retries]
     prepared: dict[str, Topic] = {}
     configs: dict[str, Config] = {}
+    partitioners: dict[str, Partitioner] = {}
 
     def prepare(spec: TopicSpec) -> Topic:
+        _check_one_partitioner(spec.name, partitioners.setdefault(spec.name, spec.partitioner), spec.partitioner)
         prepared[spec.name], configs[spec.name] = _prepare(topics, spec)
         return prepared[spec.name]
 
@@ -213,19 +229,20 @@ def prepare_topics(topics: Topics, settings: Settings, stages: Iterable[Stage]) 
     for stage in folding:
         # Not if it was prepared as an output or a table: a source has more checks.
         if stage.source not in sources:
-            sources[stage.source] = prepare(source_spec(settings, stage.source))
+            sources[stage.source] = prepare(source_spec(settings, stage.source, stage.partitioner))
+        _check_one_partitioner(stage.source, partitioners[stage.source], stage.partitioner)
         source, config = sources[stage.source], configs[stage.source]
         changelogs[stage.name] = changelog = prepare_changelog(topics, stage, source)
-        for name in stage.tables:
-            _check_co_partitioned(source, prepare(table_spec(settings, name, source.partitions)))
-        for name in stage.global_tables:
-            prepare(table_spec(settings, name, settings.partitions))
+        for table in stage.tables:
+            _check_co_partitioned(source, prepare(table_spec(settings, table, source.partitions)))
+        for table in stage.global_tables:
+            prepare(table_spec(settings, table, settings.partitions))
         if stage.passes_on:
             _check_not_lost(topics, stage, changelog)
-            table = None
+            joined = None
             if stage.next_table is not None:
-                table = prepare(table_spec(settings, stage.next_table, source.partitions))
-            sources[stage.rekeyed] = prepare(rekeyed_spec(settings, stage, source, config, table))
+                joined = prepare(table_spec(settings, stage.next_table, source.partitions))
+            sources[stage.rekeyed] = prepare(rekeyed_spec(settings, stage, source, config, joined))
         for output in stage.outputs:
             prepare(output_spec(settings, output, source.partitions, source.name, config))
     for name in dict.fromkeys(stage.dead_letters for stage in folding):
@@ -425,6 +442,16 @@ def _check_enough(letters: Topic, source_partitions: int) -> None:
         raise ConfigurationError(
             f"topic '{letters.name}' has {letters.partitions} partitions and the source {source_partitions}, and each "
             f"takes the dead letters of its own; give it {source_partitions}"
+        )
+
+
+def _check_one_partitioner(name: str, known: Partitioner, declared: Partitioner) -> None:
+    """Raises ConfigurationError if two stages would look for a topic's keys on different partitions."""
+    if declared != known:
+        raise ConfigurationError(
+            f"the read models declare topic '{name}' with the partitioners {known} and {declared}, but a topic has one "
+            "(topics that the service writes have murmur2); correct `partitioner=` in the declarations, or "
+            "BALANCE_PARTITIONER"
         )
 
 

@@ -13,7 +13,7 @@ from balance_service.model.folds import Combination, Count, Earliest, Greatest, 
 from balance_service.model.keys import KeyType
 from balance_service.model.stage import declared_stages
 from balance_service.model.states import converter_of, inlined, located, unconverted
-from balance_service.model.stream import Global, Join, Select, Stream, join_misfit
+from balance_service.model.stream import PARTITIONERS, By, Global, Join, Select, Stream, join_misfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from balance_service.model.conditions import Condition
     from balance_service.model.stage import Stage
     from balance_service.model.states import StateConverter
+    from balance_service.model.stream import Table
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
+_COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
 _TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
@@ -85,6 +87,41 @@ def check_class(model: Any) -> None:
         refuse(model, f"has the name '{name}': a name consists of lower-case letters, digits and hyphens")
     if not isinstance(source, Stream) or not source.records:
         refuse(model, "has a source that is not a Stream of a topic and one or more records")
+    _check_partitioners(model, source)
+
+
+def _check_partitioners(model: Any, source: Stream) -> None:
+    """Refuses a model that would look for a key on another partition than its producers write it to."""
+    tables = [step.table for step in source.steps if isinstance(step, Join)]
+    topics: list[Stream | Table] = [source, *tables]
+    for topic in topics:
+        if topic.partitioner not in PARTITIONERS:
+            refuse(
+                model,
+                f"has '{topic.topic}' with the partitioner {topic.partitioner!r}: "
+                f"it must be one of {', '.join(PARTITIONERS)}",
+            )
+    if source.partitioner == "any" and hasattr(model, "state") and not any(isinstance(s, By) for s in source.steps):
+        refuse(
+            model,
+            f"folds '{source.topic}', which has partitioner=\"any\", so events of one key may be on several "
+            "partitions: re-key them first, with a `.by` the key's column in the source",
+        )
+    for table in tables:
+        if table.partitioner == "any":
+            refuse(
+                model,
+                f"joins the table '{table.topic}', which has partitioner=\"any\", so rows of one key may be on several "
+                f"partitions, and none is the newest: copy it with `{_COPY} {table.topic} NEW --partitioner murmur2`, "
+                "and join the copy",
+            )
+        if not isinstance(table, Global) and table.partitioner != "murmur2":
+            refuse(
+                model,
+                f"joins the table '{table.topic}', which has partitioner=\"{table.partitioner}\", with records that "
+                "are re-keyed by murmur2, so a record and its row would be on different partitions: make it a Global; "
+                f"or copy it with `{_COPY} {table.topic} NEW --partitioner murmur2`, and join the copy",
+            )
 
 
 def check_declaration(model: Any, *, own_fold: bool, own_emit: bool) -> Declared:

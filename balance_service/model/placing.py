@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
     from balance_service.model.read_model import ReadModel
-    from balance_service.model.stream import Join
+    from balance_service.model.stream import Join, Partitioner
     from balance_service.settings import Settings
 
 _MOST_NAME = 249
@@ -25,7 +25,27 @@ _TOPIC, _STATES = '[("{}")]', '[["{}"]]'
 
 
 def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
-    return place_stages(model.stages, settings.application_id, settings.topic_of)
+    """Returns a read model's stages, in order, in the application that the settings name.
+
+    Raises:
+        ConfigurationError: BALANCE_PARTITIONER contradicts the model.
+    """
+    first, *rest = place_stages(model.stages, settings.application_id, settings.topic_of)
+    return [replace(first, partitioner=_partitioner_of(model, settings)), *rest]
+
+
+def _partitioner_of(model: ReadModel, settings: Settings) -> Partitioner:
+    """Returns the partitioner of a model's source; for `balance`, BALANCE_PARTITIONER replaces the default."""
+    topic, declared = model.source.topic, model.source.partitioner
+    if not settings.is_own(topic) or declared == settings.partitioner:
+        return declared
+    if declared == "murmur2":
+        return settings.partitioner
+    raise ConfigurationError(
+        f"BALANCE_PARTITIONER is {settings.partitioner}, and the read model '{model.name}' declares the topic "
+        f"'{topic}' with partitioner=\"{declared}\"; a topic has one: set BALANCE_PARTITIONER={declared}, or "
+        "correct the declaration"
+    )
 
 
 def place_stages(stages: Iterable[Stage], application_id: str, topic_of: Callable[[str], str]) -> list[Stage]:
@@ -86,6 +106,7 @@ def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[St
             source=topic,
             application_id=settings.application_id,
             written_to=topic,
+            partitioner="any",
             outputs=(settings.retries_topic,),
             retries=True,
         )
@@ -115,33 +136,37 @@ def stages_of_retries(known: Iterable[ReadModel], settings: Settings) -> list[St
 
 @dataclass(frozen=True, slots=True)
 class TopicRecords:
-    """Records by simple name, and whether records without a value are valid."""
+    """Records by simple name, whether records without a value are valid, and the function that places keys."""
 
     records: Mapping[str, Schema]
     tombstones: bool
+    partitioner: Partitioner
 
 
 def records_of_topic(topic: str, models: Iterable[ReadModel], settings: Settings) -> TopicRecords:
-    """Returns the records that read models declare to read from a topic.
+    """Returns the records that read models declare to read from a topic. The first of them names its partitioner.
 
     Raises:
         ConfigurationError: no read model reads the topic.
     """
     records: dict[str, dict[str, Schema]] = {}
+    partitioners: dict[str, Partitioner] = {}
     with_tombstones = set()
     for model in models:
         for stage in stages_of(model, settings):
             if not stage.reads_rekeyed:
                 records.setdefault(stage.source, {}).update(stage.schemas)
+                partitioners.setdefault(stage.source, stage.partitioner)
                 if model.source.tombstones:
                     with_tombstones.add(stage.source)
             for join in stage.joins:
                 table = settings.topic_of(join.table.topic)
                 records.setdefault(table, {})[join.table.record] = stage.rows[join.table.record]
+                partitioners.setdefault(table, join.table.partitioner)
                 with_tombstones.add(table)
     if topic not in records:
         raise ConfigurationError(f"no read model reads topic '{topic}'; name one of {', '.join(sorted(records))}")
-    return TopicRecords(records[topic], topic in with_tombstones)
+    return TopicRecords(records[topic], topic in with_tombstones, partitioners[topic])
 
 
 def flowchart(model: ReadModel, stages: Sequence[Stage]) -> str:

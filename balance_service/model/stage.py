@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
-    from balance_service.model.stream import Stream
+    from balance_service.model.stream import Partitioner, Stream, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Stage:
     """The topic that the stage reads."""
     application_id: str = ""
     """Empty until the stage is placed in an application."""
+    partitioner: Partitioner = "murmur2"
+    """The function by which the source's producers assign keys to partitions; re-keyed topics have murmur2."""
     written_to: str = ""
     """The topic whose subjects encode the source's records: re-keyed records keep their original encoding."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, repr=False)
@@ -48,7 +50,7 @@ class Stage:
     """The column whose value becomes the new key; None for the last stage."""
     makes: Schema | None = field(default=None, repr=False)
     """The schema of joined records that are passed on; None if records are passed on unchanged."""
-    next_table: str | None = None
+    next_table: Table | None = None
     """The table whose keys and number of partitions the re-keyed topic has; None if keys are encoded as in `keys`."""
     outputs: tuple[str, ...] = ()
     """The topics that the read model emits to."""
@@ -77,14 +79,14 @@ class Stage:
         return {name: self._wanted(schema) for name, schema in self.event_schemas.items()}
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        """The topics of the joined tables that have as many partitions as the source."""
-        return tuple(dict.fromkeys(join.table.topic for join in self.joins if not isinstance(join.table, Global)))
+    def tables(self) -> tuple[Table, ...]:
+        """The joined tables that have as many partitions as the source, and its partitioner."""
+        return tuple(dict.fromkeys(join.table for join in self.joins if not isinstance(join.table, Global)))
 
     @property
-    def global_tables(self) -> tuple[str, ...]:
-        """The topics of the joined tables that may have any number of partitions."""
-        return tuple(dict.fromkeys(join.table.topic for join in self.joins if isinstance(join.table, Global)))
+    def global_tables(self) -> tuple[Table, ...]:
+        """The joined tables that may have any number of partitions."""
+        return tuple(dict.fromkeys(join.table for join in self.joins if isinstance(join.table, Global)))
 
     @property
     def full_name(self) -> str:
@@ -140,7 +142,7 @@ def declared_stages(
     columns: frozenset[str] | None = None
     used = set(needed)
     schemas: Mapping[str, Schema] = {record: schema_of(record, source.topic) for record in source.records}
-    stage = Stage(name=name, owner=name, source=source.topic, schemas=schemas)
+    stage = Stage(name=name, owner=name, source=source.topic, partitioner=source.partitioner, schemas=schemas)
     for step in source.steps:
         match step:
             case Select():
@@ -153,7 +155,7 @@ def declared_stages(
                 rows = {**stage.rows, table.record: schema_of(table.record, table.topic)}
                 stage = replace(stage, joins=(*stage.joins, step), rows=rows)
                 if done and not isinstance(table, Global):
-                    done[-1] = replace(done[-1], next_table=table.topic)
+                    done[-1] = replace(done[-1], next_table=table)
             case By(column, record):
                 used.add(column)
                 makes = None if record is None else schema_of(record, None)

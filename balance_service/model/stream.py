@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from balance_service.avro.schemas import fields_of, type_name, without_null
 from balance_service.model.conditions import checked
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.conditions import Condition
 
+
+Partitioner = Literal["murmur2", "crc32", "fnv1a", "any"]
+"""The function by which the producers of a topic assign keys to partitions (`kafka.partitioner`).
+
+`any` is none that the service knows, such as round robin: the records of a key may be on several partitions.
+"""
+PARTITIONERS: tuple[Partitioner, ...] = get_args(Partitioner)
 
 Missing = Literal["dead-letter", "drop", "null"]
 """The treatment of an event without a row: make a dead letter, drop it, or join it with nulls."""
@@ -36,6 +43,8 @@ class Table:
     record: str
     """The simple name of the rows' schema."""
     history: timedelta = timedelta(days=1)
+    partitioner: Partitioner = "murmur2"
+    """The function of the topic's producers. Only a `Global` may have another than murmur2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,8 @@ class Stream:
     """The events of one or more record types on one topic; each type is named by the simple name of its schema.
 
     With `tombstones`, a record without a value deletes the state of its key; otherwise it becomes a dead letter.
+    `partitioner` is the function by which the topic's producers assign keys to partitions: `murmur2` is Java's default,
+    `crc32` librdkafka's, `fnv1a` sarama's. After a re-key (`by`) it may be `any`.
     """
 
     topic: str
@@ -98,11 +109,15 @@ class Stream:
     steps: tuple[Step, ...]
     """The steps that the events pass, in order."""
     tombstones: bool
+    partitioner: Partitioner
 
-    def __init__(self, topic: str, *records: str, tombstones: bool = False) -> None:
+    def __init__(
+        self, topic: str, *records: str, tombstones: bool = False, partitioner: Partitioner = "murmur2"
+    ) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "records", records)
         object.__setattr__(self, "tombstones", tombstones)
+        object.__setattr__(self, "partitioner", partitioner)
         object.__setattr__(self, "steps", ())
 
     def where(self, condition: Condition) -> Stream:
@@ -139,7 +154,7 @@ class Stream:
         return self._with(Join(table=table, on=on, take=take, missing=missing))
 
     def _with(self, step: Step) -> Stream:
-        longer = Stream(self.topic, *self.records, tombstones=self.tombstones)
+        longer = Stream(self.topic, *self.records, tombstones=self.tombstones, partitioner=self.partitioner)
         object.__setattr__(longer, "steps", (*self.steps, step))
         return longer
 

@@ -275,7 +275,7 @@ class AddFundsHandler:
         settings = context.settings
         self._metrics = context.metrics
         self._publisher = FundsAddedPublisher(
-            producer_config(settings),
+            producer_config(settings, settings.partitioner),
             context.registry,
             settings.topic,
             settings.read_timeout_seconds,

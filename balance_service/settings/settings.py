@@ -6,7 +6,7 @@ import ipaddress
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -65,6 +65,11 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         "`package.module` or `package.module:Class` ([read-models.md](read-models.md#name-the-models)).",
     )
     topic: str = Field(_OWN_TOPIC, pattern=_NAME, description="The topic of `FundsAdded` events, the source of truth.")
+    partitioner: Literal["murmur2", "crc32", "fnv1a"] = Field(
+        "murmur2",
+        description="The function by which the producers of `BALANCE_TOPIC` assign keys to partitions: `murmur2` "
+        "(Java), `crc32` (librdkafka) or `fnv1a` (sarama) ([producers.md](producers.md)). A change needs a `rebuild`.",
+    )
     partitions: int = Field(
         2, ge=1, le=10_000, description="Partitions of the source topic, when the service creates it."
     )
@@ -199,6 +204,16 @@ class Settings(KafkaSettings, HttpSecuritySettings):
             raise ValueError("is no topic name; give another")
         return value
 
+    @field_validator("partitioner", mode="before")
+    @classmethod
+    def _places_each_key(cls, value: Any) -> Any:
+        if value == "any":
+            raise ValueError(
+                "is not possible: the events of a customer must be on one partition; copy them to a topic of another "
+                "name with `balance-service topics copy --partitioner murmur2`, and let its producers use murmur2"
+            )
+        return value
+
     @field_validator("retry_topics")
     @classmethod
     def _topics_each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -250,9 +265,13 @@ class Settings(KafkaSettings, HttpSecuritySettings):
         """The topic that the records of `retry_topics` are sent to."""
         return f"{self.application_id}-retries"
 
+    def is_own(self, name: str) -> bool:
+        """Whether a source that a read model declares is the topic that BALANCE_TOPIC and BALANCE_PARTITIONER mean."""
+        return name == _OWN_TOPIC
+
     def topic_of(self, name: str) -> str:
         """The topic of a source that a read model declares; BALANCE_TOPIC replaces `balance`."""
-        return self.topic if name == _OWN_TOPIC else name
+        return self.topic if self.is_own(name) else name
 
     def printable(self) -> dict[str, str]:
         """All settings by environment variable, with secrets hidden."""

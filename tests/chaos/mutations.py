@@ -227,8 +227,8 @@ MUTATIONS = (
     Mutation(
         "partitions are computed by CRC32",
         "balance_service/kafka/partitioner.py",
-        "    return (murmur2(key) & 0x7FFFFFFF) % partitions\n",
-        '    return __import__("zlib").crc32(key) % partitions\n',
+        "    return _FUNCTIONS[partitioner].of_one(key) % partitions\n",
+        "    return zlib.crc32(key) % partitions\n",
         QUIET,
         (*WRONG, "silent", "stuck"),
     ),

@@ -23,6 +23,7 @@ from balance_service.cluster.directory import (
 )
 from balance_service.cluster.signatures import RecordSignatures
 from balance_service.kafka.clients import producer_config, reader_config
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
 from balance_service.read_models.add_funds import FundsAddedPublisher
 from tests.integration.engines import prepare, settings_for
@@ -54,7 +55,7 @@ def following(settings: Settings, address: str) -> Iterator[Directory]:
         incarnation="i",
         codec=codec,
         signatures=RecordSignatures(None, topic),
-        models=[PublishedModel("balance", 2)],
+        models=[PublishedModel("balance", Partitioning(2, "murmur2"))],
         tasks=lambda: [task],
         table=ServerTable(),
     )

@@ -16,6 +16,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.table_partition import TableContext, TablePartition
 from balance_service.errors import RetriableError, StoreCorruptedError
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.kafka.topics import Topics
 from tests.integration.engines import settings_for
 from tests.support.kafka import Rows, clean_eagerly, read_topic
@@ -32,6 +33,13 @@ A_DAY_MS = 24 * 60 * 60 * 1000
 SECONDS = 30.0
 # Lies outside the broker's clock, so that only the test sets timestamps.
 NOON = 1_700_000_000_000
+
+
+class KeysButOne(Partitioning):
+    """Puts all keys on partition 0, except `elsewhere`."""
+
+    def of(self, key: bytes) -> int:
+        return int(key == b"elsewhere")
 
 
 class Players:
@@ -57,7 +65,7 @@ class Players:
                 topic=self.topic,
                 codec=self.codec,
                 history_ms=A_DAY_MS,
-                partition_of=lambda key: int(key == b"elsewhere"),
+                partitioning=KeysButOne(1, "murmur2"),
             ),
             0,
             self.path,

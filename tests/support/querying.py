@@ -29,7 +29,7 @@ from balance_service.http.requests import KeyQuery, key_query
 from balance_service.http.routing import Routing
 from balance_service.http.scatter import Scatter
 from balance_service.http.scheduling import Asker, FairScheduler
-from balance_service.kafka.partitioner import partition_of
+from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.kafka.topics import Watermarks
 from balance_service.observability.metrics import Metrics
 from balance_service.read_models.balance import Balance
@@ -136,7 +136,7 @@ class Instance:
             "epoch": epoch,
             "position": 1,
         }
-        models = [{"name": "balance", "partitions": PARTITIONS}]
+        models = [{"name": "balance", "partitions": PARTITIONS, "partitioner": "murmur2"}]
         record = {"address": address, "incarnation": incarnation, "models": models, "tasks": [task]}
         self.servers.hear(address, record, live=True)
 
@@ -151,7 +151,7 @@ class Instance:
     def routing(self) -> Routing:
         return Routing(
             read_model="balance",
-            partitions=PARTITIONS,
+            partitioning=Partitioning(PARTITIONS, "murmur2"),
             address=self.address,
             task=self.task,
             lease=self.lease,

@@ -144,7 +144,7 @@ class _Demo:
                 "amount": _HEALED_AMOUNT,
             }
             body = AvroCodec(registry, subject, schema).encode(event)[len(frame_header(schema_id)) :] + b"\0"
-            producer = Producer(producer_config(settings))
+            producer = Producer(producer_config(settings, settings.partitioner))
             for value in (frame_header(schema_id) + body, b"not an event"):
                 producer.produce(settings.topic, value, _HEALED_CUSTOMER.encode())
             producer.flush()

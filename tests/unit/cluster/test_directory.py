@@ -17,6 +17,7 @@ from balance_service.cluster.directory import (
     ServerTable,
 )
 from balance_service.cluster.signatures import RecordSignatures
+from balance_service.kafka.partitioner import Partitioning
 from tests.support.fakes import Clock, FakeRegistry
 from tests.support.waiting import eventually
 
@@ -41,7 +42,7 @@ def task(partition: int = 0, epoch: int = 1, **changed: Any) -> Mapping[str, Any
 
 
 def record(address: str, *tasks: Mapping[str, Any], incarnation: str = "i1") -> Mapping[str, Any]:
-    models = [{"name": "balance", "partitions": 4}]
+    models = [{"name": "balance", "partitions": 4, "partitioner": "crc32"}]
     return {"address": address, "incarnation": incarnation, "models": models, "tasks": list(tasks)}
 
 
@@ -100,7 +101,7 @@ def test_a_servers_record_is_kept_completely(listener: Listener) -> None:
     server = listener.only()
 
     assert (server.address, server.incarnation) == ("a:1", "i1")
-    assert server.models == (PublishedModel("balance", 4),)
+    assert server.models == (PublishedModel("balance", Partitioning(4, "crc32")),)
     assert server.tasks == (PublishedTask("balance", 3, "ACTIVE", "RUNNING", 2, 7),)
 
 

@@ -58,7 +58,8 @@ def record(address: str, role: str, epoch: int, model: str = "balance", state: s
         "position": 1,
     }
     tasks = [task] if model == "balance" else []
-    return {"address": address, "incarnation": "i", "models": [{"name": model, "partitions": 1}], "tasks": tasks}
+    models = [{"name": model, "partitions": 1, "partitioner": "murmur2"}]
+    return {"address": address, "incarnation": "i", "models": models, "tasks": tasks}
 
 
 def standby(address: str, model: str = "balance") -> dict[str, Any]:

@@ -30,7 +30,7 @@ from balance_service.engine.records import (
 )
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError, StoreFullError, TaskMigratedError
-from balance_service.kafka.partitioner import partition_of, partitions_of, partitions_of_keys
+from balance_service.kafka.partitioner import Partitioning, partition_of
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters
 from tests.unit.spark.decoded import combined, row
@@ -54,8 +54,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    partitions_of_keys=partial(partitions_of_keys, partitions=PARTITIONS),
-    partitions_of=partial(partitions_of, partitions=PARTITIONS),
+    partitioning=Partitioning(PARTITIONS, "murmur2"),
     idempotency_window_ms=1_000,
 )
 EPOCH = 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +18,7 @@ from balance_service.engine.idempotency import REUSED
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
-from balance_service.kafka.partitioner import partitions_of, partitions_of_keys
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.read_models.activity import Activity
 from balance_service.read_models.balance import Balance
 from tests.support.fakes import FakeRegistry, FakeWriter, letters, record_scan_starts
@@ -41,8 +40,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,
-    partitions_of_keys=partial(partitions_of_keys, partitions=1),
-    partitions_of=partial(partitions_of, partitions=1),
+    partitioning=Partitioning(1, "murmur2"),
     idempotency_window_ms=WINDOW_MS,
 )
 LARGEST = Decimal("9" * 36 + ".99")

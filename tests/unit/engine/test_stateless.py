@@ -27,7 +27,6 @@ from balance_service.engine.stateless import JoinProcessor, RetryProcessor
 from balance_service.engine.store import StateStore
 from balance_service.engine.table_store import TableStore, Version
 from balance_service.engine.tables import JoinedTables
-from balance_service.kafka.partitioner import partition_of
 from balance_service.kafka.topics import Topic
 from balance_service.model.keys import KeyType
 from balance_service.model.placing import stages_of_retries
@@ -68,7 +67,7 @@ class ScoreJoin:
         self.store = TableStore(Path(folder), A_DAY_MS)
         followed = SimpleNamespace(note_joined=lambda _at: None)
         tables: Any = SimpleNamespace(
-            codec=lambda _topic: self.rows, partition=lambda _table: followed, partitions=lambda _topic: 1
+            codec=lambda _topic: self.rows, partition=lambda _table: followed, partition_of=lambda _topic, _key: 0
         )
         table = Global("players", "Player")
         joins = [Join(table=table, on="player_id", take={"name": "playerName"}, missing=missing)]
@@ -77,7 +76,7 @@ class ScoreJoin:
         self._processor = JoinProcessor(
             source="scores",
             record="ScoreEvent",
-            joined=JoinedTables(joins=joins, tables=tables, topics=topics, partition_of=partition_of),
+            joined=JoinedTables(joins=joins, tables=tables, topics=topics),
             schema=schema,
             codec=self.codec,
             key_type=KeyType("product_id", is_number=True),

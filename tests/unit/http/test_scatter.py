@@ -17,6 +17,7 @@ from balance_service.http.answer import Problem, compact_json, problems
 from balance_service.http.scan import CountScan, EntriesScan, TopScan
 from balance_service.http.server.limits import Limits, UnderWay, limited
 from balance_service.http.stage_dead_letters import DeadLetterScan
+from balance_service.kafka.partitioner import Partitioning
 from balance_service.model.keys import TEXT
 from tests.support.fakes import letters
 from tests.support.querying import ASKER, BUSY_SECONDS, EPOCH, PARTITION, POSITIONS, STATES, Instance
@@ -263,7 +264,7 @@ def test_a_scan_of_many_partitions_is_split_into_requests_that_fit(
         # The test checks the size of requests; a busy machine may be slow.
         instance.timeout_seconds = BUSY_SECONDS
         instance.owns, scatter = False, instance.scatter(MODEL)
-        scatter.routing.partitions = partitions
+        scatter.routing.partitioning = Partitioning(partitions, "murmur2")
         app = web.Application(middlewares=[problems, limited(Limits(), UnderWay(Limits()), ROUTES)])
         app.router.add_get(f"/api/models/{{model}}/{kind}", owner)
         task = {"readModel": "balance", "role": "ACTIVE", "state": "RUNNING", "epoch": 1, "position": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -16,6 +16,9 @@ from balance_service.kafka.clients import (
     transactional_config,
 )
 from balance_service.settings import load_settings
+
+if TYPE_CHECKING:
+    from balance_service.model.stream import Partitioner
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -55,6 +58,19 @@ def test_user_properties_cannot_weaken_the_guarantees() -> None:
         "error",
         False,
     )
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "of_librdkafka"),
+    [("murmur2", "murmur2_random"), ("crc32", "consistent_random"), ("fnv1a", "fnv1a_random")],
+)
+def test_commands_write_by_the_partitioner_of_their_topic_and_tasks_by_murmur2(
+    partitioner: Partitioner, of_librdkafka: str
+) -> None:
+    settings = load_settings(partitioner=partitioner)
+
+    assert producer_config(settings, settings.partitioner)["partitioner"] == of_librdkafka
+    assert transactional_config(settings, "task")["partitioner"] == "murmur2_random"
 
 
 def test_a_lack_of_threads_is_a_retriable_error() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.kafka.partitioner import murmur2, partition_of, partitions_of
+from balance_service.kafka.partitioner import Partitioning, murmur2, partition_of, partitions_of
+from balance_service.model.stream import PARTITIONERS
 from tests.support.kafka import librdkafka
+
+if TYPE_CHECKING:
+    from balance_service.model.stream import Partitioner
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2.
 VECTORS = {
@@ -21,6 +26,8 @@ VECTORS = {
     b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
     b"abc": 479470107,
 }
+LIBRDKAFKAS = {"murmur2": "murmur2", "crc32": "consistent", "fnv1a": "fnv1a"}
+FUNCTIONS = st.sampled_from(PARTITIONERS)
 
 
 def as_signed(number: int) -> int:
@@ -37,20 +44,23 @@ def test_the_sign_bit_is_masked_not_negated(key: bytes, hashed: int) -> None:
     assert partition_of(key, 7) == (hashed & 0x7FFFFFFF) % 7
 
 
+@pytest.mark.parametrize("partitioner", LIBRDKAFKAS)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.integers(1, 10_000)), min_size=1))
-def test_librdkafka_sends_a_key_to_the_partition_we_look_it_up_in(keys: list[tuple[bytes, int]]) -> None:
-    theirs = librdkafka().rd_kafka_msg_partitioner_murmur2
+def test_librdkafka_sends_a_key_to_the_partition_we_look_it_up_in(
+    partitioner: Partitioner, keys: list[tuple[bytes, int]]
+) -> None:
+    theirs = getattr(librdkafka(), f"rd_kafka_msg_partitioner_{LIBRDKAFKAS[partitioner]}")
     theirs.restype = ctypes.c_int32
 
     for key, partitions in keys:
-        assert partition_of(key, partitions) == theirs(
+        assert partition_of(key, partitions, partitioner) == theirs(
             None, key, ctypes.c_size_t(len(key)), ctypes.c_int32(partitions), None, None
         )
 
 
-@given(st.binary(max_size=300), st.integers(1, 10_000))
-def test_a_partition_is_one_of_the_topics(key: bytes, partitions: int) -> None:
-    assert 0 <= partition_of(key, partitions) < partitions
+@given(st.binary(max_size=300), st.integers(1, 10_000), FUNCTIONS)
+def test_a_partition_is_one_of_the_topics(key: bytes, partitions: int, partitioner: Partitioner) -> None:
+    assert 0 <= partition_of(key, partitions, partitioner) < partitions
 
 
 @given(st.binary(max_size=300))
@@ -58,14 +68,28 @@ def test_a_hash_has_32_bits(key: bytes) -> None:
     assert 0 <= murmur2(key) < 1 << 32
 
 
-def test_a_topic_of_one_partition_holds_every_key() -> None:
-    assert {partition_of(key, 1) for key in VECTORS} == {0}
+@given(st.binary(max_size=300), FUNCTIONS)
+def test_a_topic_of_one_partition_holds_every_key(key: bytes, partitioner: Partitioner) -> None:
+    assert partition_of(key, 1, partitioner) == 0
 
 
 @given(
-    st.integers(0, 40).flatmap(lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=1)), st.integers(1, 99)
+    st.integers(0, 40).flatmap(lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=1)),
+    st.integers(1, 99),
+    FUNCTIONS,
 )
-def test_the_partitions_of_many_keys_are_those_of_each(keys: list[bytes], partitions: int) -> None:
+def test_the_partitions_of_many_keys_are_those_of_each(
+    keys: list[bytes], partitions: int, partitioner: Partitioner
+) -> None:
     rows = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
 
-    assert partitions_of(rows, partitions).tolist() == [partition_of(key, partitions) for key in keys]
+    assert partitions_of(rows, partitions, partitioner).tolist() == [
+        partition_of(key, partitions, partitioner) for key in keys
+    ]
+
+
+@given(st.lists(st.binary(max_size=20), min_size=30, max_size=60), FUNCTIONS)
+def test_the_partitions_of_keys_of_any_lengths_are_those_of_each(keys: list[bytes], partitioner: Partitioner) -> None:
+    topic = Partitioning(7, partitioner)
+
+    assert topic.of_keys(keys) == [topic.of(key) for key in keys]

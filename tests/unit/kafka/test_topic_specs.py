@@ -20,9 +20,13 @@ from balance_service.kafka.topic_specs import (
     source_spec,
 )
 from balance_service.kafka.topics import Topic
+from balance_service.model.events import Emit
 from balance_service.model.placing import stages_of, stages_of_retries
+from balance_service.model.read_model import ReadModel
+from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
 from balance_service.read_models.leaderboard import Leaderboard
+from balance_service.read_models.purchases import Purchases
 from balance_service.settings import load_settings
 from tests.support.fakes import FakeRegistry, InMemoryTopics, refusal
 from tests.support.shipped import stages_in, surroundings
@@ -130,6 +134,32 @@ def test_a_copy_accepts_records_as_large_as_the_source_does() -> None:
 def prepare_leaderboard(topics: Any, **settings: Any) -> dict[str, Topic]:
     loaded = load_settings(application_id="app", **settings)
     return prepare_topics(topics, loaded, stages_of(Leaderboard(), loaded))
+
+
+def test_two_partitioners_of_one_topic_are_refused() -> None:
+    class ByCrc(ReadModel):
+        name = "test-by-crc"
+        source = Stream("pos", "PosInvoice", partitioner="crc32")
+        emits = Emit("test-by-crc")
+
+    settings = load_settings()
+    stages = [*stages_of(Purchases(), settings), *stages_of(ByCrc(), settings)]
+
+    with pytest.raises(ConfigurationError, match="declare topic 'pos' with the partitioners murmur2 and crc32"):
+        prepare_topics(InMemoryTopics(pos=2), settings, stages)  # type: ignore[arg-type]
+
+
+def test_a_source_that_another_model_writes_has_the_partitioner_of_the_service() -> None:
+    class OfShipments(ReadModel):
+        name = "test-of-shipments"
+        source = Stream("shipments", "PosInvoice", partitioner="fnv1a")
+        emits = Emit("test-again")
+
+    settings = load_settings()
+    stages = [*stages_of(Purchases(), settings), *stages_of(OfShipments(), settings)]
+
+    with pytest.raises(ConfigurationError, match="declare topic 'shipments' with the partitioners murmur2 and fnv1a"):
+        prepare_topics(InMemoryTopics(pos=2), settings, stages)  # type: ignore[arg-type]
 
 
 def test_a_missing_table_is_created_compacted_and_co_partitioned() -> None:

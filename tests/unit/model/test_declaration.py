@@ -13,13 +13,15 @@ from balance_service.model.declaration import READ_TYPES
 from balance_service.model.events import Emit
 from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
 from balance_service.model.read_model import ReadModel
-from balance_service.model.stream import Global, Stream
+from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.balance import Balance
 from balance_service.spark.shape import SPARK_TYPES
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from balance_service.model.stream import Partitioner
 
 SUM = RunningSum("FundsAdded.amount")
 ship("Narrow", {"customerId": "string", "amount": MONEY})
@@ -118,6 +120,48 @@ def keep(_model: ReadModel, state: Any, _event: Any) -> Any:
 def test_an_invalid_declaration_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         define(**changed)()
+
+
+SCORES = Stream("score-events", "ScoreEvent").by("player_id")
+TAKEN = {"name": "playerName"}
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            Stream("balance", "FundsAdded", partitioner="CRC32"),  # type: ignore[arg-type]
+            "has 'balance' with the partitioner 'CRC32': it must be one of murmur2, crc32, fnv1a, any",
+        ),
+        (
+            Stream("balance", "FundsAdded", partitioner="any"),
+            "folds 'balance', which has partitioner=\"any\", so events of one key may be on several partitions: re-key "
+            "them first, with a `.by` the key's column in the source",
+        ),
+        (
+            SCORES.join(Table("players", "Player", partitioner="crc32"), on="player_id", take=TAKEN),
+            "joins the table 'players', which has partitioner=\"crc32\", with records that are re-keyed by murmur2, so "
+            "a record and its row would be on different partitions: make it a Global",
+        ),
+        (
+            SCORES.join(Global("players", "Player", partitioner="any"), on="player_id", take=TAKEN),
+            "joins the table 'players', which has partitioner=\"any\", so rows of one key may be on several partitions",
+        ),
+    ],
+    ids=["an unknown one", "any, not re-keyed", "a table by another", "a table by any"],
+)
+def test_a_model_that_would_look_for_a_key_on_another_partition_is_refused_at_import(source: Stream, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        define(source=source)
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2", "crc32", "fnv1a", "any"])
+def test_only_the_first_stage_reads_by_the_partitioner_of_its_source(partitioner: Partitioner) -> None:
+    source = Stream("score-events", "ScoreEvent", partitioner=partitioner)
+
+    model = define(source=source.by("product_id"), fold=keep, amount=None, key=None, state="HighScores", emits=None)
+
+    assert [stage.partitioner for stage in model().stages] == [partitioner, "murmur2"]
 
 
 def test_columns_that_the_declaration_names_are_read_even_if_not_selected() -> None:

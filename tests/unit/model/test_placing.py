@@ -11,6 +11,7 @@ from balance_service.errors import ConfigurationError
 from balance_service.model.placing import flowchart, hosted_stages, records_of_topic, stages_of
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
+from balance_service.read_models.balance import Balance
 from balance_service.read_models.purchases import Purchases
 from balance_service.read_models.rewards import Rewards
 from balance_service.settings import load_settings
@@ -28,6 +29,26 @@ def test_the_records_of_a_topic_are_found_by_its_configured_name() -> None:
     assert records_of_topic("funds", MODELS, settings).records["FundsAdded"] == load_schema("FundsAdded")
     with pytest.raises(ConfigurationError, match=r"no read model reads topic 'balance'; name one of .*funds"):
         records_of_topic("balance", MODELS, settings)
+
+
+def test_the_setting_names_the_partitioner_of_the_shipped_topic() -> None:
+    settings = load_settings(topic="funds", partitioner="crc32")
+
+    partitioners = {model.name: stages_of(model, settings)[0].partitioner for model in MODELS}
+
+    assert partitioners == dict.fromkeys(partitioners, "murmur2") | {"balance": "crc32", "activity": "crc32"}
+    assert records_of_topic("funds", MODELS, settings).partitioner == "crc32"
+    assert records_of_topic("players", MODELS, settings).partitioner == "murmur2"
+
+
+def test_a_declaration_that_the_setting_contradicts_is_refused() -> None:
+    class Sarama(Balance):
+        name = "test-sarama"
+        source = Stream("balance", "FundsAdded", partitioner="fnv1a")
+
+    assert stages_of(Sarama(), load_settings(partitioner="fnv1a"))[0].partitioner == "fnv1a"
+    with pytest.raises(ConfigurationError, match="BALANCE_PARTITIONER is crc32, and the read model 'test-sarama'"):
+        stages_of(Sarama(), load_settings(partitioner="crc32"))
 
 
 def test_stages_are_named_after_the_topics_that_they_write() -> None:

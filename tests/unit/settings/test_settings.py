@@ -124,6 +124,8 @@ def test_settings_are_immutable() -> None:
         ("BALANCE_SCHEMA_REGISTRY_URL", "localhost:8081", "String should match pattern"),
         ("BALANCE_APPLICATION_ID", "has space", "String should match pattern"),
         ("BALANCE_TOPIC", "a/b", "String should match pattern"),
+        ("BALANCE_PARTITIONER", "any", "'any' is not possible: the events of a customer must be on one partition"),
+        ("BALANCE_PARTITIONER", "CRC32", "Input should be 'murmur2', 'crc32' or 'fnv1a', not 'CRC32'"),
         ("BALANCE_TOPIC", ".", "is no topic name; give another"),
         ("BALANCE_TOPIC", "..", "is no topic name; give another"),
         ("BALANCE_RETRY_TOPICS", ".", "has '.', which is no topic name"),
