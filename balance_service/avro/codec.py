@@ -183,6 +183,7 @@ class FrameReader:
         self._registry = registry
         self._writers: dict[int, WriterSchema | None] = {}
         self._parsed: dict[int, Any] = {}
+        self._unsafe: dict[int, str] = {}
 
     def record(self, frame: bytes) -> str:
         """The full name of a frame's record, of a union's the member that was written; empty if it is no record.
@@ -202,15 +203,16 @@ class FrameReader:
             RetriableError: the registry does not answer.
         """
         schema_id, body = self._opened(frame)
-        if schema_id not in self._parsed:
+        if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
             try:
                 self._parsed[schema_id] = parsed_of_writer(writer.text)
-            except Exception:  # fastavro raises errors of many types
-                self._parsed[schema_id] = None
+            except Exception as error:  # fastavro raises errors of many types
+                self._unsafe[schema_id] = str(error) or type(error).__name__
+        if schema_id in self._unsafe:
+            why = self._unsafe[schema_id]
+            raise UndecodableError(f"schema {schema_id} is no Avro schema, or no safe one: {why}")
         schema = self._parsed[schema_id]
-        if schema is None:
-            raise UndecodableError(f"schema {schema_id} is recursive, has items of no bytes, or is no Avro schema")
         try:
             return fastavro.schemaless_reader(io.BytesIO(body), schema, None)
         except Exception as error:  # fastavro raises errors of many types

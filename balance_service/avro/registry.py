@@ -165,9 +165,9 @@ class SchemaRegistry:
         found: dict[str, Schema] = {}
         for subject in self._subjects():
             if subject == f"{topic}{_VALUE}" or (subject.startswith(f"{topic}-") and not subject.endswith(_KEY)):
-                schema = self._newest(subject)
-                if schema is not None and subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
-                    found[full_name(schema).rpartition(".")[2]] = schema
+                for schema in self._newest(subject):
+                    if subject in (f"{topic}{_VALUE}", subject_of(topic, schema)):
+                        found[full_name(schema).rpartition(".")[2]] = schema
         return found
 
     def newest(self, topic: str, record: str) -> Schema | None:
@@ -183,9 +183,9 @@ class SchemaRegistry:
             return schema
         for subject in self._subjects():
             if subject.rpartition(".")[2] == record:
-                schema = self._newest(subject)
-                if schema is not None and full_name(schema) == subject:
-                    return schema
+                for schema in self._newest(subject):
+                    if full_name(schema) == subject:
+                        return schema
         return None
 
     def recorded(self, subject: str, propose: Callable[[], Schema | None]) -> Schema | None:
@@ -215,23 +215,26 @@ class SchemaRegistry:
         with self._request():
             return sorted(self.client.get_subjects())
 
-    def _newest(self, subject: str) -> Schema | None:
+    def _newest(self, subject: str) -> list[Schema]:
+        """The records of the newest version of a subject: of a union, all of its members."""
         with self._request():
-            return self._record(self.client.get_latest_version(subject).schema)
+            return self._records(self.client.get_latest_version(subject).schema)
 
     def _version(self, subject: str, version: int) -> Schema | None:
         with self._request():
             try:
-                return self._record(self.client.get_version(subject, version).schema)
+                return next(iter(self._records(self.client.get_version(subject, version).schema)), None)
             except SchemaRegistryError as error:
                 if error.error_code in _SUBJECT_OR_VERSION_NOT_FOUND:
                     return None
                 raise
 
-    def _record(self, registered: RegistrySchema) -> Schema | None:
-        """A registered schema if it is an Avro record."""
+    def _records(self, registered: RegistrySchema) -> list[Schema]:
         schema = self._complete(registered) if _is_avro(registered) else None
-        return schema if isinstance(schema, dict) and schema.get("type") == "record" and "name" in schema else None
+        members = schema if isinstance(schema, list) else [schema]
+        # A member of a union may name types that another defines.
+        records = (self_contained(member, members) if len(members) > 1 else member for member in members)
+        return [one for one in records if isinstance(one, dict) and one.get("type") == "record" and "name" in one]
 
     def _complete(self, registered: RegistrySchema) -> Any:
         """An Avro schema with those that it refers to; None if the registry lacks one of them."""

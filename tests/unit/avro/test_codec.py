@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balance_service.avro.codec import AvroCodec, FrameReader, UndecodableError, frame_header, parsed, parsed_of_writer
+from balance_service.avro.codec import (
+    AvroCodec,
+    AvroReader,
+    FrameReader,
+    UndecodableError,
+    frame_header,
+    parsed,
+    parsed_of_writer,
+)
 from balance_service.avro.schemas import load_schema
 from balance_service.engine.records import Position
 from balance_service.errors import PoisonRecordError, RetriableError, StoreCorruptedError
@@ -318,10 +326,10 @@ def test_a_frame_is_decoded_by_the_schema_that_it_names(registry: FakeRegistry) 
         (b"\x01\x00\x00\x00\x01", "a record's frame starts with 1, not 0"),
         (frame_header(7), "it names schema 7, which the registry does not know"),
         (frame_header(1), "it does not decode under schema 1: "),
-        (frame_header(2), "schema 2 is recursive, has items of no bytes, or is no Avro schema"),
-        (frame_header(3), "schema 3 is recursive, has items of no bytes, or is no Avro schema"),
-        (frame_header(4) + b"\0", "schema 4 is recursive, has items of no bytes, or is no Avro schema"),
-        (frame_header(5), "schema 5 is recursive, has items of no bytes, or is no Avro schema"),
+        (frame_header(2), "schema 2 is no Avro schema, or no safe one: n.Node contains itself"),
+        (frame_header(3), "schema 3 is no Avro schema, or no safe one: nothing"),
+        (frame_header(4) + b"\0", "schema 4 is no Avro schema, or no safe one: an array's items take no bytes"),
+        (frame_header(5), "schema 5 is no Avro schema, or no safe one: "),
     ],
 )
 def test_an_undecodable_frame_is_refused_with_the_reason(registry: FakeRegistry, frame: bytes, why: str) -> None:
@@ -337,6 +345,38 @@ def test_an_undecodable_frame_is_refused_with_the_reason(registry: FakeRegistry,
         FrameReader(registry).value(frame)
 
     assert str(undecodable.value).startswith(why)
+
+
+UNION = ["null", record_of("a.R", "string"), record_of("b.R", "int")]
+
+
+def in_union(registry: FakeRegistry, value: Any) -> bytes:
+    """A frame under `UNION`."""
+    schema_id = registry.register("union", UNION)  # type: ignore[arg-type]
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(UNION, named_schemas={}), value)
+    return frame_header(schema_id) + body.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "record", "shown"),
+    [(("a.R", {"f0": "x"}), "a.R", {"f0": "x"}), (("b.R", {"f0": 7}), "b.R", {"f0": 7}), (None, "", None)],
+)
+def test_a_frame_of_a_union_has_the_record_that_was_written(
+    registry: FakeRegistry, value: Any, record: str, shown: Any
+) -> None:
+    frame, reader = in_union(registry, value), FrameReader(registry)
+
+    assert (reader.record(frame), reader.value(frame)) == (record, shown)
+
+
+def test_a_record_in_a_union_is_read_by_its_name(registry: FakeRegistry) -> None:
+    reader = AvroReader(registry, record_of("b.R", "int"))
+
+    assert reader.decode_foreign(in_union(registry, ("b.R", {"f0": 7}))) == {"f0": 7}
+    for other in (("a.R", {"f0": "x"}), None):
+        with pytest.raises(PoisonRecordError):
+            reader.decode_foreign(in_union(registry, other))
 
 
 def test_the_record_name_of_a_frame_needs_no_safe_schema(registry: FakeRegistry) -> None:

@@ -188,6 +188,21 @@ def test_a_schema_of_another_format_holds_no_records() -> None:
     assert found.records == ()
 
 
+def test_the_records_of_a_union_are_those_of_the_topic() -> None:
+    source = record("com.acme.Source", app="string")
+    union = [source, record("a.Event", origin="com.acme.Source"), "null"]
+    answers: Answers = {
+        "/subjects": (200, b'["events-value"]'),
+        "/subjects/events-value/versions/latest": schema(union),
+    }
+
+    with answering(answers) as registry:
+        found = registry.records_of("events")
+
+    assert found.keys() == {"Source", "Event"}
+    assert [field["type"]["name"] for field in found["Event"]["fields"]] == ["Source"]
+
+
 def test_the_newest_schema_of_a_record_is_not_missing_while_something_else_answers() -> None:
     answers: Answers = {"/subjects": (200, b'["orders-value"]')}
     answers["/subjects/orders-value/versions/latest"] = (200, b"{}")
