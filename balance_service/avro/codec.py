@@ -17,13 +17,18 @@ from balance_service.avro.schemas import rewritten
 from balance_service.errors import PoisonRecordError, StoreCorruptedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from balance_service.avro.registry import SchemaRegistry
     from balance_service.avro.schemas import Schema
     from balance_service.avro.writer_schema import WriterSchema
 
+    Headers = Sequence[tuple[str, bytes | None]]
+
 MAGIC = 0
+SCHEMA_HEADER = "__value_schema_id"
+"""Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
+SCHEMA_IN_HEADER = "schema-id-in-header"
 _HEADER = struct.Struct(">bI")
 # The number of empty records in nested records may double with each level.
 _MOST_EMPTY_VALUES = 1_000
@@ -39,8 +44,15 @@ def frame_header(schema_id: int) -> bytes:
     return _HEADER.pack(MAGIC, schema_id)
 
 
-def opened(frame: bytes) -> tuple[int, bytes]:
-    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame."""
+def opened(frame: bytes, headers: Headers = ()) -> tuple[int, bytes]:
+    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame.
+
+    Args:
+        headers: of the record.
+    """
+    # Such a value may look like a frame.
+    if any(name == SCHEMA_HEADER and value for name, value in headers):
+        raise PoisonRecordError(SCHEMA_IN_HEADER, f"a record names its schema in the header {SCHEMA_HEADER}")
     if len(frame) < _HEADER.size:
         raise PoisonRecordError("frame-missing", f"a record of {len(frame)} bytes has no frame")
     magic, schema_id = _HEADER.unpack_from(frame)
@@ -93,14 +105,17 @@ class AvroReader:
         self._schema = parsed(schema)
         self._writers: dict[int, Any] = {}
 
-    def decode_foreign(self, frame: bytes) -> dict[str, Any]:
+    def decode_foreign(self, frame: bytes, headers: Headers = ()) -> dict[str, Any]:
         """Decodes a frame of an untrusted writer.
+
+        Args:
+            headers: of the record.
 
         Raises:
             PoisonRecordError: the bytes are no frame of this schema.
             RetriableError: the writer's schema is not cached and the registry cannot be reached.
         """
-        schema_id, body = opened(frame)
+        schema_id, body = opened(frame, headers)
         writer = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = fastavro.schemaless_reader(
@@ -185,24 +200,30 @@ class FrameReader:
         self._parsed: dict[int, Any] = {}
         self._unsafe: dict[int, str] = {}
 
-    def record(self, frame: bytes) -> str:
+    def record(self, frame: bytes, headers: Headers = ()) -> str:
         """The full name of a frame's record, of a union's the member that was written; empty if it is no record.
+
+        Args:
+            headers: of the record.
 
         Raises:
             UndecodableError: the bytes are no frame, or the registry does not know the schema.
             RetriableError: the registry does not answer.
         """
-        schema_id, body = self._opened(frame)
+        schema_id, body = self._opened(frame, headers)
         return self._writer(schema_id).record_of(body)
 
-    def value(self, frame: bytes) -> Any:
+    def value(self, frame: bytes, headers: Headers = ()) -> Any:
         """Decodes a frame; a record becomes a dict.
+
+        Args:
+            headers: of the record.
 
         Raises:
             UndecodableError: the frame does not decode.
             RetriableError: the registry does not answer.
         """
-        schema_id, body = self._opened(frame)
+        schema_id, body = self._opened(frame, headers)
         if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
             try:
@@ -227,9 +248,9 @@ class FrameReader:
         return writer
 
     @staticmethod
-    def _opened(frame: bytes) -> tuple[int, bytes]:
+    def _opened(frame: bytes, headers: Headers) -> tuple[int, bytes]:
         try:
-            return opened(frame)
+            return opened(frame, headers)
         except PoisonRecordError as error:
             raise UndecodableError(str(error)) from None
 

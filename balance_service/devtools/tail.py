@@ -11,7 +11,7 @@ from balance_service.avro.registry import SchemaRegistry
 from balance_service.errors import ConfigurationError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader
-from balance_service.kafka.messages import place_of, shown_headers, text_or_base64
+from balance_service.kafka.messages import place_of, readable_headers, shown_headers, text_or_base64
 from balance_service.kafka.topics import Topics
 from balance_service.model.json_view import exact_json
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from balance_service.kafka.messages import Headers
     from balance_service.settings import Settings
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,23 +61,24 @@ def line_of(message: Message, frames: FrameReader) -> str:
         RetriableError: the registry does not answer.
     """
     partition, offset = place_of(message)
+    headers = readable_headers(message)
     return exact_json(
         {
             "partition": partition,
             "offset": offset,
             "timestamp": _moment(message.timestamp()[1]),
             **text_or_base64("key", message.key()),
-            "headers": shown_headers(message),
-            **_value(message.value(), frames),
+            "headers": shown_headers(headers),
+            **_value(message.value(), headers or (), frames),
         }
     )
 
 
-def _value(frame: bytes | None, frames: FrameReader) -> dict[str, Any]:
+def _value(frame: bytes | None, headers: Headers, frames: FrameReader) -> dict[str, Any]:
     if frame is None:
         return {"value": None}
     try:
-        return {"record": frames.record(frame), "value": frames.value(frame)}
+        return {"record": frames.record(frame, headers), "value": frames.value(frame, headers)}
     except UndecodableError as error:
         return {"problem": str(error), "valueBase64": frame}
 

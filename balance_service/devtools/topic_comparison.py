@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from balance_service.devtools.topic_copy import Copied
+    from balance_service.kafka.messages import Headers
     from balance_service.kafka.topics import Topic
     from balance_service.settings import Settings
 
@@ -68,9 +69,10 @@ class ContentsCounter:
     def add(self, message: Message) -> None:
         """Add one record. Raises RetriableError: the registry does not answer."""
         self._records += 1
-        self._digest = (self._digest + _hash(message)) % _MODULUS
+        headers = headers_of(message)
+        self._digest = (self._digest + _hash(message, headers)) % _MODULUS
         try:
-            amount = self._amount(message.value())
+            amount = self._amount(message.value(), headers)
         except UndecodableError:
             self._undecodable += 1
         else:
@@ -83,13 +85,13 @@ class ContentsCounter:
     def contents(self) -> Contents:
         return Contents(self._records, self._digest, self._events, self._total, self._others, self._undecodable)
 
-    def _amount(self, value: bytes | None) -> Decimal | None:
+    def _amount(self, value: bytes | None, headers: Headers) -> Decimal | None:
         """The amount of a FundsAdded event; None for a record of another type. Raises UndecodableError."""
         if value is None:
             raise UndecodableError("a record has no value")
-        if self._frames.record(value) != self._event:
+        if self._frames.record(value, headers) != self._event:
             return None
-        event = self._frames.value(value)
+        event = self._frames.value(value, headers)
         amount = event.get("amount") if isinstance(event, dict) else None
         if isinstance(amount, int) and not isinstance(amount, bool):
             return Decimal(amount)
@@ -98,8 +100,8 @@ class ContentsCounter:
         return amount
 
 
-def _hash(message: Message) -> int:
-    content = (message.key(), message.value(), [*headers_of(message)], writable_timestamp(message))
+def _hash(message: Message, headers: Headers) -> int:
+    content = (message.key(), message.value(), [*headers], writable_timestamp(message))
     # Version 2 has no references between equal objects: equal contents are equal bytes.
     return int.from_bytes(blake2b(marshal.dumps(content, 2), digest_size=_DIGEST_BYTES).digest(), "big")
 

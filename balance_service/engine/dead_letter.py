@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from balance_service.avro.codec import SCHEMA_IN_HEADER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,6 +29,7 @@ _BLOCKING = frozenset(
     {
         "decimal-loses-digits",
         "field-null",
+        SCHEMA_IN_HEADER,
         "schema-id-unknown",
         "schema-incompatible",
         "time-out-of-range",

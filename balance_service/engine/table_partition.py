@@ -22,7 +22,7 @@ from balance_service.engine.table_store import TableStore, Version
 from balance_service.errors import BalanceServiceError, PoisonRecordError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.log_reader import LogReader, OffsetOutOfRangeError
-from balance_service.kafka.messages import offset_of
+from balance_service.kafka.messages import offset_of, readable_headers
 from balance_service.process.runtime import now_ms
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class TableRows:
                     MISPLACED, f"by {self._partitioning.partitioner}, a record's key belongs to partition {there}"
                 )
             if frame is not None:
-                self._codec.decode_foreign(frame)
+                self._codec.decode_foreign(frame, readable_headers(message) or ())
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
             if self.skipped.total() <= _MAX_LOGGED:

@@ -31,7 +31,7 @@ from balance_service.http.peers.proxy import split_to_fit
 from balance_service.http.scan import MAX_BYTES
 from balance_service.http.scatter import MALFORMED
 from balance_service.http.scheduling import in_one_step
-from balance_service.kafka.messages import shown_headers, text_or_base64
+from balance_service.kafka.messages import readable_headers, shown_headers, text_or_base64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -212,7 +212,7 @@ class SourceRecords:
 def _content_of(record: Message | None) -> dict[str, Any]:
     value = None if record is None else record.value()
     return {
-        "headers": None if record is None else shown_headers(record),
+        "headers": None if record is None else shown_headers(readable_headers(record)),
         "valueBase64": None if value is None else base64.b64encode(value).decode(),
     }
 

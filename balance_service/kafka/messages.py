@@ -31,14 +31,20 @@ def headers_of(message: Message) -> Headers:
         raise PoisonRecordError("header-malformed", "a record has a header whose name is not UTF-8") from error
 
 
-def shown_headers(message: Message) -> list[dict[str, Any]] | None:
-    """A record's headers as JSON, in order and with every repetition; None if the client cannot read them.
-
-    Each has a `name` and the value in the form of `text_or_base64`. Call this once per message, as `headers_of`.
-    """
+def readable_headers(message: Message) -> Headers | None:
+    """A record's headers; None if the client cannot read them. Call this once per message, as `headers_of`."""
     try:
-        headers = headers_of(message)
+        return headers_of(message)
     except PoisonRecordError:
+        return None
+
+
+def shown_headers(headers: Headers | None) -> list[dict[str, Any]] | None:
+    """Headers as JSON, in order and with every repetition; None for None.
+
+    Each has a `name` and the value in the form of `text_or_base64`.
+    """
+    if headers is None:
         return None
     return [{"name": name, **text_or_base64("value", content)} for name, content in headers]
 

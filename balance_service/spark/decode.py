@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 
-from balance_service.avro.codec import MAGIC, frame_header
+from balance_service.avro.codec import MAGIC, SCHEMA_HEADER, SCHEMA_IN_HEADER, frame_header
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
@@ -184,8 +184,11 @@ class Decoder:
     def _typed(self, records: DataFrame, carried: Sequence[str]) -> DataFrame:
         """Returns the records with their events as structs, and `frame_cause` for records without an event."""
         value, header, readers = F.col("value"), F.col("header"), self._readers
+        # Its value may look like a frame.
+        names_schema = value.isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
         cause = (
             F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
+            .when(names_schema, SCHEMA_IN_HEADER)
             .when(_is_one_of(header, self._events), F.lit(None))
             .when(value.isNull(), F.lit(None if self._takes_tombstones else "value-null"))
             .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")

@@ -73,11 +73,14 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
         too_long = writer.frame("w", "1.00").removesuffix(b"\x02\x64") + b"\x12\x01" + (100).to_bytes(8, "big")
         # Avro would allocate a string of a gigabyte before it checks the length.
         too_large = good[:5] + b"\x80\x80\x80\x80\x08" + good[5:]
-        bad: dict[str, tuple[bytes | None, bytes | None, dict[str, int]]] = {
+        in_header = {"headers": [("__value_schema_id", b"\x01" + bytes(16))]}
+        bad: dict[str, tuple[bytes | None, bytes | None, dict[str, Any]]] = {
             "key-null": (None, good, {"partition": 0}),
             "value-null": (b"v", None, {}),
             "frame-missing": (b"f", b"\x00\x00", {}),
             "magic-byte-unknown": (b"m", b"\x01" + good[1:], {}),
+            # A value without a frame may look like a frame.
+            "schema-id-in-header": (b"good", good, in_header),
             "schema-id-unknown": (b"s", struct.pack(">bI", 0, 999_999) + good[5:], {}),
             "body-undecodable": (b"b", good[:7], {}),
             "key-is-not-customer-id": (b"other", good, {}),

@@ -194,6 +194,7 @@ def test_invalid_rows_are_counted_by_cause_and_skipped(players: Players) -> None
         players.rows.put_raw("1", b"abc")
         players.rows.put_raw("1", b"\x01abcdef")
         players.rows.put_raw("1", b"\x00\x7f\xff\xff\xff")
+        players.rows.put_raw("1", b"\x00\x00\x00\x00\x01", headers=[("__value_schema_id", b"\x01" + bytes(16))])
         players.rows.put_raw(b"\xffkey", None)
         players.rows.put_raw("elsewhere", None)
         players.put("1", "a row")
@@ -204,6 +205,7 @@ def test_invalid_rows_are_counted_by_cause_and_skipped(players: Players) -> None
             "frame-missing": 1,
             "magic-byte-unknown": 1,
             "schema-id-unknown": 1,
+            "schema-id-in-header": 1,
             "key-reserved": 1,
             "key-not-of-this-partition": 1,
         }

@@ -379,6 +379,20 @@ def test_a_record_in_a_union_is_read_by_its_name(registry: FakeRegistry) -> None
             reader.decode_foreign(in_union(registry, other))
 
 
+def test_a_value_whose_schema_a_header_names_is_no_frame(registry: FakeRegistry) -> None:
+    codec, reader = AvroCodec(registry, "states", load_schema("BalanceState")), FrameReader(registry)
+    frame, headers = codec.encode(STATE), [("a", b"1"), ("__value_schema_id", b"\x01" + bytes(16))]
+
+    with pytest.raises(PoisonRecordError) as refused:
+        codec.decode_foreign(frame, headers)
+    for read in (reader.record, reader.value):
+        with pytest.raises(UndecodableError, match="in the header __value_schema_id"):
+            read(frame, headers)
+
+    assert refused.value.cause == "schema-id-in-header"
+    assert codec.decode_foreign(frame, [("__value_schema_id", None), ("a", b"1")]) == STATE
+
+
 def test_the_record_name_of_a_frame_needs_no_safe_schema(registry: FakeRegistry) -> None:
     registry.register("nodes", {"type": "record", "name": "N", "fields": [{"name": "next", "type": "N"}]})
 

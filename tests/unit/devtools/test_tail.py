@@ -80,6 +80,10 @@ def test_a_line_has_all_parts_of_a_record() -> None:
         ({"timestamp_": 10**17}, '"timestamp":100000000000000000'),
         ({"value_": b""}, '"problem":"a record of 0 bytes has no frame","valueBase64":""'),
         (
+            {"value_": b"\0\0\0\0\1\2", "headers_": [("__value_schema_id", b"\1" + bytes(16))]},
+            '"problem":"a record names its schema in the header __value_schema_id","valueBase64":"AAAAAAEC"',
+        ),
+        (
             {"value_": frame_header(9)},
             '"problem":"it names schema 9, which the registry does not know","valueBase64"',
         ),
