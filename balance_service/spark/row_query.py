@@ -163,6 +163,9 @@ class RowQuery:
     def _begin(self, path: str, checkpoint: str) -> None:
         jvm: Any = self._spark._jvm
         frame: Any = self._plan({partition: stream.position for partition, stream in self.rows.items()})
+        if frame.columns[-1] != "partition":
+            # `Handover` would write columns as if they were others, which ends the JVM.
+            raise ValueError(f"the last column of a plan is `partition`, not `{frame.columns[-1]}`")
         sent = frame.drop("partition")
         handover = jvm.parts.code.balance.Handover(
             path, _MOST_ROWS, _MOST_BYTES, frame._jdf.schema(), sent._jdf.schema()

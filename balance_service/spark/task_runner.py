@@ -128,7 +128,7 @@ class TaskRunner:
         """
         try:
             start = self._topics.offsets(self._source, [0], earliest=True)[0]
-            with RowQuery(self._spark, self._scratch, self._records, {0: start}) as query:
+            with RowQuery(self._spark, self._scratch, self._undecoded, {0: start}) as query:
                 query.rows[0].pull(_WARM_UP_SECONDS)
         except RetriableError as error:
             require_jvm(self._spark, error)
@@ -216,6 +216,9 @@ class TaskRunner:
             return self._decoder.updates(self._records(positions))
 
         return RowQuery(self._spark, self._scratch, plan, positions, is_interrupted)
+
+    def _undecoded(self, positions: Mapping[int, int]) -> DataFrame:
+        return self._records(positions).select("offset", "key", "value", "headers", "partition")
 
     def _records(self, positions: Mapping[int, int]) -> DataFrame:
         return read_source(self._spark, self._settings, self._source, positions)

@@ -59,6 +59,7 @@ class Spark:
         self._on_stop = on_stop
         self._path = ""
         self._thread = threading.Thread(target=self._run)
+        self.columns = ["offset", "key", "partition"]
         self.has_rows = threading.Event()
         """Cleared by a test to delay the rows."""
         self.has_rows.set()

@@ -231,6 +231,16 @@ def test_a_query_that_spark_refuses_has_ended(opened: Callable[..., RowQuery], s
     assert list(scratch.files.iterdir()) == []
 
 
+def test_a_plan_whose_last_column_is_not_the_partition_is_refused(opened: Callable[..., RowQuery]) -> None:
+    spark = Spark()
+    spark.columns.reverse()
+
+    with pytest.raises(QueryEndedError, match="the last column of a plan is `partition`, not `offset`"), opened(spark):
+        pass
+
+    assert spark.calls == []
+
+
 def test_the_error_for_a_missing_grant_names_it_and_the_document(opened: Callable[..., RowQuery]) -> None:
     deep = RuntimeError(
         "Job aborted\n\tat x\nCaused by: TopicAuthorizationException: Not authorized to access topics: [b]"
