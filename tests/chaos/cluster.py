@@ -152,7 +152,6 @@ class SilentProxy:
             writer.transport.abort()
 
 
-PARTITIONS = 4
 INSTANCES = 3
 SESSION_TIMEOUT_SECONDS = 6.0
 READ_TIMEOUT_SECONDS = 2.0
@@ -294,10 +293,11 @@ class Member:
 class Cluster:
     """Broker, registry and instances while the context is open; the topic exists and is empty."""
 
-    def __init__(self, data_dir: Path, standbys: int, seed: int) -> None:
+    def __init__(self, data_dir: Path, partitions: int, standbys: int, seed: int) -> None:
         name = uuid.uuid4().hex[:8]
         self.topic = f"balance-{name}"
         self.application_id = f"chaos-{name}"
+        self.partitions = partitions
         self.standbys = standbys
         self._seed = seed
         behind, front = free_port(), free_port()
@@ -312,7 +312,7 @@ class Cluster:
             opening.enter_context(self.proxy)
             config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
             admin = AdminClient({"bootstrap.servers": self.stack.bootstrap_servers, "log_level": 0})
-            wanted = NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1, config=config)
+            wanted = NewTopic(self.topic, num_partitions=self.partitions, replication_factor=1, config=config)
             admin.create_topics([wanted])[self.topic].result(20)
             through_proxy = {"BALANCE_BOOTSTRAP_SERVERS": f"{HOST}:{self.proxy.port}"}
             for number in range(INSTANCES):

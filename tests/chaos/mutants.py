@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.mutations import CONTROLS, MUTATIONS, QUIET, Mutation
 from tests.chaos.pinpoint_mutations import PINPOINT_MUTATIONS
+from tests.chaos.plan import PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -90,6 +91,7 @@ def _play(folder: Path, test: str, faults: str, mutation: Mutation | None = None
         "PYTHONPATH": str(copy),
         "CHAOS_SEED": _SEED,
         "CHAOS_FAULTS": faults,
+        "CHAOS_PARTITIONS": str(PARTITIONS[0] if mutation is None else mutation.partitions),
         "CHAOS_MINUTES": "",
         "CHAOS_STOP_EARLY": "" if mutation is None else "1",
     }

@@ -88,6 +88,60 @@ PINPOINT_MUTATIONS = (
         "unit/spark/test_row_query",
         "test_a_batch_that_is_handed_over_twice_ends_the_query",
     ),
+    # A query of several partitions.
+    _pinpoint(
+        "a partition's rows are handed to the task of another",
+        "spark/java/Handover.java",
+        'of(this.path + "." + partition)',
+        'of(this.path + "." + (partition ^ 1))',
+        "integration/test_real_time",
+        "test_every_partition_is_read_with_more_partitions_than_processors",
+    ),
+    _pinpoint(
+        "a row is dropped when a task changes over to the query that replaces its own",
+        "spark/shared_queries.py",
+        "        self._stream, self._from = stream, position\n",
+        "        self._stream, self._from = stream, position + 1\n",
+        "unit/spark/test_shared_queries",
+        "test_a_later_task_gets_a_query_of_its_own_until_one_replaces_both",
+    ),
+    _pinpoint(
+        "rows that are committed are read again when a task changes over",
+        "spark/shared_queries.py",
+        "        self._stream, self._from = stream, position\n",
+        "        self._stream, self._from = stream, 0\n",
+        "unit/spark/test_shared_queries",
+        "test_rows_that_are_all_committed_are_left_out",
+    ),
+    _pinpoint(
+        "a revoked partition fails the others of its query",
+        "spark/java/Handover.java",
+        "          synchronized (this) {\n            this.left = true;\n          }\n          return;\n",
+        '          this.fail(new IOException("the process no longer pulls rows"));\n          return;\n',
+        "integration/test_real_time",
+        "test_a_partition_that_leaves_fails_no_other_and_its_query_is_replaced",
+    ),
+    _pinpoint(
+        # Rows that were pulled before the wait are then missing.
+        "a task that reads again is attached to the connection that it had",
+        "spark/task_runner.py",
+        "        with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:\n",
+        "        kept = self.__dict__.setdefault('kept', {})\n"
+        "        if partition not in kept:\n"
+        "            asked = self._queries.rows(partition, lambda: task.position, interrupted.is_set)\n"
+        "            kept[partition] = asked, asked.__enter__()\n"
+        "        for _, rows in [kept[partition]]:\n",
+        "integration/test_real_time",
+        "test_a_registry_outage_delays_only_partitions_with_unknown_schemas",
+    ),
+    _pinpoint(
+        "rows that Spark has lost are not missed",
+        "spark/row_query.py",
+        "        if before != self._count or first < self._next:\n",
+        "        if first < self._next:\n",
+        "unit/spark/test_row_query",
+        "test_a_batch_after_lost_rows_ends_the_query",
+    ),
     _pinpoint(
         "parts are combined although their sum may overflow",
         "spark/combine.py",

@@ -42,6 +42,8 @@ INSTANCE_FAULTS = (
 )
 STORE_FAULTS = ("delete-store", "damage-store")
 BROKER_FAULTS = ("restart-broker", "kill-broker-long")
+PARTITIONS = (4, 16)
+"""Of a run; with 16, each instance reads several in one query of Spark."""
 FAULTS = (*INSTANCE_FAULTS, *STORE_FAULTS, *BROKER_FAULTS)
 
 _SHORT = {
@@ -96,6 +98,7 @@ class Plan:
     rate: float
     reads_per_second: float
     standbys: int
+    partitions: int
     early_customers: int
     stops_early: bool
     """Whether the run ends at the first violation."""
@@ -117,7 +120,8 @@ def plan_from_environment() -> Plan:
     """Returns the plan that the environment asks for.
 
     `CHAOS_SEED` reproduces a run. `CHAOS_MINUTES` makes the suite take that many minutes, with at least one round of
-    each run. `CHAOS_FAULTS` sets the faults of a short run: comma-separated `fault` or `fault=times`, or `none`. With
+    each run. `CHAOS_FAULTS` sets the faults of a short run: comma-separated `fault` or `fault=times`, or `none`.
+    `CHAOS_PARTITIONS` is the number of partitions; by default, the seed draws one of PARTITIONS. With
     `CHAOS_STOP_EARLY` a run ends soon after the first violation.
     """
     # CI results must not vary within a day, but the faults should vary over time.
@@ -125,6 +129,7 @@ def plan_from_environment() -> Plan:
     drawn = today if os.environ.get("CI") else random.SystemRandom().randrange(10**6)
     seed = int(os.environ.get("CHAOS_SEED") or drawn)
     chooser = random.Random(seed)
+    partitions = int(os.environ.get("CHAOS_PARTITIONS") or random.Random(f"{seed}-partitions").choice(PARTITIONS))
     minutes = float(os.environ.get("CHAOS_MINUTES") or 0)
     named = os.environ.get("CHAOS_FAULTS")
     if minutes:
@@ -135,12 +140,11 @@ def plan_from_environment() -> Plan:
                 each["pause-at-produced"] = each.pop("pause-at-begun")
         drawn_rounds = tuple(_draw(chooser, each) for each in rounds)
         seconds = 60 * minutes / _RUNS - _OUTSIDE_ROUNDS_SECONDS
-        return Plan(seed, drawn_rounds, 300_000, 400.0, 300.0, 1, 2_000, False, seconds)
+        return Plan(seed, drawn_rounds, 300_000, 400.0, 300.0, 1, partitions, 2_000, False, seconds)
     counts = _SHORT if named is None else _named(named)
     head_start = 3_000 if named is None else 1_000
-    return Plan(
-        seed, (_draw(chooser, counts),), head_start, 300.0, 250.0, 1, 400, bool(os.environ.get("CHAOS_STOP_EARLY"))
-    )
+    stops_early = bool(os.environ.get("CHAOS_STOP_EARLY"))
+    return Plan(seed, (_draw(chooser, counts),), head_start, 300.0, 250.0, 1, partitions, 400, stops_early)
 
 
 def _named(text: str) -> dict[str, int]:

@@ -27,7 +27,7 @@ from tests.chaos.checks import (
     successions,
 )
 from tests.chaos.clients import Commands, Enquiry, Readers, redrive_all
-from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, PARTITIONS, Cluster, active_positions
+from tests.chaos.cluster import IDEMPOTENCY_WINDOW_SECONDS, INSTANCES, Cluster, active_positions
 from tests.chaos.faults import Chaos
 from tests.chaos.plan import plan_from_environment
 from tests.chaos.recount import Recount
@@ -71,16 +71,16 @@ class _Run:
         """Plays the whole run; violations are in the report."""
         plan, say, enter = self._plan, self._journal.say, self.resources.enter_context
         say("starting broker and registry")
-        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.standbys, plan.seed))
+        self._cluster = cluster = enter(Cluster(self._folder / "stack", plan.partitions, plan.standbys, plan.seed))
         stack = cluster.stack
         self._frames = frames = Frames(stack.schema_registry_url, cluster.topic)
         self._customers = Customers(plan.early_customers, plan.early_customers // 8)
         self._workload = Workload(
-            stack.bootstrap_servers, cluster.topic, PARTITIONS, frames, self._customers, plan.seed
+            stack.bootstrap_servers, cluster.topic, plan.partitions, frames, self._customers, plan.seed
         )
         self._workload.seed_customers()
         self._workload.burst(plan.head_start)
-        say(f"{self._workload.sent} records appended; starting {INSTANCES} instances")
+        say(f"{self._workload.sent} records in {plan.partitions} partitions; starting {INSTANCES} instances")
         for member in cluster.members:
             member.launch()
         for member in cluster.members:
@@ -90,7 +90,7 @@ class _Run:
             stack.bootstrap_servers,
             stack.schema_registry_url,
             cluster.topic,
-            PARTITIONS,
+            plan.partitions,
             self._customers.homes,
             round(IDEMPOTENCY_WINDOW_SECONDS * 1000),
         )
@@ -200,7 +200,7 @@ class _Run:
         """
         healed, members = unstolen_time(), self._cluster.members
         seen_first: dict[int, int] = {}
-        stuck = set(range(PARTITIONS))
+        stuck = set(range(self._plan.partitions))
         while stuck:
             for partition, position in active_positions(members).items():
                 if position > seen_first.setdefault(partition, position):
@@ -208,7 +208,7 @@ class _Run:
             after = unstolen_time() - healed
             if stuck and after > PROGRESS_SECONDS:
                 # Records beyond an open transaction of a producer cannot be read.
-                ends = stable_ends(self._cluster.stack.bootstrap_servers, self._cluster.topic, PARTITIONS)
+                ends = stable_ends(self._cluster.stack.bootstrap_servers, self._cluster.topic, self._plan.partitions)
                 stuck = {partition for partition in stuck if ends[partition] > seen_first.get(partition, -1)}
             if stuck and after > PROGRESS_SECONDS:
                 detail = f"partitions {sorted(stuck)} stand still {after:.0f} s after healing"
@@ -265,7 +265,7 @@ class _Run:
         while time.monotonic() < deadline:
             tasks = [task for member in self._cluster.members for task in (member.status() or {}).get("tasks", ())]
             caught_up = [t["partition"] for t in tasks if t["position"] >= ends[t["partition"]]]
-            if all(caught_up.count(p) >= 1 + self._plan.standbys for p in range(PARTITIONS)):
+            if all(caught_up.count(p) >= 1 + self._plan.standbys for p in range(self._plan.partitions)):
                 return
             time.sleep(0.2)
 
@@ -298,5 +298,9 @@ class _Run:
     def _read_audit(self, application_id: str) -> Audit:
         stack = self._cluster.stack
         return Audit(
-            stack.bootstrap_servers, stack.schema_registry_url, self._cluster.topic, application_id, PARTITIONS
+            stack.bootstrap_servers,
+            stack.schema_registry_url,
+            self._cluster.topic,
+            application_id,
+            self._plan.partitions,
         )
