@@ -20,7 +20,7 @@ from balance_service.settings.network import environment_proxies
 from balance_service.settings.settings import without_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from balance_service.avro.schemas import Schema
@@ -35,6 +35,8 @@ _CREDENTIALS_REFUSED = {401, 403}
 _CREDENTIALS = "BALANCE_SCHEMA_REGISTRY_USER and BALANCE_SCHEMA_REGISTRY_PASSWORD, or BALANCE_SCHEMA_REGISTRY_TOKEN"
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _SHOWN_CHARACTERS = 60
+# An instance that starts asks for each; others are resolved when their first record is met.
+_MOST_VERSIONS = 50
 _IN_ITS_PLACE = "check BALANCE_SCHEMA_REGISTRY_URL, and proxies or gateways that answer in its place"
 
 log = structlog.get_logger(__name__)
@@ -140,21 +142,27 @@ class SchemaRegistry:
             schema = self._complete(registered)
         return None if schema is None else WriterSchema.of(schema)
 
-    def schema_ids(self, topic: str) -> list[int]:
-        """The ids of the schemas that are registered for a topic by TopicRecordNameStrategy.
+    def schema_ids(self, topic: str, records: Iterable[str]) -> list[int]:
+        """The ids of the newest schemas that producers of a topic use by TopicName or TopicRecordName strategy.
 
-        Empty if the registry does not let this user list them.
+        Those that the registry does not let this user read are left out.
+
+        Args:
+            records: full names.
         """
+        subjects = [f"{topic}{_VALUE}", *(f"{topic}-{record}" for record in records)]
+        return sorted({schema_id for subject in subjects for schema_id in self._ids_of(subject)})
+
+    def _ids_of(self, subject: str) -> list[int]:
         with self._request():
             try:
-                subjects = [s for s in self.client.get_subjects() if s.startswith(f"{topic}-")]
-                versions = ((s, v) for s in subjects for v in self.client.get_versions(s))
-                ids = {self.client.get_version(s, v).schema_id for s, v in versions}
+                versions = sorted(self.client.get_versions(subject))[-_MOST_VERSIONS:]
+                ids = [self.client.get_version(subject, version).schema_id for version in versions]
             except SchemaRegistryError as error:
                 if _is_refusal(error):
                     return []
                 raise
-        return sorted(i for i in ids if i is not None)
+        return [schema_id for schema_id in ids if schema_id is not None]
 
     def records_of(self, topic: str) -> dict[str, Schema]:
         """The newest record schemas of a topic under TopicRecordName or TopicName strategy, by simple name.

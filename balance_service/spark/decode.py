@@ -98,7 +98,7 @@ class Decoder:
             return set()
         topic, schemas = self._stage.written_to, filter(is_shipped, self._stage.schemas.values())
         ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
-        return self.resolve({*ours, *self._registry.schema_ids(topic)})
+        return self.resolve({*ours, *self._registry.schema_ids(topic, self._stage.event_schemas)})
 
     def _is_known(self, schema_id: int) -> bool:
         return any(schema_id in known for known in (self._events, self._ignored, self._incompatible))

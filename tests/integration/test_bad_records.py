@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -218,15 +219,18 @@ def test_writer_schemas_of_several_versions_and_types_fold_in_one_batch(
             assert counted(engine, "dead_lettered") == 0
 
 
-def test_the_registry_lists_the_schemas_of_a_topic_only(stack: LocalStack, names: dict[str, str]) -> None:
-    with Writer(stack, names["topic"]) as writer:
-        registry = SchemaRegistry(stack.schema_registry_url)
-        assert registry.schema_ids(names["topic"]) == []
-        ids = [writer.register(f"{names['topic']}-n.Other", _other(fields)) for fields in ("a", "ab")]
-        writer.register("elsewhere-n.Other", _other("abc"))
+def test_the_registry_lists_the_newest_schemas_of_the_records_of_a_topic(
+    stack: LocalStack, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balance_service.avro.registry._MOST_VERSIONS", 2)
+    topic = names["topic"]
+    with Writer(stack, topic) as writer, closing(SchemaRegistry(stack.schema_registry_url)) as registry:
+        assert registry.schema_ids(topic, ["n.Other"]) == []
+        ids = [writer.register(f"{topic}-n.Other", _other(fields)) for fields in ("a", "ab", "abc")]
+        of_value = writer.register(f"{topic}-value", _other("abcd"))
+        writer.register(f"{topic}-n.Another", _other("abcde"))
 
-        assert registry.schema_ids(names["topic"]) == sorted(ids)
-        registry.close()
+        assert registry.schema_ids(topic, ["n.Other"]) == sorted([*ids[1:], of_value])
 
 
 def _other(fields: str) -> dict[str, Any]:

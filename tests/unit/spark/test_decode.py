@@ -15,7 +15,7 @@ _THEIRS = {"type": "record", "name": "OrderPlaced", "fields": [{"name": "custome
 class Registry(FakeRegistry):
     """Has one schema for every topic."""
 
-    def schema_ids(self, _topic: str) -> list[int]:
+    def schema_ids(self, _topic: str, _records: object) -> list[int]:
         return [7]
 
 
