@@ -14,6 +14,7 @@ from balance_service.avro.schemas import fields_of, load_schema, subject_of
 from balance_service.engine.dead_letters import Letters
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.outputs import Emission, Target, sender_of
+from balance_service.engine.placement import Placement
 from balance_service.engine.stateless import EmitProcessor, JoinProcessor, RepartitionProcessor, RetryProcessor
 from balance_service.engine.table_partition import TableContext
 from balance_service.errors import ConfigurationError, FatalError
@@ -146,7 +147,7 @@ def _fold_processor(
         position_codec=position_codec,
         letters=letters,
         marker_codec=around.codec(stage.changelog, load_schema("IdempotencyMarker")),
-        partitioning=Partitioning(around.partitions(stage.source), stage.partitioner),
+        placement=Placement(stage.source, Partitioning(around.partitions(stage.source), stage.partitioner)),
         idempotency_window_ms=around.idempotency_window_ms,
         emission=_emission(stage, read_model, around),
     )

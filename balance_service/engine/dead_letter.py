@@ -149,6 +149,10 @@ class Letter:
         is_sent = self.is_sent or status is Status.APPLIED
         return replace(self, status=status, due_ms=now_ms + KEPT_CLOSED_MS, is_sent=is_sent)
 
+    def to_be_replayed(self, now_ms: int) -> Letter:
+        """Closes an open dead letter, so that a replay applies its record in its turn, and sends its outputs."""
+        return replace(self, status=Status.APPLIED, due_ms=now_ms + KEPT_CLOSED_MS)
+
     @property
     def blocks_key(self) -> bool:
         """Whether later records of the key wait for this one, if the read model keeps order."""

@@ -186,7 +186,7 @@ class Letters:
                 after = before.failed_in_replay(record.cause, record.key, now, record.detail)
             self._change(changes, record.offset, before, after)
         for offset, before in known.items():
-            if offset not in changes.after and before.status.is_open:
+            if offset not in changes.after and (before.status.is_open or not before.is_sent):
                 self._change(changes, offset, before, before.closed(Status.APPLIED, now))
         self._schedule_unblocked(store, changes)
         for letter in forgotten:

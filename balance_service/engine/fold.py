@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.dead_letters import Letters
     from balance_service.engine.outputs import BatchEmission, Emission
+    from balance_service.engine.placement import Placement
     from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate, Output, Position, TaskBatch
     from balance_service.engine.store import StateStore
-    from balance_service.kafka.partitioner import Partitioning
     from balance_service.model.addition import Addition
     from balance_service.model.events import Event, State
     from balance_service.model.read_model import ReadModel
@@ -39,7 +39,7 @@ class FoldProcessor:
 
     `largest_bytes` is the largest batch that the changelog accepts. `acceleration` computes states of combined updates
     without the fold, with the same result; without one, the fold computes all. `emission` is None if the read model
-    emits nothing. `partitioning` is the source's.
+    emits nothing.
     """
 
     read_model: ReadModel
@@ -49,7 +49,7 @@ class FoldProcessor:
     position_codec: AvroCodec
     letters: Letters
     marker_codec: AvroCodec
-    partitioning: Partitioning
+    placement: Placement
     idempotency_window_ms: int
     emission: Emission | None = None
 
@@ -78,7 +78,10 @@ class FoldProcessor:
         before = self._states(store, singly)
         # The partition of a key that has a state was checked with its first event.
         new = [key for key, state in before.items() if state is None]
-        strangers |= {key for key, at in zip(new, self.partitioning.of_keys(new), strict=True) if at != partition}
+        places = zip(new, self.placement.partitioning.of_keys(new), strict=True)
+        strangers |= {key for key, place in places if place != partition}
+        if strangers or self.placement.is_doubtful:
+            self.placement.examine(_keys(batch), partition, is_misplaced=bool(strangers))
         emission = None if self.emission is None else self.emission.of_batch(batch, partition, position)
         one_by_one = _OneByOne(self, batch, position.source, blocked, emission, keys, outcome)
         for key in singly.keys() - strangers:
@@ -93,7 +96,8 @@ class FoldProcessor:
                     f"of {len(events)} records of a key of {position.source}, only {len(found)} could be read again"
                 )
             if key in strangers:
-                outcome.dead_letters += [replace(record, cause=MISPLACED) for record in found]
+                detail = self.placement.detail(key)
+                outcome.dead_letters += [replace(record, cause=MISPLACED, detail=detail) for record in found]
             else:
                 one_by_one.fold(before[key], events)
         for key, frame in one_by_one.after.items():
@@ -143,7 +147,7 @@ class FoldProcessor:
             outcome.created += sum(new is not None and frame is None for frame, new in zip(frames, after, strict=True))
             rest = [row for row, frame in enumerate(after) if frame is None]
             for update, before in zip(some.take(rest), (frames[row] for row in rest), strict=True):
-                if before is None and self.partitioning.of(update.key) != partition:
+                if before is None and self.placement.partitioning.of(update.key) != partition:
                     strangers.add(update.key)
                     continue
                 if update.key in blocked:
@@ -170,7 +174,7 @@ class FoldProcessor:
         if self.acceleration is None:
             return [None] * len(frames)
         return self.acceleration.next_states(
-            some.keys, some.columns, frames, lambda keys: self.partitioning.of_rows(keys) == partition
+            some.keys, some.columns, frames, lambda keys: self.placement.partitioning.of_rows(keys) == partition
         )
 
     def step(self, state: State | None, update: KeyedUpdate, event: Event | None = None) -> State | None:
@@ -287,6 +291,10 @@ class _OneByOne:
 
     def _require_retried(self, error: OwnCodeFailedError, event: KeyedUpdate) -> None:
         error.require_retried(self.batch, self.processor.read_model.name, self.source, event.offset)
+
+
+def _keys(batch: TaskBatch) -> list[bytes]:
+    return [*(key for some in batch.updates for key in some.keys.to_pylist()), *(event.key for event in batch.events)]
 
 
 def _by_key(updates: Iterable[KeyedUpdate]) -> dict[bytes, list[KeyedUpdate]]:

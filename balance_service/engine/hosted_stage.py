@@ -59,8 +59,16 @@ class HostedStage:
 
     @property
     def partitioner(self) -> Partitioner:
-        """The function that places the keys of the stage's states; `any` for a stage without states."""
-        return "any" if self.folds is None else self.stage.partitioner
+        """The function that places the keys of the stage's states.
+
+        A stage without states looks for no key. It has always the same, so that the source's may change.
+        """
+        return "murmur2" if self.folds is None else self.stage.partitioner
+
+    @property
+    def misplaced(self) -> str:
+        """A sentence about keys that lie on other partitions than the partitioner says; empty if there are none."""
+        return self.processor.placement.problem if isinstance(self.processor, FoldProcessor) else ""
 
     @property
     def folds(self) -> ReadModel | None:

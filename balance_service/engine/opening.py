@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from balance_service.engine.records import TaskId
     from balance_service.kafka.topics import Topic, Topics
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -71,8 +72,8 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     """Opens the task's store, which is a copy of this changelog or new.
 
     Raises:
-        TaskHaltedError: the store was made from another source; or the changelog was lost, and the source no longer has
-            all events, so the store cannot be rebuilt.
+        TaskHaltedError: the store was made from another source, or by another partitioner; or the changelog was lost,
+            and the source no longer has all events, so the store cannot be rebuilt.
         RetriableError: the store cannot be opened now.
         StoreCorruptedError: the store is damaged.
     """
@@ -85,6 +86,7 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
         hosted.source.partitions,
         hosted.source.topic_id,
         changelog.topic_id,
+        hosted.partitioner,
     )
     store = StateStore(path, hosted.processor.position_codec)
     stored = store.identity
@@ -93,6 +95,7 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     if stored is not None:
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
+            check_same_partitioner(hosted, stored.partitioner)
             raise TaskHaltedError(_recreated(hosted.source.name))
         _check_can_be_folded_again(hosted, task_id.partition, changelog)
         log.warning("the changelog was recreated; restoring the store from it", task=str(task_id))
@@ -141,7 +144,7 @@ def starting_position(
         least_epoch: one above this instance's last epoch, which a recreated changelog does not have.
 
     Raises:
-        TaskHaltedError: the source was replaced, or no longer has the next events.
+        TaskHaltedError: the source was replaced, or no longer has the next events; or its partitioner has changed.
         RetriableError: the position was read from another changelog.
     """
     source = hosted.source
@@ -165,9 +168,11 @@ def starting_position(
             emitted_up_to=0
             if hosted.stage.retries
             else sent_up_to(hosted.settings, hosted.topics, hosted.stage, source, partition),
+            partitioner=hosted.partitioner,
         )
     if stored.source_topic_id != source.topic_id:
         raise TaskHaltedError(_recreated(source.name))
+    check_same_partitioner(hosted, stored.partitioner)
     if hosted.stage.retries and stored.offset < start:
         log.warning("records expired before they were read", source=stored.source, first=stored.offset, end=start)
         stored = replace(stored, offset=start)
@@ -210,6 +215,28 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
     """
     if topic_id not in ("", ours):
         raise RetriableError("the changelog was recreated")
+
+
+def check_same_partitioner(hosted: HostedStage, known: Partitioner) -> None:
+    """Checks that keys are looked for on the partitions where the states were folded.
+
+    Only keys without a state are checked for their partition, so events that the function assigns to other partitions
+    than before would be added to new states, beside the old ones.
+
+    Args:
+        known: the partitioner of a store or of a position.
+
+    Raises:
+        TaskHaltedError: the stage has another partitioner now.
+    """
+    if known != hosted.partitioner:
+        name = hosted.source.name
+        raise TaskHaltedError(
+            f"the states of '{name}' were folded with partitioner {known}, and it is {hosted.partitioner} now; declare "
+            f"{known} again; or stop all instances and run `balance-service rebuild`, which folds every event again, "
+            "those with dead letters of keys on other partitions too; or start from scratch with another "
+            "BALANCE_APPLICATION_ID"
+        )
 
 
 def was_repartitioned(source: str, before: int, now: int) -> str:

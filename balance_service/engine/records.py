@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from balance_service.engine.dead_letter import Letter
+    from balance_service.model.stream import Partitioner
 
 RESERVED_PREFIX = b"\xff"
 """The first byte of keys that are not keys of states. It does not occur in UTF-8."""
@@ -65,6 +66,7 @@ class Position:
         emitted_up_to: outputs of events below this offset were sent before the stage started from scratch, and are not
             sent again, except those of open dead letters.
         letters: the number of dead letters by cause and status.
+        partitioner: the function by which the states' keys were checked to belong to the partition.
     """
 
     offset: int
@@ -76,6 +78,7 @@ class Position:
     keys: int = 0
     emitted_up_to: int = 0
     letters: Mapping[str, int] = field(default_factory=dict)
+    partitioner: Partitioner = "murmur2"
 
     def record(self) -> dict[str, Any]:
         """Returns the position as the Avro record `Position`."""
@@ -89,6 +92,7 @@ class Position:
             "keys": self.keys,
             "emittedUpTo": self.emitted_up_to,
             "letters": dict(self.letters),
+            "partitioner": self.partitioner,
         }
 
     @staticmethod
@@ -114,6 +118,7 @@ class Position:
             record["keys"],
             record["emittedUpTo"],
             record["letters"],
+            record["partitioner"],
         )
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from balance_service.engine.changelog_reader import ChangelogReader
 from balance_service.engine.completeness import Completeness, check_tombstones_since_offset
-from balance_service.engine.opening import check_same_changelog, check_same_log, open_store
+from balance_service.engine.opening import (
+    check_same_changelog,
+    check_same_log,
+    check_same_partitioner,
+    open_store,
+)
 from balance_service.errors import FatalError, RetriableError, StoreCorruptedError
 from balance_service.kafka.clients import reader_config
 from balance_service.kafka.topic_specs import prepare_changelog
@@ -117,6 +122,7 @@ class Replica:
         Raises:
             StoreFullError: the disk has no room.
             RetriableError: the part comes from another changelog.
+            TaskHaltedError: its states were folded with another partitioner.
         """
         store, _ = self._opened()
         store.require_room()
@@ -124,6 +130,7 @@ class Replica:
         store.apply(part.records, part.changelog_offset)
         if part.is_whole and store.position is not None:
             check_same_changelog(self.changelog_topic_id, store.position.changelog_topic_id)
+            check_same_partitioner(self._hosted, store.position.partitioner)
         self.restoration.advance(records, part.changelog_offset)
 
     def check_same_logs(self) -> None:

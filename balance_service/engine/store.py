@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from balance_service.avro.codec import AvroCodec
     from balance_service.engine.records import Record, StoreSizes
+    from balance_service.model.stream import Partitioner
 
 
 _IDENTITY_KEY = RESERVED_PREFIX + b"identity"
@@ -35,7 +36,10 @@ _PART = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """The topics that a store was made from. Topic ids distinguish a topic from a later one with the same name."""
+    """The topics that a store was made from. Topic ids distinguish a topic from a later one with the same name.
+
+    `partitioner` is the function by which the keys of its states were checked to belong to the partition.
+    """
 
     format: int
     application_id: str
@@ -44,6 +48,7 @@ class StoreIdentity:
     partitions: int
     source_topic_id: str
     changelog_topic_id: str
+    partitioner: Partitioner = "murmur2"
 
 
 class StoreView(Snapshot):

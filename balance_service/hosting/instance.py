@@ -72,7 +72,11 @@ class Instance:
                 {"name": model.name, "source": model.source.name, "partitions": model.source.partitions}
                 for model in models
             ],
-            "problems": [f"{tasks.name}: {problem}" for tasks in engine.stages.values() for problem in tasks.problems],
+            "problems": [
+                f"{tasks.name}: {problem}"
+                for tasks in engine.stages.values()
+                for problem in (*tasks.problems, *_misplaced(tasks))
+            ],
             "leaseHolds": engine.membership.lease.holds,
             "tasks": [_task_status(tasks, task) for tasks in engine.stages.values() for task in tasks.snapshots()],
             "tables": [_table_status(table) for table in engine.tables.snapshots()],
@@ -97,7 +101,14 @@ def _problems(tasks: Tasks) -> list[str]:
     return [
         *(f"{task.task_id} is {task.state}" + (f": {task.reason}" if task.reason else "") for task in _idle(tasks)),
         *(f"a partition is not folded: {reason}" for reason in reasons if reason),
+        *_misplaced(tasks),
     ]
+
+
+def _misplaced(tasks: Tasks) -> list[str]:
+    """Returns why events became dead letters lately because of their partitions. Their keys are not named."""
+    problem = tasks.hosted.misplaced
+    return [problem] if problem else []
 
 
 def _is_unfit(tasks: Tasks) -> bool:

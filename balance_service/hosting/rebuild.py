@@ -24,7 +24,7 @@ from balance_service.engine.dead_letters import Letters, letter_offset
 from balance_service.engine.decisions import DecisionLog
 from balance_service.engine.opening import open_writer, was_purged, was_repartitioned
 from balance_service.engine.outputs import sent_up_to
-from balance_service.engine.records import POSITION_KEY, Position, TaskId
+from balance_service.engine.records import MISPLACED, POSITION_KEY, Position, TaskId
 from balance_service.engine.state_directory import StateDirectory
 from balance_service.engine.task import TaskState
 from balance_service.errors import BalanceServiceError, ConfigurationError, FatalError, RetriableError
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from balance_service.kafka.topics import Topic
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 _LOOK_EVERY_SECONDS = 0.2
@@ -186,6 +187,7 @@ class Carryover:
         )
         self._abort_open_transactions()
         self._up_to: dict[int, int] = {}
+        self._partitioners: dict[int, Partitioner] = {}
         self._known: dict[int, dict[int, Letter]] = defaultdict(dict)
         self._read()
 
@@ -201,10 +203,22 @@ class Carryover:
         partitions = range(self._source.partitions)
         starts = self._topics.offsets(self._source.name, partitions, earliest=True)
         for partition in partitions:
-            letters = self._letters.carry_over(self._known[partition].values())
+            letters = self._letters.carry_over(self._kept(partition, starts[partition]))
             position = self._first_position(partition, starts[partition], changelog, letters)
             with self._fenced(partition) as writer:
                 writer.commit(letters.records, (), self._codec.encode(position.record()), 0)
+
+    def _kept(self, partition: int, start: int) -> Iterator[Letter]:
+        """Yields the dead letters of a partition, whose source begins at `start`.
+
+        By another partitioner, a key that was misplaced may be in its place, so its records are replayed.
+        """
+        is_placed_anew = self._partitioners.get(partition, self._stage.partitioner) != self._stage.partitioner
+        for letter in self._known[partition].values():
+            if is_placed_anew and letter.cause == MISPLACED and letter.status.is_open and letter.offset >= start:
+                yield letter.to_be_replayed(self._letters.now_ms())
+            else:
+                yield letter
 
     def _abort_open_transactions(self) -> None:
         """Fences writers that were cut off: a transaction that commits later would send its records a second time."""
@@ -229,6 +243,7 @@ class Carryover:
             source=f"{self._source.name}:{partition}",
             emitted_up_to=self._up_to.get(partition, 0) if self._stage.outputs else 0,
             letters=letters.counted,
+            partitioner=self._stage.partitioner,
         )
 
     def _read(self) -> None:
@@ -246,6 +261,7 @@ class Carryover:
             # Nothing was sent for the records of a recreated source.
             elif position is not None and position.source_topic_id == self._source.topic_id:
                 self._up_to[partition] = max(position.offset, position.emitted_up_to)
+                self._partitioners[partition] = position.partitioner
                 self._known[partition] |= letters.get(partition, {})
 
     def _read_changelog(self, changelog: Topic) -> tuple[dict[int, Position], dict[int, dict[int, Letter]]]:

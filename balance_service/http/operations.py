@@ -191,7 +191,8 @@ class Status(TypedDict):
     """Tasks of these read models that no instance has: the owner of the partition does not host the model, or the
     partition is changing hands."""
     problems: list[str]
-    """Why partitions are not folded now, in the words of Spark and the broker, by read model."""
+    """Why partitions are not folded now, in the words of Spark and the broker, by read model; and why events became
+    dead letters in the last hour because producers choose partitions in another way than declared."""
     leaseHolds: NotRequired[bool]
     """Whether the group has recently confirmed this instance, so that it may answer as owner; absent while the instance
     is starting."""

@@ -20,6 +20,7 @@ from balance_service.engine.database import Database
 from balance_service.engine.dead_letter import Status
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.opening import check_same_changelog
+from balance_service.engine.placement import Placement
 from balance_service.engine.records import (
     MISPLACED,
     POSITION_KEY,
@@ -54,7 +55,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=AvroCodec(REGISTRY, "markers", load_schema("IdempotencyMarker")),
-    partitioning=Partitioning(PARTITIONS, "murmur2"),
+    placement=Placement("balance", Partitioning(PARTITIONS, "murmur2")),
     idempotency_window_ms=1_000,
 )
 EPOCH = 5

@@ -12,7 +12,7 @@ import pytest
 from balance_service.engine import dead_letters
 from balance_service.engine.dead_letter import KEPT_CLOSED_MS, Letter, Status, open_letters
 from balance_service.engine.dead_letters import Letters
-from balance_service.engine.records import POSITION_KEY, Position
+from balance_service.engine.records import MISPLACED, POSITION_KEY, Position
 from balance_service.engine.store import StateStore
 from balance_service.errors import ConfigurationError, PoisonRecordError
 from balance_service.model.events import EVENT, PER_KEY, Emit
@@ -195,6 +195,29 @@ def test_a_rebuild_writes_no_dead_letter_twice_and_sends_nothing_twice(named: Dr
     named.mend(UNKNOWN).advance(minutes=5)
     assert [len(record["names"]) for record in named.emitted("test-names")[len(sent) :] if record] == [2]
     assert [given.cause for given in refused] == [UNKNOWN, "name-empty"]
+
+
+def test_a_replayed_dead_letter_is_applied_in_its_turn_and_sends_its_output_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = task(Named(), tmp_path)
+    stage.commit([told("x"), told("y", unreadable=MISPLACED), told("z"), told("w", "b", unreadable=MISPLACED)])
+    stage.mend(MISPLACED)
+    stage.events[3] = replace(stage.events[3], unreadable=MISPLACED)
+    letters_before, written = stage.letters(), len(stage.writer.sent)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "letters", lambda: [letter.to_be_replayed(0) for letter in letters_before])
+        stage.rebuild()
+
+    assert [output.offset for output in stage.writer.sent[written:]] == [1]
+    assert [frame[5:] for frame in stage.states().values()] == [b"\x02a" + b"\x06\x02x\x02y\x02z\x00"]
+    assert [letter.status.value for letter in stage.letters()] == ["applied", "scheduled"]
+    assert [*stage.dead_letters()] == []
+
+    stage.rebuild()
+    assert len(stage.writer.sent) == written + 1
+    stage.store.close()
 
 
 def test_an_event_that_fails_only_in_a_replay_is_not_sent_again_by_its_retry(tmp_path: Path) -> None:

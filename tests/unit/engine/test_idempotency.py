@@ -15,6 +15,7 @@ from balance_service.avro.schemas import load_schema
 from balance_service.engine.commit import Committed, commit, write_position
 from balance_service.engine.fold import FoldProcessor
 from balance_service.engine.idempotency import REUSED
+from balance_service.engine.placement import Placement
 from balance_service.engine.records import RESERVED_PREFIX, DeadLetter, KeyedUpdate, Position, TaskBatch
 from balance_service.engine.store import StateStore
 from balance_service.errors import RetriableError
@@ -40,7 +41,7 @@ FOLDING = FoldProcessor(
     position_codec=POSITIONS,
     letters=letters(REGISTRY),
     marker_codec=MARKERS,
-    partitioning=Partitioning(1, "murmur2"),
+    placement=Placement("balance", Partitioning(1, "murmur2")),
     idempotency_window_ms=WINDOW_MS,
 )
 LARGEST = Decimal("9" * 36 + ".99")

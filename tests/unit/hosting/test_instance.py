@@ -20,7 +20,9 @@ FAILED = "org.apache.spark.SparkException: Job aborted. At 10.1.2.3"
 ENDED = "a partition is not folded: its query has ended and is started again; /api/status and the log say why"
 
 
-def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = "", unlooked: str = "") -> Any:
+def stage(
+    model: str, state: str = "RUNNING", reason: str = "", failed: str = "", unlooked: str = "", misplaced: str = ""
+) -> Any:
     answers = TaskState(state) in ANSWERING
     task = TaskSnapshot(TaskId(model, 0), Role.ACTIVE, state, 1, 0, reason, 0, 0, None, StoreSizes(), answers)
     return SimpleNamespace(
@@ -29,6 +31,7 @@ def stage(model: str, state: str = "RUNNING", reason: str = "", failed: str = ""
             name=model,
             stage=SimpleNamespace(owner=model),
             source=SimpleNamespace(name=model, partitions=1),
+            misplaced=misplaced,
             watermarks=SimpleNamespace(lag=lambda _partition, _position: 0),
         ),
         snapshots=lambda: [task],
@@ -52,6 +55,13 @@ def running(*stages: Any, shared: str = "") -> Instance:
     table = SimpleNamespace(assigned=lambda _model, _partition: "here")
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
     return Instance(engine=engine, directory=directory, commands={})  # type: ignore[arg-type]
+
+
+def test_misplaced_keys_are_a_problem_and_leave_the_instance_ready() -> None:
+    instance = running(stage("balance", misplaced="keys are misplaced"))
+
+    assert (instance.unready(), instance.problems()) == ([], ["keys are misplaced"])
+    assert instance.status()["problems"] == ["balance: keys are misplaced"]
 
 
 def test_a_healthy_instance_has_no_problems() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import ctypes
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,11 @@ VECTORS = {
     b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
     b"abc": 479470107,
 }
+CLIENTS = {
+    "murmur2": ["Java", "kafkajs", "franz-go", "sarama murmur2", "kafka-go Murmur2Balancer"],
+    "crc32": ["sarama crc32", "kafka-go CRC32Balancer"],
+    "fnv1a": ["sarama", "kafka-go Hash"],
+}
 LIBRDKAFKAS = {"murmur2": "murmur2", "crc32": "consistent", "fnv1a": "fnv1a"}
 FUNCTIONS = st.sampled_from(PARTITIONERS)
 
@@ -42,6 +49,17 @@ def test_murmur2_agrees_with_kafkas_own_vectors(key: bytes, hashed: int) -> None
 @pytest.mark.parametrize(("key", "hashed"), VECTORS.items())
 def test_the_sign_bit_is_masked_not_negated(key: bytes, hashed: int) -> None:
     assert partition_of(key, 7) == (hashed & 0x7FFFFFFF) % 7
+
+
+@pytest.mark.parametrize("partitioner", CLIENTS)
+def test_each_client_sends_a_key_to_the_partition_we_look_it_up_in(partitioner: Partitioner) -> None:
+    with (Path(__file__).parent / "vectors" / "partitions.csv").open(encoding="ascii") as file:
+        rows = [*csv.DictReader(file)]
+    ours = Partitioning(997, partitioner).of_keys([bytes.fromhex(row["key"]) for row in rows])
+
+    theirs = {client: [int(row[client]) for row in rows] for client in CLIENTS[partitioner]}
+
+    assert theirs == dict.fromkeys(theirs, ours)
 
 
 @pytest.mark.parametrize("partitioner", LIBRDKAFKAS)
