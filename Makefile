@@ -19,7 +19,7 @@ java:
 	@command -v java >/dev/null 2>&1 || [ -n "$$JAVA_HOME" ] || { \
 	  echo "Java 17 or newer is required and was not found: install a JDK (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."; exit 2; }
 
-$(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 balance_service/spark/java/Handover.java
+$(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 $(wildcard balance_service/spark/java/*.java)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is required; $(PYTHON) is $$($(PYTHON) -V). Choose another with make PYTHON=…"; exit 2; }
 	@echo "setting up $(VENV) …"
@@ -27,7 +27,7 @@ $(READY): pyproject.toml requirements.lock deploy/ivy.xml deploy/jars.sha256 bal
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from balance_service.process.jars import resolve_jars; [resolve_jars(c) for c in ("spark", "kafka", "registry")]'
-	@$(BIN)/python -c 'from balance_service.spark.jvm import handover_jar; handover_jar()'
+	@$(BIN)/python -c 'from balance_service.spark.jvm import own_jar; own_jar()'
 	@$(BIN)/python -m balance_service.spark.class_archive 2>/dev/null || echo "no class archive: instances will start more slowly"
 	@touch $@
 

@@ -28,14 +28,14 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _COPY = "balance-service topics copy"
 # The columns that every row has.
 _ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "headers", "idempotency_key", "traceparent")
-_TAKEN = frozenset((*_ENVELOPE, "cause", "frame_cause", "note"))
+_TAKEN = frozenset((*_ENVELOPE, "note"))
 READ_TYPES = frozenset(
     (
         *("boolean", "int", "long", "float", "double", "string", "bytes", "fixed", "enum", "decimal", "uuid", "date"),
         *("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
     )
 )
-"""The Avro types of single values that events may have; `spark.shape` maps them to Spark types."""
+"""The Avro types of single values that events may have; `spark/java/Reading.java` reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ all processes of a user share, below XDG_CACHE_HOME or ~/.cache:
         <configuration>.log         Ivy's output
         <configuration>.lock        locked by the process that downloads
         <archive>.unpacked/         contents of a tar.gz
-        handover-<hash>.jar         the compiled Java class of spark/jvm.py
+        own-<hash>.jar              the compiled classes of spark/java
         classes-<hash>.jsa          the class archive of spark/class_archive.py
 
 A folder gets its final name by a rename, so readers need no lock. Downloaded files must match the digests in

@@ -15,10 +15,9 @@ from balance_service.model.conditions import COMPARISONS, IN, IS_NULL, LOWER, UP
 from balance_service.model.folds import StandardFold, Top
 from balance_service.model.keys import MAX_KEY_BYTES, SIGN_BIT, words_of
 from balance_service.spark.combine import IGNORED
-from balance_service.spark.shape import all_of, any_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import Column
 
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
-_TIMES = ("date", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
-_TEXTS = ("string", "uuid")
-# The range of Python's dates.
-_FIRST_YEAR, _LAST_YEAR = 1, 9999
 _DIGITS = 38
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -69,11 +64,48 @@ def key_column(stage: Stage) -> Column | None:
 def cause_column(read_model: ReadModel, stage: Stage) -> Column:
     """Returns why the stage does not process an event; null if it does."""
     ignored = F.when(~all_of(_holds(stage, condition) for condition in stage.conditions), IGNORED)
-    if stage.joins:
-        misfit = _value_misfit(_columns_of(stage), F.when(F.lit(False), ""))
-    else:
-        misfit = _pass_misfit(stage, stage.by) if stage.by is not None else _fold_misfit(read_model, stage)
+    misfit = F.when(F.lit(False), "")
+    if stage.by is not None and not stage.joins:
+        misfit = _pass_misfit(stage, stage.by)
+    elif not stage.joins and read_model.has_states():
+        misfit = F.when(_key_of(stage, read_model.key) != F.col("key"), f"key-is-not-{_words(read_model.key)}")
     return F.coalesce(ignored, misfit) if stage.conditions else misfit
+
+
+def read_schemas(read_model: ReadModel, stage: Stage) -> list[Schema]:
+    """Returns the schemas of the records that a stage reads, for `java/Resolving.java`.
+
+    Python must be able to represent the values of a field with the property `malformed`, which is the cause if its text
+    is not UTF-8.
+    """
+    used = _used_columns(read_model, stage)
+    key = f"{_words(read_model.key)}-malformed" if stage.by is None and read_model.has_states() else ""
+
+    def marked(record: str, field: dict[str, Any]) -> dict[str, Any]:
+        if (record, field["name"]) not in used:
+            return field
+        return {**field, "malformed": key if key and field["name"] == read_model.key else "text-malformed"}
+
+    return [
+        {**schema, "fields": [marked(schema["name"], field) for field in schema["fields"]]}
+        for schema in stage.wanted_schemas.values()
+    ]
+
+
+def _used_columns(read_model: ReadModel, stage: Stage) -> set[tuple[str, str]]:
+    """Returns the columns that Python receives, as record and field."""
+    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
+    if stage.joins or (stage.by is None and read_model.needs_events):
+        return {(record, field) for record, fields in events.items() for field in fields}
+    used = set[tuple[str, str]]()
+    for name, fold in read_model.standard_folds.items() if stage.by is None else ():
+        fields = _entries(read_model, name) if isinstance(fold, Top) else [fold.field] if fold.field else []
+        used |= {(fold.record, field) for field in fields}
+    return used
+
+
+def _words(name: str) -> str:
+    return "-".join(words_of(name))
 
 
 def _pass_misfit(stage: Stage, by: str) -> Column:
@@ -83,34 +115,7 @@ def _pass_misfit(stage: Stage, by: str) -> Column:
         return cause
     # A state's key may not be longer, and the topic might refuse it.
     is_malformed = ~F.is_valid_utf8(column) | (F.octet_length(column) > MAX_KEY_BYTES)
-    return cause.when(is_malformed, f"{'-'.join(words_of(by))}-malformed")
-
-
-def _fold_misfit(read_model: ReadModel, stage: Stage) -> Column:
-    """Returns why an event cannot be applied: its key is not the record's, or Python cannot represent a value."""
-    cause, key, name = F.when(F.lit(False), ""), "", ""
-    if read_model.has_states():
-        key, name = read_model.key, "-".join(words_of(read_model.key))
-        cause = F.when(_key_of(stage, key) != F.col("key"), f"key-is-not-{name}")
-    return _value_misfit(_used_columns(read_model, stage), cause, key, f"{name}-malformed")
-
-
-def _value_misfit(columns: Mapping[str, Any], cause: Column, key: str = "", key_cause: str = "") -> Column:
-    """Returns a cause, or the cause for a value that Python cannot represent.
-
-    Args:
-        columns: column → Avro type.
-        key: the column among them that has its own cause.
-    """
-    for path, kind in columns.items():
-        column = F.col(path)
-        if simple_name(without_null(kind)[0]) in _TEXTS:
-            is_key = bool(key) and path.endswith(f".{key}")
-            # Invalid UTF-8 reaches Spark unchanged; see `shape`.
-            cause = cause.when(~F.is_valid_utf8(column), key_cause if is_key else "text-malformed")
-        elif _has_time(kind):
-            cause = cause.when(_has_time_out_of_range(column, kind), "time-out-of-range")
-    return cause
+    return cause.when(is_malformed, f"{_words(by)}-malformed")
 
 
 def _holds(stage: Stage, condition: Condition) -> Column:
@@ -158,58 +163,9 @@ def _events(stage: Stage) -> dict[str, Column]:
     }
 
 
-def _columns_of(stage: Stage) -> dict[str, Any]:
-    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
-    return {f"{record}.{field}": kind for record, fields in events.items() for field, kind in fields.items()}
-
-
 def _entries(read_model: ReadModel, name: str) -> list[str]:
     kept, _ = without_null(read_model.state_fields[name])
     return [*fields_of(kept["items"])]
-
-
-def _used_columns(read_model: ReadModel, stage: Stage) -> dict[str, Any]:
-    events = {schema["name"]: fields_of(schema) for schema in stage.wanted_schemas.values()}
-    if read_model.needs_events:
-        return _columns_of(stage)
-    used: dict[str, Any] = {}
-    for name, fold in read_model.standard_folds.items():
-        fields = _entries(read_model, name) if isinstance(fold, Top) else [fold.field] if fold.field else []
-        used |= {f"{fold.record}.{field}": events[fold.record][field] for field in fields}
-    return used
-
-
-def _has_time_out_of_range(column: Column, kind: Any) -> Column:
-    """Returns whether a time in a value is outside of Python's range; false or null if none is."""
-    kind, _ = without_null(kind)
-    match simple_name(kind):
-        case name if name in _TIMES:
-            return ~F.year(column).between(_FIRST_YEAR, _LAST_YEAR)
-        case "array":
-            return F.exists(column, lambda item: _has_time_out_of_range(item, kind["items"]))
-        case "map":
-            return F.exists(F.map_values(column), lambda value: _has_time_out_of_range(value, kind["values"]))
-        case _:
-            parts = [
-                _has_time_out_of_range(column[name], field)
-                for name, field in fields_of(kind).items()
-                if _has_time(field)
-            ]
-            return any_of(F.coalesce(part, F.lit(False)) for part in parts)
-
-
-def _has_time(kind: Any) -> bool:
-    """Returns whether a value of a type may contain a time."""
-    kind, _ = without_null(kind)
-    match simple_name(kind):
-        case "array":
-            return _has_time(kind["items"])
-        case "map":
-            return _has_time(kind["values"])
-        case "record":
-            return any(_has_time(field) for field in fields_of(kind).values())
-        case name:
-            return name in _TIMES
 
 
 def column_of(condition: Condition, schemas: Sequence[Schema]) -> Column:
@@ -286,6 +242,16 @@ def _at_scale(value: Decimal, scale: int, rounding: str | None = None) -> Decima
 def _decimal_limit(scale: int) -> Decimal:
     """Returns the least number that exceeds every decimal of a scale."""
     return Decimal(1).scaleb(_DIGITS - scale)
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Returns whether any condition holds; none may be null."""
+    return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def all_of(conditions: Iterable[Column]) -> Column:
+    """Returns whether all conditions hold; none may be null."""
+    return functools.reduce(operator.and_, conditions, F.lit(True))
 
 
 def _unless_null(column: Column, *, outcome: bool) -> Column:

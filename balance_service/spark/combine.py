@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from balance_service.model.folds import Combination
 
@@ -118,7 +118,7 @@ class PartitionRows:
     def __init__(self, rows: pa.Table) -> None:
         """Takes rows as `Decoder.updates` returns them."""
         notes = rows[NOTE]
-        self.updates: pa.Table = _widest(rows.drop_columns([NOTE]))
+        self.updates: pa.Table = rows.drop_columns([NOTE])
         noted = rows.filter(pc.is_valid(notes)) if notes.null_count < len(notes) else rows.slice(0, 0)
         fields = pc.list_flatten(noted[NOTE]).combine_chunks()
         names = [field.name for field in rows.schema.field(NOTE).type.value_type]
@@ -131,8 +131,23 @@ class PartitionRows:
         return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
 
     def unresolved(self) -> set[int]:
-        """Returns the schema ids that were unknown when the plan was made."""
+        """Returns the schema ids that were unknown when Spark decoded the rows."""
         return set(pc.unique(self.notes["schema_id"].drop_null()).to_pylist())
+
+    def records_under(self, schema_ids: Iterable[int]) -> pa.Table:
+        """Returns the records of unresolved rows as Kafka's: `offset`, `timestamp`, `key`, `value` and `headers`."""
+        ids = pa.array(schema_ids, pa.int64())
+        found = self.notes.filter(pc.is_in(self.notes["schema_id"], ids))
+        times = pc.cast(pc.multiply(found["timestamp"], 1000), pa.timestamp("us", "UTC"))
+        return pa.table(
+            {
+                "offset": found["offset"],
+                "timestamp": times,
+                "key": found["record_key"],
+                "value": found["value"],
+                "headers": found["headers"],
+            }
+        )
 
     def traceparents(self) -> list[str]:
         """Returns the `traceparent` headers of some of the sampled records."""
@@ -208,15 +223,6 @@ class PartitionRows:
             return []
         chunks: list[pa.Array] = self.updates["key"].filter(pc.is_in(self.updates["offset"], once)).chunks
         return chunks
-
-
-def _widest(rows: pa.Table) -> pa.Table:
-    """Widens decimals to 38 digits: Spark's precision depends on the writers' schemas."""
-    fields = [
-        field.with_type(pa.decimal128(_DECIMAL_DIGITS, field.type.scale)) if pa.types.is_decimal(field.type) else field
-        for field in rows.schema
-    ]
-    return rows.cast(pa.schema(fields))
 
 
 def _swinging_keys(rows: pa.Table, combine: Mapping[str, Combination]) -> list[pa.Array]:
@@ -300,5 +306,7 @@ def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
     return False
 
 
-def _record(row: Mapping[str, object], cause: str) -> DeadLetter:
-    return DeadLetter(row["offset"], row["timestamp"], row["record_key"], row["value"], cause)  # type: ignore[arg-type]
+def _record(row: Mapping[str, Any], cause: str) -> DeadLetter:
+    return DeadLetter(
+        row["offset"], row["timestamp"], row["record_key"], row["value"], cause, row["detail"] or "" if cause else ""
+    )

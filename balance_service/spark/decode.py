@@ -1,48 +1,52 @@
-"""Decodes Kafka records into typed columns on Spark, in one plan.
+"""Decodes Kafka records into typed columns on Spark, in one plan that does not depend on the writers' schemas.
 
 Every record becomes one row. The `cause` in a row's note classifies it: null, or no note, is an update to fold;
 `IGNORED` a record of another type; `UNRESOLVED` a record whose schema is not known yet; any other cause a dead letter.
+`java/Resolving.java` reads the frames.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
+from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import MAGIC, SCHEMA_HEADER, SCHEMA_IN_HEADER, frame_header
+from balance_service.avro.codec import SCHEMA_HEADER, SCHEMA_IN_HEADER
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
+from balance_service.errors import RetriableError
 from balance_service.kafka.clients import IDEMPOTENCY_HEADER
 from balance_service.observability.tracing import TRACEPARENT_HEADER
-from balance_service.spark.columns import cause_column, key_column, update_columns
+from balance_service.spark.columns import any_of, cause_column, key_column, read_schemas, update_columns
 from balance_service.spark.combine import IGNORED, NOTE, UNRESOLVED
-from balance_service.spark.shape import PROBLEM, any_of, decoded, field_types, in_shape_of, struct_type
+from balance_service.spark.row_query import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from balance_service.avro.registry import SchemaRegistry
-    from balance_service.avro.writer_schema import WriterSchema
     from balance_service.model.read_model import ReadModel
     from balance_service.model.stage import Stage
 
-_HEADER_BYTES = 5
+log = structlog.get_logger(__name__)
+
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
-_ENVELOPE = ("offset", "timestamp", "key", "record_key", "value", "idempotency_key", "partition")
-# Other fields of the record, which only some stages hand over.
-_CARRIED = ("headers",)
+# No field of a model can have these names.
+_FRAME, _CAUSE, _PARTITION = "#frame", "#cause", "#partition"
 
 
 class Decoder:
     """Decodes records by the writer's schema, found by id. Thread-safe.
 
-    A plan knows the schema ids that were resolved when it was made. An id is resolved once, because its schema never
-    changes. An id that the registry does not know is looked up again each time, because it may be registered later.
+    Every plan, also one that runs, knows the schema ids that are resolved. An id is resolved once, because its schema
+    never changes. An id that the registry does not know is looked up again each time, because it may be registered
+    later.
     """
 
     def __init__(
@@ -59,34 +63,32 @@ class Decoder:
         stage: the stage of the read model whose records are decoded.
         with_traces: whether the plan also returns the `traceparent` header of sampled records.
         """
-        self._spark = spark
         self._traceparent = (TRACEPARENT_HEADER,) if with_traces else ()
         self._read_model = read_model
         self._stage = stage
-        self._readers = stage.wanted_schemas
-        self._decoded = partial(decoded, skips_others=stage.columns is not None)
         self._takes_any_key = stage.by is not None or read_model is None or not read_model.has_states()
         self._takes_tombstones = read_model is not None and read_model.source.tombstones
         self._registry = registry
-        self._events: dict[int, WriterSchema] = {}
-        self._ignored: dict[int, str] = {}
-        self._incompatible: set[int] = set()
-        self._known = threading.Lock()
+        self._frames: Any = None
+        if read_model is not None:
+            jvm: Any = spark._jvm
+            self._frames = jvm.parts.code.balance.Resolving([*map(json.dumps, read_schemas(read_model, stage))])
+        self._known: set[int] = set()
         self._resolving = threading.Lock()
 
     def resolve(self, schema_ids: Iterable[int]) -> set[int]:
-        """Looks unknown schema ids up in the registry; returns the ids that a new plan will know.
+        """Looks unknown schema ids up in the registry; returns the ids that are known.
 
         Raises:
-            RetriableError: the registry does not answer; the ids that were resolved before are kept.
+            RetriableError: the registry or Spark's JVM does not answer; the ids that were resolved before are kept.
         """
         if self._read_model is None:
             return set(schema_ids)
         with self._resolving:
-            return {schema_id for schema_id in schema_ids if self._is_known(schema_id) or self._learn(schema_id)}
+            return {schema_id for schema_id in schema_ids if schema_id in self._known or self._learn(schema_id)}
 
     def resolve_all(self) -> set[int]:
-        """Resolves every schema that the registry has for the source, so that the first plan knows them; returns them.
+        """Resolves every schema that the registry has for the source; returns them.
 
         Registers the shipped schemas, because this application writes such events. Other schemas are registered by
         their producers: a reader's version, which may lack columns, would become the newest version of the subject.
@@ -100,71 +102,71 @@ class Decoder:
         ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
         return self.resolve({*ours, *self._registry.schema_ids(topic, self._stage.event_schemas)})
 
-    def _is_known(self, schema_id: int) -> bool:
-        return any(schema_id in known for known in (self._events, self._ignored, self._incompatible))
-
     def _learn(self, schema_id: int) -> bool:
         writer = self._registry.writer_schema(schema_id)
         if writer is None:
             return False
-        is_ours = any(record in self._readers for record in writer.records)
-        is_readable = is_ours and self._is_readable(writer)
-        with self._known:
-            if is_readable:
-                self._events[schema_id] = writer
-            elif is_ours:
-                self._incompatible.add(schema_id)
-            else:
-                self._ignored[schema_id] = next(iter(writer.records), "no record")
+        try:
+            reason = self._frames.tell(schema_id, writer.text, [*writer.records])
+        except Exception as error:  # py4j raises many types of errors.
+            # A JVM that lacks memory at present says nothing about the schema.
+            raise RetriableError(f"Spark's JVM does not take schema {schema_id}: {in_short(error)}") from error
+        if reason is not None:
+            log.warning(
+                "events under a schema become dead letters",
+                topic=self._stage.source,
+                schema_id=schema_id,
+                reason=reason,
+            )
+        self._known.add(schema_id)
         return True
 
     def updates(self, records: DataFrame) -> DataFrame:
         """Returns the plan: Kafka records → one row each.
 
         Returns:
-            Columns `offset`; `key` and the update columns, null if there is no update; and `note`, null for a plain
-            update, else a list with one struct: `cause`; `record`, the name of a record of another type;
-            `idempotency_key` of an update that has one; `timestamp` (ms),
-            `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` if
-            unresolved; `traceparent` if requested and not ignored; and last `partition`.
+            Columns `offset`; `key` and the update columns, null if there is no update; `note`, null for a plain update,
+            else a list with one struct; and the record's `partition`. A note has `cause`; `detail`, why; `record`, the
+            name of a record of another type; `idempotency_key` of an update that has one; `timestamp` (ms),
+            `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` and
+            `headers` if unresolved; `traceparent` if requested and not ignored.
         """
         columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
             return self._unconverted(records, columns)
-        with self._known:
-            typed = self._typed(records, [name for name in _CARRIED if name in columns])
         key = key_column(self._stage)
         keyed = {} if key is None else {"key": key}
-        updates = typed.withColumns({**columns, **keyed, "cause": cause_column(self._read_model, self._stage)})
-        # A separate projection: otherwise Spark inlines and repeats the computation in every column below.
+        # Separate projections: otherwise Spark inlines and repeats the computation in every column below.
+        updates = self._framed(records).withColumns(
+            {**columns, **keyed, _CAUSE: F.coalesce(_CAUSE, cause_column(self._read_model, self._stage))}
+        )
         is_reserved = F.col("key") >= F.lit(bytearray(RESERVED_PREFIX))
-        judged = updates.withColumn("cause", F.coalesce("frame_cause", "cause", F.when(is_reserved, "key-reserved")))
-        cause = F.col("cause")
+        judged = updates.withColumn(_CAUSE, F.coalesce(_CAUSE, F.when(is_reserved, "key-reserved")))
+        cause = F.col(_CAUSE)
+        detail = F.when(cause == F.col(f"`{_FRAME}`.cause"), F.col(f"`{_FRAME}`.detail"))
         keep_record = F.when(cause.isNull(), F.col("idempotency_key").isNotNull()).otherwise(cause != IGNORED)
         note = F.struct(
-            "cause",
-            F.when(cause == IGNORED, self._other(F.substring("value", 1, _HEADER_BYTES))).alias("record"),
-            F.when(cause == UNRESOLVED, _schema_id(F.col("value"))).alias("schema_id"),
+            cause.alias("cause"),
+            F.when(cause == IGNORED, detail).alias("record"),
+            F.when(cause != IGNORED, detail).alias("detail"),
+            F.when(cause == UNRESOLVED, F.col(f"`{_FRAME}`.schema_id")).alias("schema_id"),
             F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
                 "timestamp"
             ),
             F.when(keep_record, F.col("record_key")).alias("record_key"),
             F.when(keep_record, F.col("value")).alias("value"),
+            F.when(cause == UNRESOLVED, F.col("headers")).alias("headers"),
             F.when(cause.isNull(), F.col("idempotency_key")).alias("idempotency_key"),
             *(F.when(~cause.eqNullSafe(IGNORED), F.col(name)).alias(name) for name in self._traceparent),
         )
-        is_noted = any_of(F.col(name).isNotNull() for name in ("cause", "idempotency_key", *self._traceparent))
+        is_noted = any_of(F.col(name).isNotNull() for name in (_CAUSE, "idempotency_key", *self._traceparent))
         return judged.select(
             "offset",
             *(F.when(cause.isNull(), F.col(name)).alias(name) for name in ("key", *columns)),
             # A null list takes a fifth of the bytes of a struct of nulls, and most rows have no note.
             F.when(is_noted, F.array(note)).alias(NOTE),
-            "partition",
+            F.col(_PARTITION).alias("partition"),
         )
-
-    def _other(self, header: Column) -> Column:
-        names = (F.when(header == _frame_header(i), F.lit(name)) for i, name in self._ignored.items())
-        return F.coalesce(F.lit(None).cast("string"), *names)
 
     def _unconverted(self, records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
         """Returns the plan for records of any bytes; none is ignored or becomes a dead letter."""
@@ -181,112 +183,33 @@ class Decoder:
             "partition",
         )
 
-    def _typed(self, records: DataFrame, carried: Sequence[str]) -> DataFrame:
-        """Returns the records with their events as structs, and `frame_cause` for records without an event."""
-        value, header, readers = F.col("value"), F.col("header"), self._readers
-        # Its value may look like a frame.
-        names_schema = value.isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
-        cause = (
-            F.when(F.lit(False) if self._takes_any_key else F.col("key").isNull(), "key-null")
-            .when(names_schema, SCHEMA_IN_HEADER)
-            .when(_is_one_of(header, self._events), F.lit(None))
-            .when(value.isNull(), F.lit(None if self._takes_tombstones else "value-null"))
-            .when(F.octet_length(value) < _HEADER_BYTES, "frame-missing")
-            .when(F.substring("value", 1, 1) != F.lit(bytearray([MAGIC])), "magic-byte-unknown")
-            .when(_is_one_of(header, self._ignored), IGNORED)
-            .when(_is_one_of(header, self._incompatible), "schema-incompatible")
-            .otherwise(UNRESOLVED)
-        )
-        # Each step is a projection of its own, so that Spark computes every column once, however often it is used.
-        split = records.select(
-            "offset",
-            "timestamp",
-            "key",
-            "value",
-            "headers",
-            "partition",
-            F.substring("value", 1, _HEADER_BYTES).alias("header"),
-            F.expr(f"substring(value, {_HEADER_BYTES + 1})").alias("body"),
-        )
-        framed = split.select(
+    def _framed(self, records: DataFrame) -> DataFrame:
+        """Returns the records with a struct for each type of event, one of which is set, or else a cause."""
+        frame = ClassicColumn(self._frames.of(F.col("value")._jc))
+        read = records.select(
+            F.col("partition").alias(_PARTITION),
             "offset",
             "timestamp",
             "key",
             F.col("key").alias("record_key"),
             "value",
-            _idempotency_key(F.col("headers")).alias("idempotency_key"),
-            "partition",
-            cause.alias("frame_cause"),
-            *carried,
+            "headers",
+            _first_header(F.col("headers"), IDEMPOTENCY_HEADER).alias("idempotency_key"),
             *(_kept_trace(F.col("headers")).alias(name) for name in self._traceparent),
-            *(
-                F.when(header == _frame_header(i), self._decoded(F.col("body"), readers[w.records[0]], w.text)).alias(
-                    f"writer_{i}"
-                )
-                for i, w in self._events.items()
-            ),
+            frame.alias(_FRAME),
         )
-        types = {
-            record: field_types(reader, [w.text for w in self._events.values() if record in w.records])
-            for record, reader in readers.items()
-        }
-        shaped = framed.select(
-            *_ENVELOPE,
-            *carried,
-            *self._traceparent,
-            "frame_cause",
-            *(
-                F.coalesce(
-                    F.lit(None).cast(struct_type(types[record])),
-                    *(
-                        F.when(
-                            F.col(f"writer_{i}").isNotNull(),
-                            in_shape_of(reader, types[record], framed, f"writer_{i}", writer.text),
-                        )
-                        for i, writer in self._events.items()
-                        if record in writer.records
-                    ),
-                ).alias(reader["name"])
-                for record, reader in readers.items()
-            ),
+        lacks_key = F.lit(False) if self._takes_any_key else F.col("key").isNull()
+        lacks_value = F.lit(False) if self._takes_tombstones else F.col("value").isNull()
+        # Its value may look like a frame.
+        names_schema = F.col("value").isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
+        cause = (
+            F.when(lacks_key, "key-null")
+            .when(names_schema, SCHEMA_IN_HEADER)
+            .when(lacks_value, "value-null")
+            .otherwise(F.col(f"`{_FRAME}`.cause"))
         )
-        names = [reader["name"] for reader in readers.values()]
-        undecoded = ~any_of(F.col(name).isNotNull() for name in names)
-        if self._takes_tombstones:
-            undecoded &= F.col("value").isNotNull()
-        problem = F.coalesce(
-            "frame_cause",
-            *(F.col(f"{name}.{PROBLEM}") for name in names),
-            F.when(undecoded, "body-undecodable"),
-        )
-        judged = shaped.withColumn("frame_cause", problem)
-        intact = F.col("frame_cause").isNull()
-        return judged.select(
-            *_ENVELOPE,
-            *carried,
-            *self._traceparent,
-            "frame_cause",
-            *(F.when(intact, F.col(name)).alias(name) for name in names),
-        )
-
-    def _is_readable(self, writer: WriterSchema) -> bool:
-        """Whether Spark can decode a writer's records into all fields of the reader's schema."""
-        if len(writer.records) > 1:
-            return False
-        reader = self._readers[writer.records[0]]
-        empty = self._spark.createDataFrame([], "value binary")
-        try:
-            events = empty.select(self._decoded(F.col("value"), reader, writer.text).alias("event"))
-            types = field_types(reader, [writer.text])
-            _ = events.select(in_shape_of(reader, types, events, "event", writer.text)).schema
-        except Exception:  # Spark's converter and analyser raise many types of errors.
-            return False
-        return True
-
-
-def _idempotency_key(headers: Column) -> Column:
-    """Returns the value of the first header of that name, unless it is empty."""
-    return _first_header(headers, IDEMPOTENCY_HEADER)
+        events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
+        return read.withColumns({_CAUSE: cause, **events})
 
 
 def _kept_trace(headers: Column) -> Column:
@@ -296,18 +219,7 @@ def _kept_trace(headers: Column) -> Column:
 
 
 def _first_header(headers: Column, name: str) -> Column:
+    """Returns the value of the first header of that name, unless it is empty."""
     # A lambda over the headers would be simpler, but Spark generates no code for a plan with lambdas.
     first = F.get(headers["value"], F.array_position(headers["key"], name).cast("int") - 1)
     return F.when(F.octet_length(first) > 0, first)
-
-
-def _frame_header(schema_id: int) -> Column:
-    return F.lit(bytearray(frame_header(schema_id)))
-
-
-def _is_one_of(header: Column, schema_ids: Collection[int]) -> Column:
-    return header.isin([_frame_header(i) for i in sorted(schema_ids)]) if schema_ids else F.lit(False)
-
-
-def _schema_id(value: Column) -> Column:
-    return F.conv(F.hex(F.substring(value, 2, 4)), 16, 10).cast("bigint")

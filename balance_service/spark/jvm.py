@@ -78,8 +78,8 @@ _HEAP_OPTIONS = ("-Xms96m", "-Xmn64m", "-XX:GCTimeRatio=19")
 _NICENESS = 5
 _MIB = 1 << 20
 # Avro allocates the length that it reads before it checks whether the data is as long.
-_AVRO_LIMITS = {"string": 16 * _MIB, "bytes": 16 * _MIB, "collectionItems": _MIB}
-_SOURCE = Path(__file__).with_name("java") / "Handover.java"
+_AVRO_LIMITS = {"bytes": 16 * _MIB, "collectionItems": _MIB}
+_SOURCES = Path(__file__).with_name("java")
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 _COMPILE_SECONDS = 60
 QUIET = (
@@ -108,23 +108,28 @@ def spark_jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def handover_jar() -> Path:
-    """Returns the jar with the class that hands Spark's rows to this process; compiles it if the cache lacks it.
+def own_jar() -> Path:
+    """Returns the jar with the classes in `java/`; compiles them if the cache lacks it.
 
     The compiler is Janino, which ships with Spark, so no JDK is needed. The jar's name contains the digest of its
-    source. Its own digest is stored in a file next to it and checked at each start, so a damaged jar is compiled again.
+    sources. Its own digest is stored in a file next to it and checked at each start: a damaged jar is compiled again.
 
     Raises:
-        ConfigurationError: there is no Java, the cache is not writable, or the source does not fit this Spark version.
+        ConfigurationError: there is no Java, the cache is not writable, or a source does not fit this Spark version.
     """
     jars = spark_jars()
-    made_of = _SOURCE.read_bytes() + "".join(sorted(jar.name for jar in jars.glob("spark-*.jar"))).encode()
-    jar = cache_folder() / f"handover-{hashlib.sha256(made_of).hexdigest()[:16]}.jar"
+    made_of = [source.read_bytes() for source in _sources()]
+    made_of += sorted(jar.name.encode() for jar in jars.glob("spark-*.jar"))
+    jar = cache_folder() / f"own-{hashlib.sha256(b''.join(made_of)).hexdigest()[:16]}.jar"
     if not _is_whole(jar):
         with locked(jar):
             if not _is_whole(jar):
                 _make(jar, jars)
     return jar
+
+
+def _sources() -> list[Path]:
+    return sorted(_SOURCES.glob("*.java"))
 
 
 def _digest_of(jar: Path) -> Path:
@@ -164,18 +169,18 @@ def _compiled(folder: Path, jars: Path) -> list[Path]:
         str(folder),
         "-classpath",
         os.pathsep.join(map(str, sorted(jars.glob("*.jar")))),
-        str(_SOURCE),
+        *map(str, _sources()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
     classes = sorted(folder.rglob("*.class"))
     if done.returncode or not classes:
         said = (done.stderr or done.stdout).strip()
-        raise ConfigurationError(f"{_SOURCE.name} does not compile against the installed pyspark: {said}")
+        raise ConfigurationError(f"{_SOURCES.name}/*.java do not compile against the installed pyspark: {said}")
     return classes
 
 
 def class_path(settings: Settings) -> list[str]:
-    """Returns the jars of the connectors, the hand-over jar, and the needed jars of Spark, in a fixed order.
+    """Returns the jars of the connectors, the jar of this package, and the needed jars of Spark, in a fixed order.
 
     A class archive is valid for one order only: in the order of the file system, an archive that was made with the
     image would not fit where the image runs.
@@ -189,7 +194,7 @@ def class_path(settings: Settings) -> list[str]:
     own = sorted(spark_jars().glob("*.jar"))
     return [
         *connectors,
-        str(handover_jar()),
+        str(own_jar()),
         *(str(jar) for jar in own if not any(fnmatch.fnmatch(jar.name, out) for out in left_out)),
     ]
 

@@ -1,4 +1,6 @@
-"""Reads records from the source again: to retry dead letters, and to fold the events of some keys one by one.
+"""Decodes records once more: dead letters that are retried, and events whose schema was not known at first.
+
+Records are read from the source again to retry dead letters, and to fold the events of some keys one by one.
 
 A batch of dead letters starts and ends at the task's position, because their records lie below it. The task's own
 thread calls.
@@ -10,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from balance_service.avro.codec import schema_id_of
@@ -155,14 +158,23 @@ class Redrive:
                 count //= 2
         return None, 0
 
+    def resolved(self, partition: int, rows: pa.Table, records: pa.Table) -> pa.Table:
+        """Returns the rows of a batch, with those of some of its records decoded again; see `records_under`."""
+        known = records.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), len(records)))
+        again = self._rows(known.select(_RECORDS.names).cast(_RECORDS)).cast(rows.schema)
+        others = rows.filter(pc.invert(pc.is_in(rows["offset"], records["offset"].combine_chunks())))
+        return pa.concat_tables([others, again]).sort_by("offset")
+
     def _decoded(self, records: Sequence[Mapping[str, Any]]) -> PartitionRows:
-        table = pa.Table.from_pylist(records, _RECORDS)
+        return PartitionRows(self._rows(pa.Table.from_pylist(records, _RECORDS)).sort_by("offset"))
+
+    def _rows(self, records: pa.Table) -> pa.Table:
         try:
-            frame: Any = self._spark.createDataFrame(table)
+            frame: Any = self._spark.createDataFrame(records)
             rows = self._decoder.updates(frame).toArrow()
         except Exception as error:  # Spark and py4j raise many types of errors.
             raise QueryEndedError(in_short(error)) from error
-        return PartitionRows(rows.drop_columns(["partition"]).sort_by("offset"))
+        return rows.drop_columns(["partition"])
 
 
 def redriven(

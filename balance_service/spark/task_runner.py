@@ -174,7 +174,7 @@ class TaskRunner:
         # Before the query, because starting one is expensive, and one that cannot commit would be restarted repeatedly.
         if not self._catch_up_tables(partition, interrupted):
             return
-        part_of = partial(self._part, pa.array(task.left_out(), pa.int64()))
+        part_of = partial(self._part, partition, pa.array(task.left_out(), pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
             start = task.position
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
@@ -247,22 +247,21 @@ class TaskRunner:
         log.info("dead letters tried again", task=str(task.task_id), letters=len(batch.retried), applied=done.healed)
         return 0.0
 
-    def _part(self, left_out: pa.Array, table: pa.Table) -> Gathered:
-        """Combines the decoded rows of a part, except those at `left_out`.
-
-        Requests another query if a schema id of the rows is known only now.
-        """
+    def _part(self, partition: int, left_out: pa.Array, table: pa.Table) -> Gathered:
+        """Combines the decoded rows of a part, except those at `left_out`."""
         end = end_of(table)
         if len(left_out):
             table = table.filter(pc.invert(pc.is_in(table["offset"], left_out)))
             if not table.num_rows:
                 return Gathered(PartitionUpdates(), end)
         rows = PartitionRows(table)
-        try:
-            if (unresolved := rows.unresolved()) and self._decoder.resolve(sorted(unresolved)):
-                raise _AnotherQueryError("new schema")
-        except RetriableError as error:
-            raise _WaitError(str(error)) from error
+        if unresolved := rows.unresolved():
+            try:
+                known = self._decoder.resolve(sorted(unresolved))
+            except RetriableError as error:
+                raise _WaitError(str(error)) from error
+            if known:
+                rows = PartitionRows(self._redrive.resolved(partition, table, rows.records_under(known)))
         traces = () if self._tracer is UNTRACED else rows.traceparents()
         updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
         return Gathered(updates, end, traces, rows)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NOTE = {
     "cause": pa.string(),
+    "detail": pa.string(),
     "record": pa.string(),
     "schema_id": pa.int64(),
     "timestamp": pa.int64(),

@@ -101,11 +101,11 @@ def decoded(
         for offset, (key, schema_id, body) in enumerate(records)
     ]
     frames = spark.sql(
-        "select offset, timestamp_millis(0) as timestamp, key, value, cast(null as "
+        "select 0 as partition, offset, timestamp_millis(0) as timestamp, key, value, cast(null as "
         "array<struct<key:string,value:binary>>) as headers "
         f"from values {', '.join(literals)} as t(offset, key, value)"
     )
-    return PartitionRows(decoder.updates(frames).toArrow())
+    return PartitionRows(decoder.updates(frames).toArrow().drop_columns(["partition"]))
 
 
 def _hex(value: bytes | None) -> str:
@@ -237,9 +237,8 @@ class Chosen(Balance):
     source = Balance.source.select("amount")
 
 
-def test_damage_in_a_column_unknown_to_the_reader_is_found_unless_columns_are_selected(
-    spark: SparkSession,
-) -> None:
+@pytest.mark.parametrize("read_model", [Balance(), Chosen()], ids=["all columns", "selected columns"])
+def test_damage_in_a_column_that_is_not_read_is_found(spark: SparkSession, read_model: ReadModel) -> None:
     till = {"type": "enum", "name": "Till", "symbols": ["SHOP", "WEB"]}
     funds = load_schema("FundsAdded")
     later = {**funds, "fields": [{"name": "till", "type": till}, *funds["fields"]]}
@@ -248,8 +247,7 @@ def test_damage_in_a_column_unknown_to_the_reader_is_found_unless_columns_are_se
     of_no_till = b"\x04" + body[1:]
     records = [(b"alice", 1, body), (b"alice", 1, of_no_till)]
 
-    assert causes(decoded(spark, Balance(), [later], records)) == ["body-undecodable"]
-    assert causes(decoded(spark, Chosen(), [later], records)) == []
+    assert causes(decoded(spark, read_model, [later], records)) == ["body-undecodable"]
 
 
 class Named(ReadModel):
@@ -320,14 +318,11 @@ def test_nested_fields_are_matched_by_name(spark: SparkSession) -> None:
 
 
 def test_types_that_an_unselected_field_defines_are_resolved_by_full_name(spark: SparkSession) -> None:
-    defined = {"anId": {"type": "enum", "name": "Id", "symbols": ["g"]}, "aKind": fields_of(evolved())["kind"]}
-    fields = {**defined, **fields_of(evolved(id="tests.Id", kind="tests.Kind"))}
+    fields = {"aKind": fields_of(evolved())["kind"], **fields_of(evolved(kind="tests.Kind"))}
     later = {**evolved(), "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
-    body = written(later, {**SCORED, "anId": "g", "aKind": "SMALL"})
+    body = written(later, {**SCORED, "aKind": "SMALL"})
 
-    scored = update(decoded(spark, Session(), [later], [(b"g", 1, body)]))["Scored"]
-
-    assert (scored["id"], scored["kind"]) == ("g", "LARGE")
+    assert update(decoded(spark, Session(), [later], [(b"g", 1, body)]))["Scored"]["kind"] == "LARGE"
 
 
 @pytest.mark.parametrize(
@@ -336,12 +331,6 @@ def test_types_that_an_unselected_field_defines_are_resolved_by_full_name(spark:
         {"place": {**PLACE_OF_LATER, "fields": PLACE_OF_LATER["fields"][:2]}},
         {"place": "string"},
         {"tags": {"type": "array", "items": "long"}},
-        {
-            "place": {
-                **PLACE_OF_LATER,
-                "fields": [{"name": "city", "type": "string"}, {"name": "since", "type": "long"}],
-            }
-        },
         {"score": "string"},
         {"level": "long"},
         {"photo": None},
@@ -351,7 +340,6 @@ def test_types_that_an_unselected_field_defines_are_resolved_by_full_name(spark:
         "lacks a nested field",
         "no record",
         "other items",
-        "a time without unit",
         "no number",
         "wider",
         "lacks a field",
@@ -364,13 +352,13 @@ def test_a_schema_that_would_change_the_meaning_of_values_is_incompatible(
     assert causes(decoded(spark, Session(), [evolved(**changed)], [(b"g", 1, b"")])) == ["schema-incompatible"]
 
 
-def test_an_unknown_enum_symbol_is_undecodable(spark: SparkSession) -> None:
+def test_an_unknown_enum_symbol_is_incompatible(spark: SparkSession) -> None:
     later = evolved(kind={"type": "enum", "name": "Kind", "symbols": ["HUGE", "SMALL"]})
     bodies = [written(later, {**SCORED, "kind": kind}) for kind in ("HUGE", "SMALL")]
 
     rows = decoded(spark, Session(), [later], [(b"g", 1, body) for body in bodies])
 
-    assert causes(rows) == ["body-undecodable"]
+    assert causes(rows) == ["schema-incompatible"]
     assert update(rows)["Scored"]["kind"] == "SMALL"
 
 

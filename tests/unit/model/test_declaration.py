@@ -9,13 +9,11 @@ import pytest
 
 from balance_service.errors import ConfigurationError
 from balance_service.model.conditions import col
-from balance_service.model.declaration import READ_TYPES
 from balance_service.model.events import Emit
 from balance_service.model.folds import Combine, Count, Greatest, Latest, RunningSum, Top
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Global, Stream, Table
 from balance_service.read_models.balance import Balance
-from balance_service.spark.shape import SPARK_TYPES
 from tests.support.models import KIND, MONEY, WIDE_MONEY, Peaks, Ranks, Session, Summary, ship
 
 if TYPE_CHECKING:
@@ -172,10 +170,6 @@ def test_columns_that_the_declaration_names_are_read_even_if_not_selected() -> N
     home = Emit("home", where=col("deliveryType") == "HOME-DELIVERY")
     (stage,) = define(**sending, emits=home, key=None, state=None, amount=None)().stages
     assert stage.columns == frozenset({"storeId", "deliveryType"})
-
-
-def test_every_type_that_events_may_have_has_a_spark_type() -> None:
-    assert {*SPARK_TYPES, "decimal"} == READ_TYPES
 
 
 def test_a_field_that_may_have_no_value_must_be_nullable() -> None:

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from balance_service.model.folds import Combination
 
-MONEY = pa.decimal128(18, 2)
+MONEY = pa.decimal128(38, 2)
 _ENVELOPE = {"offset": pa.int64(), "key": pa.binary()}
 _FIELDS = {
     "cause": pa.string(),
+    "detail": pa.string(),
     "record": pa.string(),
     "schema_id": pa.int64(),
     "timestamp": pa.int64(),

@@ -1,4 +1,4 @@
-"""Spark's JVM: its class path and options, the jar with the hand-over class, and the archive of its classes."""
+"""Spark's JVM: its class path and options, the jar of its own classes, and the archive of its classes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from balance_service.spark.jvm import (
     archive_of,
     class_archive_options,
     class_path,
-    handover_jar,
     is_stale,
+    own_jar,
     spark_jars,
     spark_java,
 )
@@ -35,14 +35,14 @@ _JARS = Path(pyspark.__file__).parent / "jars"
 _SMALL = "package parts.code.balance; public class Small { public int one() { return 1; } }"
 
 
-def test_the_class_path_lists_the_connectors_then_the_hand_over_jar_then_the_needed_jars_of_spark(
+def test_the_class_path_lists_the_connectors_then_the_own_jar_then_the_needed_jars_of_spark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BALANCE_SPARK_JARS", "z.jar,a.jar")
 
     jars = class_path(load_settings())
 
-    assert jars[:3] == ["z.jar", "a.jar", str(handover_jar())]
+    assert jars[:3] == ["z.jar", "a.jar", str(own_jar())]
     names = [Path(jar).name for jar in jars[3:]]
     assert names == sorted(set(names))
     assert any(name.startswith("spark-sql_") for name in names)
@@ -82,10 +82,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small class that replaces the hand-over class, because it compiles faster."""
-    file = tmp_path / "Small.java"
+    """A small class that replaces the package's own, because it compiles faster."""
+    file = tmp_path / "java" / "Small.java"
+    file.parent.mkdir()
     file.write_text(_SMALL)
-    monkeypatch.setattr(module, "_SOURCE", file)
+    monkeypatch.setattr(module, "_SOURCES", file.parent)
     return file
 
 
@@ -107,18 +108,19 @@ def test_the_jar_is_compiled_without_a_jdk(cache: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("JAVA_HOME", str(java.parent.parent))
     assert java_executable() == java
 
-    jar = handover_jar()
+    jar = own_jar()
 
     assert jar.is_relative_to(cache)
     with zipfile.ZipFile(jar) as archive:
-        assert "parts/code/balance/Handover.class" in archive.namelist()
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+        assert names >= {f"{source.stem}.class" for source in module._SOURCES.glob("*.java")}
         assert archive.testzip() is None
 
 
 def test_the_oldest_supported_java_loads_classes_compiled_by_any_other(cache: Path) -> None:
     java_17 = 61
 
-    with zipfile.ZipFile(handover_jar()) as archive:
+    with zipfile.ZipFile(own_jar()) as archive:
         versions = [int.from_bytes(archive.read(name)[6:8], "big") for name in archive.namelist()]
 
     assert versions
@@ -131,7 +133,7 @@ def test_equal_sources_make_equal_jars_of_equal_name(
     jars = []
     for home in ("one", "another"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
-        jars.append(handover_jar())
+        jars.append(own_jar())
         source.touch()
 
     one, another = jars
@@ -143,31 +145,40 @@ def test_equal_sources_make_equal_jars_of_equal_name(
 
 
 def test_a_cached_jar_is_not_compiled_again(cache: Path, source: Path, no_compiler: Callable[[], None]) -> None:
-    jar = handover_jar()
+    jar = own_jar()
     no_compiler()
 
-    assert handover_jar() == jar
+    assert own_jar() == jar
 
 
 def test_another_source_makes_another_jar(cache: Path, source: Path) -> None:
-    before = handover_jar()
+    before = own_jar()
     source.write_text(_SMALL.replace("one", "two"))
 
-    assert handover_jar() != before
+    assert own_jar() != before
     assert before.is_file()
+
+
+def test_one_more_source_makes_another_jar(cache: Path, source: Path) -> None:
+    before = own_jar()
+    source.with_name("Other.java").write_text(_SMALL.replace("Small", "Other"))
+
+    with zipfile.ZipFile(own_jar()) as archive:
+        assert archive.namelist() == ["parts/code/balance/Other.class", "parts/code/balance/Small.class"]
+    assert own_jar() != before
 
 
 def test_another_version_of_spark_makes_another_jar(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = handover_jar()
+    before = own_jar()
     jars = tmp_path / "jars"
     jars.mkdir()
     for jar in spark_jars().glob("*.jar"):
         (jars / jar.name.replace("spark-core_2.13-", "spark-core_2.13-9.")).symlink_to(jar)
     monkeypatch.setattr(module, "spark_jars", lambda: jars)
 
-    assert handover_jar().name != before.name
+    assert own_jar().name != before.name
 
 
 def _flip(file: Path) -> None:
@@ -194,13 +205,13 @@ def _cut(file: Path) -> None:
 def test_a_damaged_jar_is_compiled_again(
     cache: Path, source: Path, no_compiler: Callable[[], None], suffix: str, damage: Callable[[Path], None]
 ) -> None:
-    jar = handover_jar()
+    jar = own_jar()
     whole = jar.read_bytes()
     damage(jar.with_name(jar.name + suffix))
 
-    assert handover_jar().read_bytes() == whole
+    assert own_jar().read_bytes() == whole
     no_compiler()
-    assert handover_jar() == jar
+    assert own_jar() == jar
 
 
 def test_only_one_of_several_concurrent_threads_compiles(
@@ -214,7 +225,7 @@ def test_only_one_of_several_concurrent_threads_compiles(
 
     monkeypatch.setattr(module, "_make", make)
     with ThreadPoolExecutor(4) as threads:
-        found = set(threads.map(lambda _: handover_jar(), range(4)))
+        found = set(threads.map(lambda _: own_jar(), range(4)))
 
     assert [*found] == compiled
 
@@ -223,9 +234,9 @@ def test_the_error_for_a_source_that_does_not_compile_quotes_the_compiler(cache:
     source.write_text(_SMALL.replace("return 1", "return nothing"))
 
     with pytest.raises(
-        ConfigurationError, match=r"(?s)^Small.java does not compile against the installed pyspark: .*nothing"
+        ConfigurationError, match=r"(?s)^java/\*.java do not compile against the installed pyspark: .*nothing"
     ):
-        handover_jar()
+        own_jar()
 
     assert [file.suffix for file in cache.rglob("*") if file.is_file()] == [".lock"]
 
@@ -235,14 +246,14 @@ def test_the_error_names_a_class_that_spark_no_longer_has(cache: Path, source: P
     source.write_text(f"import {gone}; class Small extends GoneForeachWriter {{}}")
 
     with pytest.raises(ConfigurationError, match="GoneForeachWriter"):
-        handover_jar()
+        own_jar()
 
 
 def test_the_error_for_an_unwritable_cache_names_the_variable_to_set(cache: Path, source: Path) -> None:
     cache.write_text("a file")
 
     with pytest.raises(ConfigurationError, match="set XDG_CACHE_HOME"):
-        handover_jar()
+        own_jar()
 
 
 @pytest.fixture

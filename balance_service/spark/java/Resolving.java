@@ -1,0 +1,211 @@
+package parts.code.balance;
+
+import java.io.Serializable;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.avro.NameValidator;
+import org.apache.avro.Schema;
+import org.apache.avro.io.BinaryDecoder;
+import org.apache.avro.io.DecoderFactory;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Decodes framed Avro records by the writer's schema, which the id in the frame names, as records of the reader's schemas.
+ *
+ * The process tells the schemas of the ids at any time; a plan does not depend on them. Any thread may use the object, and
+ * all of Spark's tasks share it.
+ */
+public final class Resolving implements Serializable {
+  private static final ConcurrentHashMap ALL = new ConcurrentHashMap();
+  private static final AtomicInteger MADE = new AtomicInteger();
+  private static final String IGNORED = "ignored";
+  private static final int HEADER_BYTES = 5;
+  // The columns before those of the records: cause, detail, schema id.
+  private static final int FIRST_RECORD = 3;
+  // The schemas of which it is kept how they are read, which takes some kilobytes each.
+  private static final int MOST_KEPT = 2000;
+
+  private final int number = MADE.incrementAndGet();
+  private final transient Schema[] wanted;
+  private final transient StructType type;
+  private final transient ConcurrentHashMap told = new ConcurrentHashMap();
+  private final transient ConcurrentHashMap kept = new ConcurrentHashMap();
+
+  /**
+   * @param texts the schemas of the reader's records. The property `malformed` of a field is the cause for text in it that
+   *     is not UTF-8; without that property, neither its text nor its times are checked.
+   */
+  public Resolving(List texts) {
+    this.wanted = new Schema[texts.size()];
+    StructType type = new StructType().add("cause", "string").add("detail", "string").add("schema_id", "bigint");
+    for (int i = 0; i < this.wanted.length; i++) {
+      this.wanted[i] = parsed((String) texts.get(i));
+      type = type.add(this.wanted[i].getName(), Reading.typeOf(this.wanted[i]));
+    }
+    this.type = type;
+    ALL.put(Integer.valueOf(this.number), this);
+  }
+
+  /** Returns the struct that `read` makes of a frame, with a struct for each record. */
+  public Column of(Column frame) {
+    List arguments = Collections.singletonList(ExpressionUtils.expression(frame));
+    List types = new ArrayList();
+    return ExpressionUtils.column(new Invoke(
+      Literal.fromObject(this), "read", this.type, CollectionConverters.asScala(arguments).toSeq(),
+      CollectionConverters.asScala(types).toSeq(), true, true, true));
+  }
+
+  /**
+   * Tells the schema of an id.
+   *
+   * @param records the full names of its records; they decide about a schema that Avro does not parse.
+   * @return why a record of the reader cannot be read under the schema; null if it can, or if the schema has none.
+   */
+  public String tell(long id, String text, List records) {
+    Told schema = new Told(text, records);
+    String reason = this.branches(schema).reason;
+    this.told.put(Long.valueOf(id), schema);
+    return reason;
+  }
+
+  /**
+   * Decodes a frame. A null `cause` means that one of the records is set. Else `detail` says why; of a record of another
+   * type, it is the name.
+   */
+  public InternalRow read(byte[] frame) {
+    Object[] row = new Object[FIRST_RECORD + this.wanted.length];
+    try {
+      if (frame.length < HEADER_BYTES) {
+        throw new Reading.Unreadable("frame-missing", null);
+      }
+      if (frame[0] != 0) {
+        throw new Reading.Unreadable("magic-byte-unknown", null);
+      }
+      long id = (frame[1] & 255L) << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
+      Branches schema = this.schema(Long.valueOf(id));
+      if (schema == null) {
+        row[2] = Long.valueOf(id);
+        throw new Reading.Unreadable("unresolved", null);
+      }
+      BinaryDecoder in = DecoderFactory.get().binaryDecoder(frame, HEADER_BYTES, frame.length - HEADER_BYTES, null);
+      int branch = schema.isUnion ? Reading.index(in, schema.readings.length, "the union") : 0;
+      row[schema.columns[branch]] = schema.readings[branch].read(in, 0);
+    } catch (Throwable e) {
+      Reading.Unreadable why = Reading.Unreadable.of(e);
+      row[0] = why.cause;
+      row[1] = why.getMessage() == null ? null : UTF8String.fromString(why.getMessage());
+    }
+    return new GenericInternalRow(row);
+  }
+
+  private Branches schema(Long id) {
+    Branches found = (Branches) this.kept.get(id);
+    Told schema = found == null ? (Told) this.told.get(id) : null;
+    if (schema != null) {
+      found = this.branches(schema);
+      if (this.kept.size() >= MOST_KEPT) {
+        this.kept.clear();
+      }
+      this.kept.put(id, found);
+    }
+    return found;
+  }
+
+  private Branches branches(Told told) {
+    List types;
+    boolean isUnion;
+    try {
+      Schema written = parsed(told.text);
+      isUnion = written.getType() == Schema.Type.UNION;
+      types = isUnion ? written.getTypes() : Collections.singletonList(written);
+    } catch (RuntimeException e) {
+      return this.unparsed(told, "the schema is not valid Avro: " + e.getMessage());
+    } catch (StackOverflowError e) {
+      return this.unparsed(told, "the schema is nested too deeply");
+    }
+    Branches made = new Branches(isUnion, types.size());
+    for (int i = 0; i < types.size(); i++) {
+      Schema branch = (Schema) types.get(i);
+      made.refuse(i, IGNORED, branch.getFullName());
+      for (int column = 0; column < this.wanted.length; column++) {
+        // Also of a record that the reader's schema knows by an alias.
+        Schema written = Schema.applyAliases(branch, this.wanted[column]);
+        if (written.getType() == Schema.Type.RECORD && written.getFullName().equals(this.wanted[column].getFullName())) {
+          made.resolve(i, written, this.wanted[column], FIRST_RECORD + column);
+        }
+      }
+    }
+    return made;
+  }
+
+  private Branches unparsed(Told told, String reason) {
+    Branches made = new Branches(false, 1);
+    made.refuse(0, IGNORED, told.records.isEmpty() ? "no record" : (String) told.records.get(0));
+    for (int column = 0; column < this.wanted.length; column++) {
+      if (told.records.contains(this.wanted[column].getFullName())) {
+        made.refuse(0, Reading.INCOMPATIBLE, reason);
+        made.reason = reason;
+      }
+    }
+    return made;
+  }
+
+  // A copy would not know the schemas that are told later. Public, because Janino makes private methods static.
+  public Object readResolve() {
+    return ALL.get(Integer.valueOf(this.number));
+  }
+
+  private static Schema parsed(String text) {
+    // Other languages' libraries check neither names nor defaults.
+    return new Schema.Parser(NameValidator.NO_VALIDATION).setValidateDefaults(false).parse(text);
+  }
+
+  private static final class Told {
+    final String text;
+    final List records;
+
+    Told(String text, List records) {
+      this.text = text;
+      this.records = records;
+    }
+  }
+
+  /** How records of a schema are read: by one branch, or by those of a union. */
+  private static final class Branches {
+    final boolean isUnion;
+    final int[] columns;
+    final Reading[] readings;
+    String reason;
+
+    Branches(boolean isUnion, int count) {
+      this.isUnion = isUnion;
+      this.columns = new int[count];
+      this.readings = new Reading[count];
+    }
+
+    void refuse(int branch, String cause, String detail) {
+      this.readings[branch] = new Reading.Refused(new Reading.Unreadable(cause, detail));
+    }
+
+    void resolve(int branch, Schema written, Schema wanted, int column) {
+      try {
+        this.readings[branch] = new Reading.Resolution().of(written, wanted, wanted.getName(), null);
+        this.columns[branch] = column;
+      } catch (Reading.Unreadable e) {
+        this.readings[branch] = new Reading.Refused(e);
+        this.reason = e.getMessage();
+      }
+    }
+  }
+}
