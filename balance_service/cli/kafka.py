@@ -21,6 +21,7 @@ from balance_service.settings import load_settings
 if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.model.read_model import ReadModel
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 
@@ -159,25 +160,36 @@ def topics_create() -> None:
     type=click.IntRange(1, 10_000),
     help="Partitions of TO. Default: as many as it has, or as FROM has if TO does not exist.",
 )
-def topics_copy(source: str, target: str, partitions: int | None) -> None:
+@click.option(
+    "--partitioner",
+    type=click.Choice(["murmur2", "crc32", "fnv1a"]),
+    help="The function that assigns keys to partitions of TO. Default: the one that BALANCE_PARTITIONER or the read "
+    "models declare for FROM, otherwise murmur2.",
+)
+def topics_copy(source: str, target: str, partitions: int | None, partitioner: Partitioner | None) -> None:
     """Copy all events of topic FROM to topic TO, then compare the two.
 
-    Use this after FROM's partition count was changed: in TO, all events of a key are on one partition, in order.
-    Afterwards set BALANCE_TOPIC to TO, and BALANCE_APPLICATION_ID to a new name. An interrupted copy continues when
-    the command is run again.
+    Use this after FROM's partition count was changed, or to move FROM to another partitioner: in TO, all events of a
+    key are on one partition, in order. Afterwards set BALANCE_TOPIC to TO, BALANCE_PARTITIONER to its partitioner, and
+    BALANCE_APPLICATION_ID to a new name. An interrupted copy continues when the command is run again.
     """
     from balance_service.devtools.progress import progress_bar
     from balance_service.devtools.topic_comparison import compare
     from balance_service.devtools.topic_copy import copy_topic
+    from balance_service.model.loading import load_models
+    from balance_service.model.placing import written_by
+    from balance_service.read_models import SHIPPED
 
     settings = load_settings()
     quiet_logging()
+    models = [*load_models(settings.models, SHIPPED), *SHIPPED.values()]
+    by = partitioner or written_by(source, models, settings)
     with progress_bar("copying", None) as (bar, task):
         copied = copy_topic(
-            settings, source, target, partitions, lambda at, of: bar.update(task, completed=at, total=of)
+            settings, source, target, partitions, lambda at, of: bar.update(task, completed=at, total=of), by
         )
     click.echo(
-        f"copied {copied.records} records to {copied.target.partitions} partitions, "
+        f"copied {copied.records} records to {copied.target.partitions} partitions by {by}, "
         f"{copied.records / max(copied.seconds, 1e-9):,.0f} records/s"
     )
     with progress_bar("comparing", None) as (bar, task):

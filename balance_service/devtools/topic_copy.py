@@ -1,6 +1,7 @@
 """Copies the committed records of a topic to another topic with any number of partitions, each exactly once.
 
-Use a copy after the partition count of a topic was changed: in the copy, all records of a key are on one partition.
+Use a copy after the partition count of a topic was changed, or to move a topic to another partitioner: in the copy, all
+records of a key are on one partition.
 
 Each transaction writes some thousands of records, and the offsets up to which each source partition is copied, which it
 commits for a consumer group of this copy. The metadata of each offset names the ids of both topics and the number of
@@ -33,6 +34,7 @@ from balance_service.kafka.clients import (
 )
 from balance_service.kafka.log_reader import LogReader, reader_to_end
 from balance_service.kafka.messages import headers_of, place_of
+from balance_service.kafka.partitioner import librdkafka_partitioner
 from balance_service.kafka.topic_specs import prepare_copy
 from balance_service.kafka.topics import Topics
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from balance_service.errors import BalanceServiceError
     from balance_service.kafka.topics import Topic
+    from balance_service.model.stream import Partitioner
     from balance_service.settings import Settings
 
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
@@ -83,17 +86,23 @@ class Copied:
 
 
 def copy_topic(
-    settings: Settings, source_name: str, target_name: str, partitions: int | None, progress: Callable[[int, int], None]
+    settings: Settings,
+    source_name: str,
+    target_name: str,
+    partitions: int | None,
+    progress: Callable[[int, int], None],
+    partitioner: Partitioner = "murmur2",
 ) -> Copied:
     """Copy the records that are not copied yet, up to the present end of the source.
 
-    Key, value, headers and timestamp are unchanged. A record with a key is partitioned by its key, as producers of the
-    service do; a record without key keeps its partition, modulo the number of partitions of the target.
+    Key, value, headers and timestamp are unchanged. A record without key keeps its partition, modulo the number of
+    partitions of the target.
 
     Args:
         target_name: the topic is created, with unlimited retention, if it does not exist.
         partitions: of the target; None for as many as it has, or as the source has if it does not exist.
         progress: called with the number of source offsets that are done, and of all.
+        partitioner: the function that assigns the keys to partitions of the target.
 
     Raises:
         ConfigurationError: the topics cannot be used, or the target has other records.
@@ -102,7 +111,7 @@ def copy_topic(
     """
     topics = Topics(settings)
     source, target = _prepared(topics, settings, source_name, target_name, partitions)
-    with Copier(settings, source, target) as copier:
+    with Copier(settings, source, target, partitioner) as copier:
         done = copier.progress()
         _check_target(settings, topics, target, _records(done))
         starts = _starts(topics, source, done)
@@ -210,13 +219,14 @@ class Copier:
     continues from the committed offsets.
     """
 
-    def __init__(self, settings: Settings, source: Topic, target: Topic) -> None:
+    def __init__(self, settings: Settings, source: Topic, target: Topic, partitioner: Partitioner) -> None:
         """Raises ConfigurationError if a client refuses a property."""
         # Topic names contain no colon, so the name is unique.
         name = f"copy:{source.name}:{target.name}"
         self._source = source
         self._target = target
-        self._topic_ids = f"{source.topic_id} {target.topic_id} "
+        self._partitioner = partitioner
+        self._of_copy = f"{source.topic_id} {target.topic_id} {partitioner} "
         self._delivery_error: KafkaError | None = None
         self._grants = (
             f"Write on topic '{target.name}' and on transactional id '{name}', "
@@ -228,6 +238,7 @@ class Copier:
             {
                 "compression.type": "lz4",
                 **transactional_config(settings, name),
+                "partitioner": librdkafka_partitioner(partitioner),
                 "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
                 "message.max.bytes": _LARGEST_RECORD_BYTES,
                 "delivery.report.only.error": True,
@@ -251,14 +262,14 @@ class Copier:
         """The progress of each source partition that is not at its start.
 
         Raises:
-            ConfigurationError: the source was recreated since it was copied.
+            ConfigurationError: the source was recreated since it was copied, or copied by another partitioner.
             RetriableError: the group coordinator does not answer.
         """
         done = {}
         for tp in self._committed():
             if tp.offset < 0 or not tp.metadata:
                 continue
-            source_id, target_id, records = tp.metadata.split(" ")
+            source_id, target_id, partitioner, records = tp.metadata.split(" ")
             # The target was deleted since.
             if target_id != self._target.topic_id:
                 continue
@@ -266,6 +277,11 @@ class Copier:
                 raise ConfigurationError(
                     f"topic '{self._source.name}' was deleted and recreated since it was copied to "
                     f"'{self._target.name}'; {_new_target(self._target.name)}"
+                )
+            if partitioner != self._partitioner:
+                raise ConfigurationError(
+                    f"topic '{self._source.name}' was copied to '{self._target.name}' by {partitioner} so far; "
+                    f"continue with --partitioner {partitioner}, or {_new_target(self._target.name)}"
                 )
             done[tp.partition] = Progress(tp.offset, int(records))
         return done
@@ -286,8 +302,7 @@ class Copier:
                 after[partition] = Progress(offset + 1, before.records + 1)
                 self._produce(message, partition)
             offsets = [
-                TopicPartition(self._source.name, p, d.offset, f"{self._topic_ids}{d.records}")
-                for p, d in after.items()
+                TopicPartition(self._source.name, p, d.offset, f"{self._of_copy}{d.records}") for p, d in after.items()
             ]
             self._producer.send_offsets_to_transaction(offsets, self._group.consumer_group_metadata(), _TIMEOUT_SECONDS)
             self._producer.commit_transaction(_TIMEOUT_SECONDS)

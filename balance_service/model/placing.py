@@ -34,7 +34,20 @@ def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
     return [replace(first, partitioner=_partitioner_of(model, settings)), *rest]
 
 
-def _partitioner_of(model: ReadModel, settings: Settings) -> Partitioner:
+def written_by(topic: str, models: Iterable[type[ReadModel]], settings: Settings) -> Partitioner:
+    """Returns the function by which this service's tools write a topic: the one that the first model declares for it.
+
+    Raises:
+        ConfigurationError: BALANCE_PARTITIONER contradicts a model.
+    """
+    for model in models:
+        if settings.topic_of(model.source.topic) == topic:
+            declared = _partitioner_of(model, settings)
+            return "murmur2" if declared == "any" else declared
+    return "murmur2"
+
+
+def _partitioner_of(model: ReadModel | type[ReadModel], settings: Settings) -> Partitioner:
     """Returns the partitioner of a model's source; for `balance`, BALANCE_PARTITIONER replaces the default."""
     topic, declared = model.source.topic, model.source.partitioner
     if not settings.is_own(topic) or declared == settings.partitioner:

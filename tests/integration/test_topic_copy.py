@@ -272,6 +272,26 @@ def test_a_second_run_copies_only_new_records(app: Application) -> None:
     assert app.copy().records == 0
 
 
+def test_a_history_is_moved_to_another_partitioner(app: Application) -> None:
+    app.create(app.source, 3)
+    app.load(500)
+    environment = {**app.environment, "BALANCE_TOPIC": app.source, "BALANCE_PARTITIONER": "crc32"}
+
+    done = run(environment, "topics", "copy", app.source, app.target, "--partitioner", "fnv1a")
+
+    assert done.code == 0, done
+    assert "copied 500 records to 3 partitions by fnv1a" in done.stdout
+    assert {m.partition() == partition_of(m.key(), 3, "fnv1a") for m in app.read(app.target)} == {True}
+    assert contents(app.read(app.target)) == contents(app.read(app.source))
+    # Without the option, the copy has the partitioner that is declared for the source.
+    app.load(10)
+    again = run(environment, "topics", "copy", app.source, app.target)
+    assert_refused(again, 2, f"topic '{app.source}' was copied to '{app.target}' by fnv1a so far; continue with")
+    done = run(environment, "topics", "copy", app.source, f"{app.target}-2")
+    assert "copied 510 records to 3 partitions by crc32" in done.stdout
+    assert {m.partition() == partition_of(m.key(), 3, "crc32") for m in app.read(f"{app.target}-2")} == {True}
+
+
 @contextmanager
 def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
     """Opens the copier of a run; yields it with the records of the source."""
@@ -281,7 +301,7 @@ def _copier(app: Application) -> Iterator[tuple[Copier, list[Any]]]:
     with reader_to_end(app.settings, topics, source) as reader:
         records = list(reader)
     target = prepare_copy(topics, app.settings, source, app.target, None)
-    with Copier(app.settings, source, target) as copier:
+    with Copier(app.settings, source, target, "murmur2") as copier:
         yield copier, records
 
 
@@ -294,7 +314,7 @@ def test_a_run_aborts_the_transaction_that_another_left_open(app: Application) -
         for message in records[100:200]:
             hanging._produce(message, 0)
         hanging._producer.flush(10)
-        noted = TopicPartition(app.source, 0, records[199].offset() + 1, f"{hanging._topic_ids}200")
+        noted = TopicPartition(app.source, 0, records[199].offset() + 1, f"{hanging._of_copy}200")
         hanging._producer.send_offsets_to_transaction([noted], hanging._group.consumer_group_metadata(), 10)
 
         assert app.copy().records == 900
