@@ -104,7 +104,7 @@ class Placement:
         moved = {name: self._number(name, but_not=declared) for name in _PRODUCERS}
         other = max(moved, key=moved.__getitem__)
         if self.partitioning.partitions ** min(misplaced, 10) < _LEAST_ODDS:
-            return f"{misplaced:,} of the last {count:,} keys are misplaced: too few to tell by which function"
+            return f"{misplaced:,} of the last {count:,} keys are misplaced: too few to name the function"
         if not _explains(moved[other], misplaced):
             return (
                 f"no function that the service knows explains {misplaced - moved[other]:,} of the last {count:,} keys: "

@@ -83,7 +83,7 @@ def test_a_partitioner_that_is_not_known_is_said_to_need_a_rekey() -> None:
 def test_few_misplaced_keys_prove_nothing() -> None:
     misplaced = [key for key in keys("crc32", 30) if MURMUR2.of(key) != HERE]
 
-    assert "4 of the last 4 keys are misplaced: too few to tell" in examined(misplaced[:4]).problem
+    assert "4 of the last 4 keys are misplaced: too few to name the function" in examined(misplaced[:4]).problem
     assert "5 of the last 5 keys lie where librdkafka" in examined(misplaced[:5]).problem
 
 

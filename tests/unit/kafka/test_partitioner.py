@@ -29,7 +29,15 @@ VECTORS = {
     b"abc": 479470107,
 }
 CLIENTS = {
-    "murmur2": ["Java", "kafkajs", "franz-go", "sarama murmur2", "kafka-go Murmur2Balancer"],
+    "murmur2": [
+        "Java",
+        "kafkajs",
+        "franz-go",
+        "sarama murmur2",
+        "kafka-go Murmur2Balancer",
+        "kafka-python",
+        "aiokafka",
+    ],
     "crc32": ["sarama crc32", "kafka-go CRC32Balancer"],
     "fnv1a": ["sarama", "kafka-go Hash"],
 }

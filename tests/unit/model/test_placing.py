@@ -8,7 +8,7 @@ import pytest
 
 from balance_service.avro.schemas import load_schema
 from balance_service.errors import ConfigurationError
-from balance_service.model.placing import flowchart, hosted_stages, records_of_topic, stages_of
+from balance_service.model.placing import flowchart, hosted_stages, records_of_topic, stages_of, written_by
 from balance_service.model.read_model import ReadModel
 from balance_service.model.stream import Stream
 from balance_service.read_models.balance import Balance
@@ -39,6 +39,23 @@ def test_the_setting_names_the_partitioner_of_the_shipped_topic() -> None:
     assert partitioners == dict.fromkeys(partitioners, "murmur2") | {"balance": "crc32", "activity": "crc32"}
     assert records_of_topic("funds", MODELS, settings).partitioner == "crc32"
     assert records_of_topic("players", MODELS, settings).partitioner == "murmur2"
+
+
+def test_tools_write_a_topic_by_the_partitioner_that_a_model_declares_for_it() -> None:
+    class RoundRobin(ReadModel):
+        name = "test-round-robin"
+        source = Stream("pos", "PosInvoice", partitioner="any")
+
+    class Crc(ReadModel):
+        name = "test-crc"
+        source = Stream("orders", "PosInvoice", partitioner="crc32")
+
+    settings = load_settings(topic="funds", partitioner="fnv1a")
+    models = [RoundRobin, Crc, Balance]
+
+    found = {topic: written_by(topic, models, settings) for topic in ("funds", "orders", "pos", "unknown")}
+
+    assert found == {"funds": "fnv1a", "orders": "crc32", "pos": "murmur2", "unknown": "murmur2"}
 
 
 def test_a_declaration_that_the_setting_contradicts_is_refused() -> None:
