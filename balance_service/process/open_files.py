@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from balance_service.errors import ConfigurationError
 
 # The Python process without tasks, and each task while it folds: six for RocksDB, eight for a Kafka producer, one for
-# rows, one for calls to the JVM, and one file of a small store.
-_BASE, _TASK = 96, 17
+# rows, one for those of the query that replaces it, one for calls to the JVM, and one file of a small store.
+_BASE, _TASK = 96, 18
 # A client has a pipe for each broker; a task connects to three brokers at most.
 _BROKER, _MOST_CONNECTED = 2, 2
 # A task also has a consumer while it opens.
