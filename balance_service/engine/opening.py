@@ -90,18 +90,22 @@ def open_store(task_id: TaskId, hosted: HostedStage, changelog: Topic) -> StateS
     )
     store = StateStore(path, hosted.processor.position_codec)
     stored = store.identity
-    if stored == identity:
-        return store
-    if stored is not None:
+    # The states have the partitioner of their position. The identity of a store that was restored while another one was
+    # declared was written before its states were known.
+    known = hosted.partitioner if store.position is None else store.position.partitioner
+    if stored is not None and replace(stored, partitioner=known) != replace(identity, partitioner=known):
         store.close()
         if stored.changelog_topic_id == changelog.topic_id:
-            check_same_partitioner(hosted, stored.partitioner)
             raise TaskHaltedError(_recreated(hosted.source.name))
         _check_can_be_folded_again(hosted, task_id.partition, changelog)
         log.warning("the changelog was recreated; restoring the store from it", task=str(task_id))
         Database.wipe(path)
         store = StateStore(path, hosted.processor.position_codec)
-    store.identity = identity
+    elif known != hosted.partitioner:
+        store.close()
+        check_same_partitioner(hosted, known)
+    if stored != identity:
+        store.identity = identity
     return store
 
 
@@ -220,8 +224,8 @@ def check_same_changelog(ours: str, topic_id: str | None) -> None:
 def check_same_partitioner(hosted: HostedStage, known: Partitioner) -> None:
     """Checks that keys are looked for on the partitions where the states were folded.
 
-    Only keys without a state are checked for their partition, so events that the function assigns to other partitions
-    than before would be added to new states, beside the old ones.
+    Only keys without a state are checked for their partition, so a key that the function assigns to another partition
+    than before would get a second state there.
 
     Args:
         known: the partitioner of a store or of a position.

@@ -54,7 +54,7 @@ class Placement:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a key was misplaced lately, so that the keys of all batches are to be examined."""
+        """Whether a key was misplaced lately, so that the keys of each batch must be examined."""
         return self._clock() - self._misplaced_at < _LASTS_SECONDS
 
     @property

@@ -269,14 +269,16 @@ class TablePartition:
 
     def _open(self, topic_id: str) -> TableStore:
         store = TableStore(self._path, self._context.history_ms)
-        if store.topic_id == topic_id:
+        # By another partitioner, other records are rows.
+        identity = f"{topic_id} {self._context.partitioning.partitioner}"
+        if store.identity == identity:
             return store
-        if store.topic_id is not None or store.offset is not None:
+        if store.identity is not None or store.offset is not None:
             store.close()
-            self._log.warning("the store is of another topic: the table is read from its start")
+            self._log.warning("the store is of another topic, or by another partitioner: it is read from its start")
             Database.wipe(self._path)
             store = TableStore(self._path, self._context.history_ms)
-        store.topic_id = topic_id
+        store.identity = identity
         return store
 
     def _end(self) -> int:

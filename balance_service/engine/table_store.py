@@ -101,16 +101,16 @@ class TableStore:
             raise
 
     @property
-    def topic_id(self) -> str | None:
-        """The id of the topic that the store is a copy of; None if the store is new or has another format."""
+    def identity(self) -> str | None:
+        """The topic and partitioner that the store is a copy of; None if the store is new or has another format."""
         stored = self._db.get(_IDENTITY_KEY) or b""
-        version, _, topic_id = stored.partition(b" ")
-        return topic_id.decode() if version == _FORMAT else None
+        version, _, identity = stored.partition(b" ")
+        return identity.decode() if version == _FORMAT else None
 
-    @topic_id.setter
-    def topic_id(self, topic_id: str) -> None:
+    @identity.setter
+    def identity(self, identity: str) -> None:
         batch = StoreBatch()
-        batch.put(_IDENTITY_KEY, _FORMAT + b" " + topic_id.encode())
+        batch.put(_IDENTITY_KEY, _FORMAT + b" " + identity.encode())
         self._db.write(batch)
 
     @property

@@ -35,7 +35,7 @@ def stages_of(model: ReadModel, settings: Settings) -> list[Stage]:
 
 
 def written_by(topic: str, models: Iterable[type[ReadModel]], settings: Settings) -> Partitioner:
-    """Returns the function by which this service's tools write a topic: the one that the first model declares for it.
+    """Returns the partitioner of this service's tools for a topic: the one that the first model declares for it.
 
     Raises:
         ConfigurationError: BALANCE_PARTITIONER contradicts a model.

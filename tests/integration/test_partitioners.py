@@ -1,4 +1,4 @@
-"""A producer whose default places keys by another function than declared: what is said, and how a rebuild mends it."""
+"""Producers with their defaults: their functions, the sentence about a wrong declaration, and the rebuild after it."""
 
 from __future__ import annotations
 

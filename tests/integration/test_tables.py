@@ -36,10 +36,10 @@ NOON = 1_700_000_000_000
 
 
 class KeysButOne(Partitioning):
-    """Puts all keys on partition 0, except `elsewhere`."""
+    """Puts all keys on partition 0, except `elsewhere` by murmur2."""
 
     def of(self, key: bytes) -> int:
-        return int(key == b"elsewhere")
+        return int(key == b"elsewhere" and self.partitioner == "murmur2")
 
 
 class Players:
@@ -50,6 +50,7 @@ class Players:
         self.settings = settings_for(stack, names, path)
         self.topics = Topics(self.settings)
         self.registry = SchemaRegistry.from_settings(self.settings)
+        self.partitioning = KeysButOne(1, "murmur2")
         self.name = f"players-{uuid.uuid4().hex[:8]}"
         self.topic = self.topics.create(self.name, 1, COMPACTED)
         self.path = path / "players_0"
@@ -65,7 +66,7 @@ class Players:
                 topic=self.topic,
                 codec=self.codec,
                 history_ms=A_DAY_MS,
-                partitioning=KeysButOne(1, "murmur2"),
+                partitioning=self.partitioning,
             ),
             0,
             self.path,
@@ -250,6 +251,20 @@ def _is_of_new(players: Players, partition: TablePartition) -> bool:
         return bool(players.name_of(partition, "2") == "of the new one")
     except RetriableError:
         return False
+
+
+def test_a_table_is_read_again_by_another_partitioner(players: Players) -> None:
+    players.rows.put("elsewhere", {"id": 1, "name": "a row by crc32"}, timestamp=NOON)
+    players.put("1", "a row")
+    with players.followed() as partition:
+        players.read(partition)
+        assert players.name_of(partition, "elsewhere") is None
+
+    players.partitioning = KeysButOne(1, "crc32")
+    with players.followed() as partition:
+        players.read(partition)
+        assert players.name_of(partition, "elsewhere") == "a row by crc32"
+        assert players.name_of(partition, "1") == "a row"
 
 
 def test_a_changed_partition_count_is_reported(players: Players) -> None:

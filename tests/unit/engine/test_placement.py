@@ -1,4 +1,4 @@
-"""What is said about keys that are on other partitions than the declared partitioner says."""
+"""The sentences about keys that are on other partitions than the declared partitioner says."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_keys_of_many_small_batches_are_counted_together_and_each_once() -> None
     assert "100 of the last 100 keys lie where librdkafka's default puts them" in placement.problem
 
 
-def test_two_kinds_of_producers_are_told_from_a_wrong_declaration() -> None:
+def test_two_kinds_of_producers_are_no_wrong_declaration() -> None:
     placement = examined(keys("murmur2", 900) + [key for key in keys("crc32", 300) if MURMUR2.of(key) != HERE][:100])
 
     said = placement.problem
@@ -96,7 +96,7 @@ def test_a_detail_names_the_partition_of_the_key_and_not_the_key() -> None:
     assert key.decode() not in detail
 
 
-def test_the_problem_ends_an_hour_after_the_last_misplaced_key_and_begins_anew() -> None:
+def test_the_problem_ends_an_hour_after_the_last_misplaced_key_and_may_return() -> None:
     clock = Clock()
     placement = Placement("orders", MURMUR2, clock)
     assert not placement.is_doubtful

@@ -92,13 +92,13 @@ def test_a_view_does_not_change(store: TableStore) -> None:
     assert view_of(store).as_of(b"1", 100) == version(101, 1)
 
 
-def test_a_store_keeps_the_id_of_its_topic_and_its_offset(store: TableStore) -> None:
-    assert (store.topic_id, store.offset) == (None, None)
+def test_a_store_keeps_its_identity_and_its_offset(store: TableStore) -> None:
+    assert (store.identity, store.offset) == (None, None)
 
-    store.topic_id = "abc"
+    store.identity = "abc"
     store.apply([], 7)
 
-    assert (store.topic_id, store.offset) == ("abc", 7)
+    assert (store.identity, store.offset) == ("abc", 7)
 
 
 class Naive:
