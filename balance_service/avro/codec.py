@@ -9,6 +9,7 @@ import io
 import json
 import struct
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import fastavro
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 MAGIC = 0
 SCHEMA_HEADER = "__value_schema_id"
 """Names the schema of a record whose value has no frame. Source: Confluent's `HeaderSchemaIdSerializer`."""
-SCHEMA_IN_HEADER = "schema-id-in-header"
+SCHEMA_GUID_UNKNOWN = "schema-guid-unknown"
+_GUID_MAGIC = 1
+_GUID_BYTES = 16
 _HEADER = struct.Struct(">bI")
 # The number of empty records in nested records may double with each level.
 _MOST_EMPTY_VALUES = 1_000
@@ -44,15 +47,30 @@ def frame_header(schema_id: int) -> bytes:
     return _HEADER.pack(MAGIC, schema_id)
 
 
-def opened(frame: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame.
+def framed(value: bytes, headers: Headers, registry: SchemaRegistry) -> bytes:
+    """A record's value with its frame, also if a header names its schema.
 
-    Args:
-        headers: of the record.
+    Raises:
+        PoisonRecordError: the header names no schema that the registry knows.
+        RetriableError: the registry does not answer.
     """
-    # Such a value may look like a frame.
-    if any(name == SCHEMA_HEADER and value for name, value in headers):
-        raise PoisonRecordError(SCHEMA_IN_HEADER, f"a record names its schema in the header {SCHEMA_HEADER}")
+    # Such a value may look like a frame. Of several headers, the last counts, as for Confluent's deserializers.
+    named = next((of for name, of in reversed(headers) if name == SCHEMA_HEADER and of), None)
+    if named is None:
+        return value
+    if named[0] == MAGIC and len(named) == _HEADER.size:
+        return named + value
+    if named[0] != _GUID_MAGIC or len(named) != 1 + _GUID_BYTES:
+        raise PoisonRecordError(SCHEMA_GUID_UNKNOWN, f"the header {SCHEMA_HEADER} is neither an id nor a GUID")
+    guid = str(UUID(bytes=named[1:]))
+    schema_id = registry.id_of(guid)
+    if schema_id is None:
+        raise PoisonRecordError(SCHEMA_GUID_UNKNOWN, f"a record names schema {guid}, which the registry does not know")
+    return frame_header(schema_id) + value
+
+
+def opened(frame: bytes) -> tuple[int, bytes]:
+    """The schema's id and the body of a frame. Raises PoisonRecordError if the bytes are no frame."""
     if len(frame) < _HEADER.size:
         raise PoisonRecordError("frame-missing", f"a record of {len(frame)} bytes has no frame")
     magic, schema_id = _HEADER.unpack_from(frame)
@@ -105,17 +123,18 @@ class AvroReader:
         self._schema = parsed(schema)
         self._writers: dict[int, Any] = {}
 
-    def decode_foreign(self, frame: bytes, headers: Headers = ()) -> dict[str, Any]:
-        """Decodes a frame of an untrusted writer.
+    def framed(self, value: bytes, headers: Headers) -> bytes:
+        """A record's value with its frame. Raises as `framed`."""
+        return framed(value, headers, self._registry)
 
-        Args:
-            headers: of the record.
+    def decode_foreign(self, frame: bytes) -> dict[str, Any]:
+        """Decodes a frame of an untrusted writer.
 
         Raises:
             PoisonRecordError: the bytes are no frame of this schema.
             RetriableError: the writer's schema is not cached and the registry cannot be reached.
         """
-        schema_id, body = opened(frame, headers)
+        schema_id, body = opened(frame)
         writer = self._writers.get(schema_id) or self._learn(schema_id)
         try:
             record = fastavro.schemaless_reader(
@@ -200,30 +219,36 @@ class FrameReader:
         self._parsed: dict[int, Any] = {}
         self._unsafe: dict[int, str] = {}
 
-    def record(self, frame: bytes, headers: Headers = ()) -> str:
-        """The full name of a frame's record, of a union's the member that was written; empty if it is no record.
+    def framed(self, value: bytes, headers: Headers) -> bytes:
+        """A record's value with its frame, as `framed`.
 
-        Args:
-            headers: of the record.
+        Raises:
+            UndecodableError: a header names no schema that the registry knows.
+            RetriableError: the registry does not answer.
+        """
+        try:
+            return framed(value, headers, self._registry)
+        except PoisonRecordError as error:
+            raise UndecodableError(str(error)) from None
+
+    def record(self, frame: bytes) -> str:
+        """The full name of a frame's record, of a union's the member that was written; empty if it is no record.
 
         Raises:
             UndecodableError: the bytes are no frame, or the registry does not know the schema.
             RetriableError: the registry does not answer.
         """
-        schema_id, body = self._opened(frame, headers)
+        schema_id, body = self._opened(frame)
         return self._writer(schema_id).record_of(body)
 
-    def value(self, frame: bytes, headers: Headers = ()) -> Any:
+    def value(self, frame: bytes) -> Any:
         """Decodes a frame; a record becomes a dict.
-
-        Args:
-            headers: of the record.
 
         Raises:
             UndecodableError: the frame does not decode.
             RetriableError: the registry does not answer.
         """
-        schema_id, body = self._opened(frame, headers)
+        schema_id, body = self._opened(frame)
         if schema_id not in self._parsed and schema_id not in self._unsafe:
             writer = self._writer(schema_id)
             try:
@@ -248,9 +273,9 @@ class FrameReader:
         return writer
 
     @staticmethod
-    def _opened(frame: bytes, headers: Headers) -> tuple[int, bytes]:
+    def _opened(frame: bytes) -> tuple[int, bytes]:
         try:
-            return opened(frame, headers)
+            return opened(frame)
         except PoisonRecordError as error:
             raise UndecodableError(str(error)) from None
 

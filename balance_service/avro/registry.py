@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from balance_service.avro.schemas import Schema
     from balance_service.settings import Settings
 
+_NOT_FOUND = 404
 _SCHEMA_NOT_FOUND = 40403
 _SUBJECT_OR_VERSION_NOT_FOUND = (40401, 40402)
 _KEY, _VALUE = "-key", "-value"
@@ -79,6 +80,8 @@ class SchemaRegistry:
             }
         if ca_file is not None:
             config["ssl.ca.location"] = str(ca_file)
+        self._ids: dict[str, int] = {}
+        """GUID → id."""
         with environment_proxies():
             self.client = SchemaRegistryClient(config)
 
@@ -141,6 +144,39 @@ class SchemaRegistry:
                 return WriterSchema(_text(registered), ())
             schema = self._complete(registered)
         return None if schema is None else WriterSchema.of(schema)
+
+    def id_of(self, guid: str) -> int | None:
+        """The id of the schema with a GUID; None if the registry does not know the GUID, or has no GUIDs."""
+        if guid in self._ids:
+            return self._ids[guid]
+        with self._request():
+            try:
+                schema = self.client.get_schema_by_guid(guid)
+                # The client has no method for this request.
+                places = self.client._rest_client.get(f"schemas/guids/{guid}/ids")
+            except SchemaRegistryError as error:
+                if error.error_code == _SCHEMA_NOT_FOUND:
+                    return None
+                if error.http_status_code == _NOT_FOUND:
+                    # A registry without GUIDs answers so, but also a proxy, which does not answer this.
+                    self.client.get_schema_types()
+                    return None
+                raise
+            for schema_id in (int(place["id"]) for place in places):
+                # An id of another context than the URL's may be that of another schema here.
+                if self._has(schema_id, schema):
+                    self._ids[guid] = schema_id
+                    return schema_id
+        return None
+
+    def _has(self, schema_id: int, schema: RegistrySchema) -> bool:
+        try:
+            found = self.client.get_schema(schema_id)
+        except SchemaRegistryError as error:
+            if error.error_code == _SCHEMA_NOT_FOUND:
+                return False
+            raise
+        return (found.schema_str, found.references) == (_text(schema), schema.references)
 
     def schema_ids(self, topic: str, records: Iterable[str]) -> list[int]:
         """The ids of the newest schemas that producers of a topic use by TopicName or TopicRecordName strategy.

@@ -74,13 +74,14 @@ def line_of(message: Message, frames: FrameReader) -> str:
     )
 
 
-def _value(frame: bytes | None, headers: Headers, frames: FrameReader) -> dict[str, Any]:
-    if frame is None:
+def _value(value: bytes | None, headers: Headers, frames: FrameReader) -> dict[str, Any]:
+    if value is None:
         return {"value": None}
     try:
-        return {"record": frames.record(frame, headers), "value": frames.value(frame, headers)}
+        frame = frames.framed(value, headers)
+        return {"record": frames.record(frame), "value": frames.value(frame)}
     except UndecodableError as error:
-        return {"problem": str(error), "valueBase64": frame}
+        return {"problem": str(error), "valueBase64": value}
 
 
 def _moment(milliseconds: int) -> datetime | int:

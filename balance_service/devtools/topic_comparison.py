@@ -89,9 +89,10 @@ class ContentsCounter:
         """The amount of a FundsAdded event; None for a record of another type. Raises UndecodableError."""
         if value is None:
             raise UndecodableError("a record has no value")
-        if self._frames.record(value, headers) != self._event:
+        frame = self._frames.framed(value, headers)
+        if self._frames.record(frame) != self._event:
             return None
-        event = self._frames.value(value, headers)
+        event = self._frames.value(frame)
         amount = event.get("amount") if isinstance(event, dict) else None
         if isinstance(amount, int) and not isinstance(amount, bool):
             return Decimal(amount)

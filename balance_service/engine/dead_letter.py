@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from balance_service.avro.codec import SCHEMA_IN_HEADER
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +23,13 @@ GONE = "record-gone"
 RETRY = "retry"
 """Another producer wrote the record as its dead letter; it is sent on for one more attempt when it is due."""
 
-_TRANSIENT = frozenset({"schema-id-unknown", "join-missing", SPARK_FAILED, RETRY})
+_TRANSIENT = frozenset({"schema-id-unknown", SCHEMA_GUID_UNKNOWN, "join-missing", SPARK_FAILED, RETRY})
 # The fold has not seen these records. A record that the fold refused has had its turn, and blocks no other.
 _BLOCKING = frozenset(
     {
         "decimal-loses-digits",
         "field-null",
-        SCHEMA_IN_HEADER,
+        SCHEMA_GUID_UNKNOWN,
         "schema-id-unknown",
         "schema-incompatible",
         "time-out-of-range",

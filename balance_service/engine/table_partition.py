@@ -333,7 +333,8 @@ class TableRows:
                     MISPLACED, f"by {self._partitioning.partitioner}, a record's key belongs to partition {there}"
                 )
             if frame is not None:
-                self._codec.decode_foreign(frame, readable_headers(message) or ())
+                frame = self._codec.framed(frame, readable_headers(message) or ())
+                self._codec.decode_foreign(frame)
         except PoisonRecordError as error:
             self.skipped[error.cause] += 1
             if self.skipped.total() <= _MAX_LOGGED:

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from balance_service.avro.arrow_rows import rows_of
+from balance_service.avro.codec import SCHEMA_GUID_UNKNOWN
 from balance_service.engine.records import CombinedUpdates, DeadLetter, KeyedUpdate
 from balance_service.model.folds import Best, Combine
 from balance_service.observability.tracing import TRACEPARENT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from balance_service.model.folds import Combination
 
@@ -130,14 +131,16 @@ class PartitionRows:
     def updates_of(self, keys: Sequence[bytes]) -> pa.Table:
         return self.updates.filter(pc.is_in(self.updates["key"], pa.array(keys, self.updates.schema.field("key").type)))
 
-    def unresolved(self) -> set[int]:
-        """Returns the schema ids that were unknown when Spark decoded the rows."""
-        return set(pc.unique(self.notes["schema_id"].drop_null()).to_pylist())
+    def unresolved(self) -> pa.Table:
+        """Returns the records whose schema was unknown when Spark decoded them, as Kafka's.
 
-    def records_under(self, schema_ids: Iterable[int]) -> pa.Table:
-        """Returns the records of unresolved rows as Kafka's: `offset`, `timestamp`, `key`, `value` and `headers`."""
-        ids = pa.array(schema_ids, pa.int64())
-        found = self.notes.filter(pc.is_in(self.notes["schema_id"], ids))
+        Returns:
+            `offset`, `timestamp`, `key`, `value`, `headers`; and `schema_id`, null if a header names the schema.
+            Without records, columns may be missing.
+        """
+        found = self.notes.filter(pc.equal(self.notes["cause"], UNRESOLVED))
+        if not found.num_rows:
+            return found
         times = pc.cast(pc.multiply(found["timestamp"], 1000), pa.timestamp("us", "UTC"))
         return pa.table(
             {
@@ -146,6 +149,7 @@ class PartitionRows:
                 "key": found["record_key"],
                 "value": found["value"],
                 "headers": found["headers"],
+                "schema_id": found["schema_id"],
             }
         )
 
@@ -176,7 +180,7 @@ class PartitionRows:
     def combined(self, combine: Mapping[str, Combination] | None, *, few_rows: int = _FEW_ROWS) -> PartitionUpdates:
         """Combines the updates of each key.
 
-        Unresolved records become dead letters, so resolve the ids in `unresolved` first.
+        Unresolved records become dead letters, so resolve those in `unresolved` first.
 
         Args:
             few_rows: up to this number of events, they are not combined.
@@ -198,7 +202,7 @@ class PartitionRows:
             applied=self.updates.num_rows,
             ignored={one["values"]: one["counts"] for one in ignored.to_pylist()},
             dead_letters=[
-                _record(row, SCHEMA_ID_UNKNOWN if row["cause"] == UNRESOLVED else row["cause"])
+                _record(row, _unknown(row) if row["cause"] == UNRESOLVED else row["cause"])
                 for row in letters.to_pylist()
             ],
         )
@@ -304,6 +308,10 @@ def _may_overflow(rows: pa.Table, combine: Mapping[str, Combination]) -> bool:
         if max((abs(v) for v in bounds.values() if v is not None), default=0) * rows.num_rows >= limit:
             return True
     return False
+
+
+def _unknown(row: Mapping[str, Any]) -> str:
+    return SCHEMA_GUID_UNKNOWN if row["schema_id"] is None else SCHEMA_ID_UNKNOWN
 
 
 def _record(row: Mapping[str, Any], cause: str) -> DeadLetter:

@@ -15,7 +15,7 @@ import structlog
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own idiom)
 from pyspark.sql.classic.column import Column as ClassicColumn
 
-from balance_service.avro.codec import SCHEMA_HEADER, SCHEMA_IN_HEADER
+from balance_service.avro.codec import SCHEMA_HEADER, framed
 from balance_service.avro.schemas import is_shipped, subject_of
 from balance_service.engine.records import RESERVED_PREFIX
 from balance_service.errors import RetriableError
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 _SAMPLED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 # No field of a model can have these names.
-_FRAME, _CAUSE, _PARTITION = "#frame", "#cause", "#partition"
+_FRAME, _CAUSE, _SCHEMA_ID, _PARTITION = "#frame", "#cause", "#schema id", "#partition"
 
 
 class Decoder:
@@ -102,6 +102,19 @@ class Decoder:
         ours = [self._registry.register(subject_of(topic, schema), schema) for schema in schemas]
         return self.resolve({*ours, *self._registry.schema_ids(topic, self._stage.event_schemas)})
 
+    def framed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns a record as Kafka's, with the frame of its value if a header names its schema.
+
+        Raises:
+            PoisonRecordError: the header names no schema that the registry knows.
+            RetriableError: the registry does not answer.
+        """
+        headers = record["headers"] or ()
+        if self._read_model is None or record["value"] is None or all(one["key"] != SCHEMA_HEADER for one in headers):
+            return record
+        value = framed(record["value"], [(one["key"], one["value"]) for one in headers], self._registry)
+        return {**record, "value": value, "headers": [one for one in headers if one["key"] != SCHEMA_HEADER] or None}
+
     def _learn(self, schema_id: int) -> bool:
         writer = self._registry.writer_schema(schema_id)
         if writer is None:
@@ -128,8 +141,8 @@ class Decoder:
             Columns `offset`; `key` and the update columns, null if there is no update; `note`, null for a plain update,
             else a list with one struct; and the record's `partition`. A note has `cause`; `detail`, why; `record`, the
             name of a record of another type; `idempotency_key` of an update that has one; `timestamp` (ms),
-            `record_key` and `value`, unless the record is ignored or its update does not need them; `schema_id` and
-            `headers` if unresolved; `traceparent` if requested and not ignored.
+            `record_key` and `value`, unless the record is ignored or its update does not need them; `headers` if
+            unresolved, and `schema_id` unless one of them names the schema; `traceparent` if requested and not ignored.
         """
         columns = update_columns(self._read_model, self._stage)
         if self._read_model is None:
@@ -149,7 +162,7 @@ class Decoder:
             cause.alias("cause"),
             F.when(cause == IGNORED, detail).alias("record"),
             F.when(cause != IGNORED, detail).alias("detail"),
-            F.when(cause == UNRESOLVED, F.col(f"`{_FRAME}`.schema_id")).alias("schema_id"),
+            F.when(cause == UNRESOLVED, F.col(_SCHEMA_ID)).alias("schema_id"),
             F.when(keep_record, F.col("timestamp") if "timestamp" in columns else F.unix_millis("timestamp")).alias(
                 "timestamp"
             ),
@@ -204,12 +217,13 @@ class Decoder:
         names_schema = F.col("value").isNotNull() & _first_header(F.col("headers"), SCHEMA_HEADER).isNotNull()
         cause = (
             F.when(lacks_key, "key-null")
-            .when(names_schema, SCHEMA_IN_HEADER)
+            .when(names_schema, UNRESOLVED)
             .when(lacks_value, "value-null")
             .otherwise(F.col(f"`{_FRAME}`.cause"))
         )
         events = {name: F.col(f"`{_FRAME}`.`{name}`") for name in self._stage.records}
-        return read.withColumns({_CAUSE: cause, **events})
+        schema_id = F.when(~names_schema, F.col(f"`{_FRAME}`.schema_id"))
+        return read.withColumns({_CAUSE: cause, _SCHEMA_ID: schema_id, **events})
 
 
 def _kept_trace(headers: Column) -> Column:

@@ -113,19 +113,16 @@ class Redrive:
             self._settings, self._topics, self._source, partition, offsets, _READ_SECONDS, _MOST_BYTES
         )
         letters = {offset: letter_of(message) for offset, message in records.items()}
-        unknown = self._still_unknown(due, records)
         rows: list[dict[str, Any]] = []
         failed: list[DeadLetter] = []
         for offset, message in sorted(records.items()):
             try:
-                row = _row(offset, message)
+                rows.append(self._decoder.framed(_row(offset, message)))
             except PoisonRecordError as error:
                 failed.append(replace(letters[offset], cause=error.cause))
-            else:
-                if offset in unknown:
-                    failed.append(replace(letters[offset], cause=SCHEMA_ID_UNKNOWN))
-                else:
-                    rows.append(row)
+        unknown = self._still_unknown(due, rows)
+        failed += [replace(letters[offset], cause=SCHEMA_ID_UNKNOWN) for offset in unknown]
+        rows = [row for row in rows if row["offset"] not in unknown]
         decoded, count = self._first_decoded(rows)
         if rows and not count:
             failed.append(replace(letters[rows[0]["offset"]], cause=SPARK_FAILED))
@@ -137,12 +134,12 @@ class Redrive:
         batch = redriven(decoded, tried, letters, position, due, has_states=self._has_states)
         return replace(batch, dead_letters=(*batch.dead_letters, *failed))
 
-    def _still_unknown(self, due: DueLetters, records: Mapping[int, Message]) -> set[int]:
+    def _still_unknown(self, due: DueLetters, records: Sequence[Mapping[str, Any]]) -> set[int]:
         """Returns the offsets whose schema the registry still lacks. Needs no Spark job."""
-        schema_ids = {offset: schema_id_of(message.value()) for offset, message in records.items()}
+        schema_ids = {record["offset"]: schema_id_of(record["value"]) for record in records}
         known = self._decoder.resolve({schema_id for schema_id in schema_ids.values() if schema_id is not None})
         failed_so = (letter.offset for letter in due.again if letter.cause == SCHEMA_ID_UNKNOWN)
-        return {offset for offset in failed_so if offset in records and schema_ids[offset] not in known}
+        return {offset for offset in failed_so if offset in schema_ids and schema_ids[offset] not in known}
 
     def _first_decoded(self, records: Sequence[Mapping[str, Any]]) -> tuple[PartitionRows | None, int]:
         """Decodes the first records; returns how many: all, unless Spark fails at one, and 0 if that is the first."""
@@ -158,8 +155,26 @@ class Redrive:
                 count //= 2
         return None, 0
 
+    def known(self, records: pa.Table) -> pa.Table:
+        """Returns those of some unresolved records whose schema the registry knows, with their frames.
+
+        Raises:
+            RetriableError: the registry does not answer.
+        """
+        framed: list[dict[str, Any]] = []
+        for record in records.filter(pc.is_null(records["schema_id"])).to_pylist():
+            try:
+                own = self._decoder.framed(record)
+            except PoisonRecordError:
+                continue
+            framed.append({**own, "schema_id": schema_id_of(own["value"])})
+        records = records.filter(pc.is_valid(records["schema_id"]))
+        records = pa.concat_tables([records, pa.Table.from_pylist(framed, records.schema)])
+        schema_ids = self._decoder.resolve(sorted(pc.unique(records["schema_id"]).to_pylist()))
+        return records.filter(pc.is_in(records["schema_id"], pa.array(schema_ids, pa.int64())))
+
     def resolved(self, partition: int, rows: pa.Table, records: pa.Table) -> pa.Table:
-        """Returns the rows of a batch, with those of some of its records decoded again; see `records_under`."""
+        """Returns the rows of a batch, with those of some of its records decoded again."""
         known = records.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), len(records)))
         again = self._rows(known.select(_RECORDS.names).cast(_RECORDS)).cast(rows.schema)
         others = rows.filter(pc.invert(pc.is_in(rows["offset"], records["offset"].combine_chunks())))

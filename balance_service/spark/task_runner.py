@@ -255,13 +255,13 @@ class TaskRunner:
             if not table.num_rows:
                 return Gathered(PartitionUpdates(), end)
         rows = PartitionRows(table)
-        if unresolved := rows.unresolved():
+        if (unresolved := rows.unresolved()).num_rows:
             try:
-                known = self._decoder.resolve(sorted(unresolved))
+                known = self._redrive.known(unresolved)
             except RetriableError as error:
                 raise _WaitError(str(error)) from error
-            if known:
-                rows = PartitionRows(self._redrive.resolved(partition, table, rows.records_under(known)))
+            if known.num_rows:
+                rows = PartitionRows(self._redrive.resolved(partition, table, known))
         traces = () if self._tracer is UNTRACED else rows.traceparents()
         updates = rows.combined(self._combine) if self._has_states else rows.uncombined()
         return Gathered(updates, end, traces, rows)

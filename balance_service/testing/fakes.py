@@ -39,6 +39,12 @@ class FakeRegistry(SchemaRegistry):
             return None
         return WriterSchema.of(self.schemas[schema_id - 1])
 
+    def id_of(self, guid: str) -> int | None:
+        """Knows the GUIDs whose last bytes are the id of a schema."""
+        self._ask()
+        schema_id = int(guid.replace("-", ""), 16)
+        return schema_id if 1 <= schema_id <= len(self.schemas) else None
+
     def _ask(self) -> None:
         if not self.is_up:
             raise RetriableError("the registry is down")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
             "frame-missing": (b"f", b"\x00\x00", {}),
             "magic-byte-unknown": (b"m", b"\x01" + good[1:], {}),
             # A value without a frame may look like a frame.
-            "schema-id-in-header": (b"good", good, in_header),
+            "schema-guid-unknown": (b"good", good, in_header),
             "schema-id-unknown": (b"s", struct.pack(">bI", 0, 999_999) + good[5:], {}),
             "body-undecodable": (b"b", good[:7], {}),
             "key-is-not-customer-id": (b"other", good, {}),
@@ -121,6 +122,30 @@ def test_every_kind_of_bad_record_becomes_one_dead_letter_and_stops_nothing(
         assert int(headers["dead-letter-timestamp"]) == origin.timestamp()[1]
     assert by_cause.keys() == bad.keys()
     assert len(letters) == len(bad) + 5
+
+
+def test_an_event_whose_schema_a_header_names_counts_once_the_registry_knows_it(
+    stack: LocalStack, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(stack, names, tmp_path / "state", retry_every_seconds=1)
+    known: dict[str, int] = {}
+    # The registry of the local stack has no GUIDs.
+    monkeypatch.setattr(SchemaRegistry, "id_of", lambda _registry, guid: known.get(guid))
+    guid = uuid.uuid4()
+    with running_engine(settings) as engine, Writer(stack, settings.topic) as writer:
+        frames = [writer.frame("h", amount) for amount in ("1.00", "0.20", "0.03")]
+        writer.send("h", frames[0][5:], headers=[("a", b"1"), ("__value_schema_id", frames[0][:5])])
+        writer.send("h", frames[1][5:], headers=[("__value_schema_id", b"\x01" + guid.bytes)])
+        writer.send("h", frames[2])
+        writer.producer.flush(10)
+        catch_up(engine)
+        assert balance(engine, "h") == Decimal("1.03")
+
+        known[str(guid)] = int.from_bytes(frames[1][1:5])
+        eventually(lambda: balance(engine, "h") == Decimal("1.23"), "the dead letter is applied", 60)
+
+    (letter,) = read_topic(stack, balance_stage(settings).dead_letters)
+    assert dict(letter.headers())["dead-letter-cause"] == b"schema-guid-unknown"
 
 
 def test_bad_records_in_a_backlog_are_found_although_spark_commits_them_with_good_ones(

@@ -206,7 +206,7 @@ def test_invalid_rows_are_counted_by_cause_and_skipped(players: Players) -> None
             "frame-missing": 1,
             "magic-byte-unknown": 1,
             "schema-id-unknown": 1,
-            "schema-id-in-header": 1,
+            "schema-guid-unknown": 1,
             "key-reserved": 1,
             "key-not-of-this-partition": 1,
         }

@@ -379,18 +379,45 @@ def test_a_record_in_a_union_is_read_by_its_name(registry: FakeRegistry) -> None
             reader.decode_foreign(in_union(registry, other))
 
 
-def test_a_value_whose_schema_a_header_names_is_no_frame(registry: FakeRegistry) -> None:
-    codec, reader = AvroCodec(registry, "states", load_schema("BalanceState")), FrameReader(registry)
-    frame, headers = codec.encode(STATE), [("a", b"1"), ("__value_schema_id", b"\x01" + bytes(16))]
+@pytest.mark.parametrize("of_header", [b"\x01" + bytes(15) + b"\x01", b"\x00\x00\x00\x00\x01"], ids=["guid", "id"])
+def test_a_value_whose_schema_a_header_names_gets_its_frame(registry: FakeRegistry, of_header: bytes) -> None:
+    codec = AvroCodec(registry, "states", load_schema("BalanceState"))
+    body = codec.encode(STATE)[5:]
+    named = [("a", b"1"), ("__value_schema_id", b"old"), ("__value_schema_id", of_header), ("b", b"\x01")]
 
-    with pytest.raises(PoisonRecordError) as refused:
-        codec.decode_foreign(frame, headers)
-    for read in (reader.record, reader.value):
-        with pytest.raises(UndecodableError, match="in the header __value_schema_id"):
-            read(frame, headers)
+    frame = FrameReader(registry).framed(body, named)
 
-    assert refused.value.cause == "schema-id-in-header"
-    assert codec.decode_foreign(frame, [("__value_schema_id", None), ("a", b"1")]) == STATE
+    assert frame == codec.encode(STATE)
+    assert codec.framed(body, named) == frame
+
+
+@pytest.mark.parametrize(
+    "headers", [[], [("__key_schema_id", b"\x01" + bytes(16))], [("__value_schema_id", None)]], ids=str
+)
+def test_a_value_without_that_header_is_its_frame(registry: FakeRegistry, headers: Any) -> None:
+    assert FrameReader(registry).framed(FRAME, headers) == FRAME
+
+
+@pytest.mark.parametrize(
+    ("of_header", "problem"),
+    [
+        (b"\x01" + bytes(16), "00000000-0000-0000-0000-000000000000, which the registry does not"),
+        (b"\x01" + bytes(15), "neither an id nor a GUID"),
+        (b"\x02" + bytes(16), "neither an id nor a GUID"),
+        (b"\x00", "neither an id nor a GUID"),
+    ],
+)
+def test_a_header_that_names_no_known_schema_is_refused_even_if_the_value_is_a_frame(
+    registry: FakeRegistry, of_header: bytes, problem: str
+) -> None:
+    headers = [("__value_schema_id", of_header)]
+
+    with pytest.raises(PoisonRecordError, match=problem) as refused:
+        balance_codec(registry).framed(FRAME, headers)
+    with pytest.raises(UndecodableError, match=problem):
+        FrameReader(registry).framed(FRAME, headers)
+
+    assert refused.value.cause == "schema-guid-unknown"
 
 
 def test_the_record_name_of_a_frame_needs_no_safe_schema(registry: FakeRegistry) -> None:

@@ -178,6 +178,49 @@ def test_a_reference_without_a_schema_is_no_verdict(answer: tuple[int, bytes]) -
         assert registry.writer_schema(1) is not None
 
 
+GUID = "89791762-2336-4186-9674-299b90a802e2"
+BY_GUID, IDS, TYPES = f"/schemas/guids/{GUID}", f"/schemas/guids/{GUID}/ids", (200, b'["AVRO"]')
+"""The answers of Confluent's registry from version 8, and of Redpanda's from 26.3."""
+
+
+def id_of(answers: Answers) -> int | None:
+    with answering(answers) as registry:
+        return registry.id_of(GUID)
+
+
+def test_the_id_of_a_guid_is_the_one_under_which_the_registry_has_that_schema() -> None:
+    ids = b'[{"context": ".other", "id": 2}, {"context": ".third", "id": 3}, {"context": ".", "id": 1}]'
+    answers = {BY_GUID: schema(SOURCE, guid=GUID), IDS: (200, ids), ID: schema(SOURCE)}
+    answers |= {"/schemas/ids/2": schema("long"), "/schemas/ids/3": UNKNOWN_SCHEMA}
+
+    assert id_of(answers) == 1
+
+
+def test_a_guid_of_another_context_only_is_unknown() -> None:
+    ids = b'[{"context": ".other", "id": 1}]'
+
+    assert id_of({BY_GUID: schema(SOURCE, guid=GUID), IDS: (200, ids), ID: schema("long")}) is None
+
+
+@pytest.mark.parametrize("unknown", [UNKNOWN_SCHEMA, (404, b"")], ids=["unknown", "no GUIDs"])
+def test_a_guid_is_unknown_if_the_registry_says_so_or_has_none(unknown: tuple[int, bytes]) -> None:
+    assert id_of({BY_GUID: unknown, "/schemas/types": TYPES}) is None
+
+
+def test_a_guid_is_not_unknown_if_something_else_answers_in_the_registrys_place() -> None:
+    with pytest.raises(RetriableError):
+        id_of({BY_GUID: (404, b""), "/schemas/types": (404, b"")})
+
+
+def test_a_known_guid_needs_no_registry() -> None:
+    answers = {BY_GUID: schema(SOURCE, guid=GUID), IDS: (200, b'[{"context": ".", "id": 1}]'), ID: schema(SOURCE)}
+
+    with answering(answers) as registry:
+        registry.id_of(GUID)
+        answers.clear()
+        assert registry.id_of(GUID) == 1
+
+
 def test_a_schema_of_another_format_holds_no_records() -> None:
     proto = json.dumps({"schema": 'syntax = "proto3";', "schemaType": "PROTOBUF"}).encode()
 

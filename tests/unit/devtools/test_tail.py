@@ -81,7 +81,8 @@ def test_a_line_has_all_parts_of_a_record() -> None:
         ({"value_": b""}, '"problem":"a record of 0 bytes has no frame","valueBase64":""'),
         (
             {"value_": b"\0\0\0\0\1\2", "headers_": [("__value_schema_id", b"\1" + bytes(16))]},
-            '"problem":"a record names its schema in the header __value_schema_id","valueBase64":"AAAAAAEC"',
+            '"problem":"a record names schema 00000000-0000-0000-0000-000000000000, which the registry does not know",'
+            '"valueBase64":"AAAAAAEC"',
         ),
         (
             {"value_": frame_header(9)},

@@ -23,6 +23,7 @@ _FIELDS = {
     "timestamp": pa.int64(),
     "record_key": pa.binary(),
     "value": pa.binary(),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     "idempotency_key": pa.binary(),
     "traceparent": pa.string(),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,8 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
         [
             row(0, b"a", Decimal(1)),
             row(1, None, cause=IGNORED),
-            dead(5, UNRESOLVED),
+            dead(4, UNRESOLVED),
+            dead(5, UNRESOLVED, schema_id=1),
             row(6, b"a", Decimal(1)),
             dead(7, "key-null"),
         ]
@@ -122,21 +124,29 @@ def test_every_row_is_an_update_or_ignored_or_a_dead_letter() -> None:
     assert amounts(part) == {b"a": Decimal(2)}
     assert (part.applied, part.ignored) == (2, {"": 1})
     assert part.dead_letters == [
+        DeadLetter(4, 5, b"rk", b"rv", "schema-guid-unknown"),
         DeadLetter(5, 5, b"rk", b"rv", "schema-id-unknown"),
         DeadLetter(7, 5, b"rk", b"rv", "key-null"),
     ]
 
 
-def test_unresolved_schema_ids_are_returned() -> None:
+def test_unresolved_records_are_returned_as_kafkas() -> None:
+    headers = [{"key": "a", "value": b"1"}]
     rows = [
         row(0, b"a", Decimal(1)),
-        row(1, None, cause=UNRESOLVED, schema_id=7),
-        row(2, None, cause=UNRESOLVED, schema_id=9),
-        row(3, None, cause=UNRESOLVED, schema_id=7),
+        dead(1),
+        dead(2, UNRESOLVED, schema_id=9),
+        dead(3, UNRESOLVED, headers=headers),
     ]
 
-    assert PartitionRows(table(rows)).unresolved() == {7, 9}
-    assert PartitionRows(table(rows[:1])).unresolved() == set()
+    records = PartitionRows(table(rows)).unresolved().to_pylist()
+
+    common = {"timestamp": datetime.fromtimestamp(0.005, UTC), "key": b"rk", "value": b"rv"}
+    assert records == [
+        {"offset": 2, **common, "headers": None, "schema_id": 9},
+        {"offset": 3, **common, "headers": headers, "schema_id": None},
+    ]
+    assert not PartitionRows(table(rows[:2])).unresolved().num_rows
 
 
 def test_a_dead_letter_keeps_a_null_key_and_a_null_value() -> None:

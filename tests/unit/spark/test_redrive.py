@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from balance_service.avro.codec import frame_header
+from balance_service.avro.schemas import load_schema
 from balance_service.engine.dead_letter import Letter, Status
 from balance_service.engine.dead_letters import DueLetters
 from balance_service.errors import FatalError
+from balance_service.read_models.balance import Balance
+from balance_service.spark.combine import UNRESOLVED, PartitionRows
+from balance_service.spark.decode import Decoder
 from balance_service.spark.redrive import Redrive
 from balance_service.spark.row_query import QueryEndedError
+from tests.support.fakes import FakeRegistry
+from tests.unit.spark.decoded import row, table
 from tests.unit.spark.test_task_runner import spark
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ def redrive(monkeypatch: pytest.MonkeyPatch, bad: set[int], session: Any = None)
         if bad.intersection(record["offset"] for record in records):
             raise QueryEndedError("a job was aborted")
 
-    parts: Any = SimpleNamespace(resolve=lambda _: set())
+    parts: Any = SimpleNamespace(resolve=lambda _: set(), framed=lambda record: record)
     made = Redrive(
         spark=session or spark(), settings=parts, topics=parts, source="balance", decoder=parts, has_states=False
     )
@@ -83,3 +91,28 @@ def test_a_dead_letter_at_which_spark_fails_is_retried_ten_times_at_most() -> No
 def test_the_end_of_spark_is_no_failure_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FatalError):
         batch(redrive(monkeypatch, {0}, spark(exit_code=137)), [0])
+
+
+def test_unresolved_records_get_their_frames_if_the_registry_knows_their_schema() -> None:
+    registry, nobody = FakeRegistry(), MagicMock()
+    schema_id = registry.register("balance", load_schema("FundsAdded"))
+    nobody._jvm.parts.code.balance.Resolving.return_value.tell.return_value = None
+    decoder = Decoder(nobody, Balance(), Balance().stages[-1], registry)
+    made = Redrive(spark=nobody, settings=nobody, topics=nobody, source="balance", decoder=decoder, has_states=True)
+    named, unknown = (
+        [{"key": "a", "value": b"1"}, {"key": "__value_schema_id", "value": b"\1" + bytes(15) + last}]
+        for last in (b"\1", b"\7")
+    )
+    rows = [
+        row(1, None, cause=UNRESOLVED, schema_id=schema_id, value=frame_header(schema_id) + b"x"),
+        row(2, None, cause=UNRESOLVED, schema_id=99, value=frame_header(99)),
+        row(3, None, cause=UNRESOLVED, value=b"body", headers=named),
+        row(4, None, cause=UNRESOLVED, value=b"body", headers=unknown),
+    ]
+
+    known = made.known(PartitionRows(table(rows)).unresolved()).to_pylist()
+
+    assert [(record["offset"], record["value"], record["headers"]) for record in known] == [
+        (1, frame_header(schema_id) + b"x", None),
+        (3, frame_header(schema_id) + b"body", named[:1]),
+    ]
