@@ -60,6 +60,9 @@ class Runner(Protocol):
             BalanceServiceError: the task must be closed, and the error's class says what to do next.
         """
 
+    def has_begun(self, partition: int) -> bool:
+        """Whether events of the partition are read, or cannot be. False from a task's first run until then."""
+
     def stop(self, timeout_seconds: float) -> bool:
         """Frees what the tasks shared, once none runs any more. Returns whether that ended in time."""
 
@@ -97,6 +100,13 @@ class Tasks:
     def query_problem(self) -> str:
         """Why a query of the stage ended and is started again; empty if all run."""
         return self._runner.problem
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether every task that runs reads its events, or cannot."""
+        return all(
+            self._runner.has_begun(task.task_id.partition) for task in self.all() if task.state is TaskState.RUNNING
+        )
 
     @property
     def problems(self) -> Sequence[str]:

@@ -179,6 +179,13 @@ class Engine:
             positions=self._positions,
         )
         self._workers = [*self._all_workers()]
+        self._has_begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all running tasks have read their events at once, at some time since the start."""
+        self._has_begun = self._has_begun or all(tasks.have_begun for tasks in self.stages.values())
+        return self._has_begun
 
     @property
     def models(self) -> Mapping[str, Tasks]:

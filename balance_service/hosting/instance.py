@@ -56,7 +56,8 @@ class Instance:
             reasons += self.problems()
         if membership.partitions and not membership.lease.holds:
             reasons.append("the group has not confirmed this instance lately: it cannot reach Kafka, or was suspended")
-        return reasons
+        # Spark's first query takes seconds; until then, the answers would fall behind the events.
+        return reasons or ([] if engine.has_begun else ["Spark begins to read"])
 
     def problems(self) -> list[str]:
         """Returns what keeps a read model here from being folded or from answering."""

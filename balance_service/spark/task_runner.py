@@ -108,11 +108,16 @@ class TaskRunner:
         self._queries = SharedQueries(hosted.name, self._query, slots, without_slots)
         self._gatherings: dict[int, Gathering] = {}
         self._problems: dict[int, str] = {}
+        self._begun: set[int] = set()
 
     @property
     def problem(self) -> str:
         """Why some partition is not being folded; empty if there is no problem."""
         return next(iter(self._problems.copy().values()), "")
+
+    def has_begun(self, partition: int) -> bool:
+        """Whether Spark has begun to read the partition for a task here, or has failed to."""
+        return partition in self._begun
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stops the queries; returns whether they ended in time. No task may run any more."""
@@ -158,6 +163,7 @@ class TaskRunner:
                     require_jvm(self._spark, error)
                     reason = "failed"
                     self._problems[partition] = str(error)
+                    self._begun.add(partition)
                     if failures.add():
                         self._self_test.run(interrupted.is_set)
                     interrupted.wait(_BACK_OFF_SECONDS)
@@ -177,6 +183,7 @@ class TaskRunner:
         part_of = partial(self._part, partition, pa.array(task.left_out(), pa.int64()))
         with self._queries.rows(partition, lambda: task.position, interrupted.is_set) as rows:
             start = task.position
+            self._begun.add(partition)
             self._metrics.query_started(task.task_id, reason, time.monotonic() - began)
             looked_at = time.monotonic()
             retry_at, reads_from = looked_at + _SETTLE_SECONDS, looked_at + _READS_SECONDS

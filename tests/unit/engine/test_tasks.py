@@ -45,6 +45,9 @@ class Opening:
     def problem(self) -> str:
         return ""
 
+    def has_begun(self, _partition: int) -> bool:
+        return True
+
     def stop(self, _timeout_seconds: float) -> bool:
         return True
 

@@ -41,7 +41,7 @@ def stage(
     )
 
 
-def running(*stages: Any, shared: str = "") -> Instance:
+def running(*stages: Any, shared: str = "", has_begun: bool = True) -> Instance:
     joined = threading.Event()
     joined.set()
     membership = SimpleNamespace(joined=joined, problem="", partitions=(0,), lease=SimpleNamespace(holds=True))
@@ -51,6 +51,7 @@ def running(*stages: Any, shared: str = "") -> Instance:
         stages={s.name: s for s in stages},
         stages_of=lambda name: [s for s in stages if s.name == name],
         tables=SimpleNamespace(snapshots=list),
+        has_begun=has_begun,
     )
     table = SimpleNamespace(assigned=lambda _model, _partition: "here")
     directory = SimpleNamespace(problem="", shared_address_problem=shared, table=table, status=list)
@@ -68,6 +69,12 @@ def test_a_healthy_instance_has_no_problems() -> None:
     instance = running(stage("balance"), stage("activity"))
 
     assert (instance.unready(), instance.problems()) == ([], [])
+
+
+def test_an_instance_is_not_ready_until_it_has_begun_to_read() -> None:
+    instance = running(stage("balance"), has_begun=False)
+
+    assert (instance.unready(), instance.problems()) == (["Spark begins to read"], [])
 
 
 def test_an_instance_with_another_instances_address_is_not_ready() -> None:
