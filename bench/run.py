@@ -85,7 +85,7 @@ class Run:
         """Take these measures; returns a sentence for each that failed.
 
         Args:
-            keep: called after each measure, and after each size of replay.
+            keep: called after each measure, and after each case of those that take long.
         """
         failures = []
         self._keep = keep
@@ -232,6 +232,7 @@ class Run:
             for side in self._own_sides(repetition, MODELS[:models]):
                 self._say(f"{side.name}: {tasks} tasks")
                 measure_tasks(self._stack, side, load, tasks, plan.idle_seconds, self._figures)
+                self._keep()
 
     def _schema_ids(self) -> None:
         plan = self._plan
@@ -243,6 +244,7 @@ class Run:
                 restart = measure_schema_ids(self._stack, side, load, ids, self._figures)
                 few = few or restart
                 self._figures.add(side.name, "ids", ids_case(ids), of_few=restart / few)
+                self._keep()
 
     def _first_event(self) -> None:
         plan = self._plan
@@ -250,6 +252,7 @@ class Run:
             for side in self._own_sides(start):
                 self._say(f"{side.name}: the first event, {start}/{plan.starts}")
                 measure_first_event(self._stack, side, self._loads.new(0, plan.small_events), self._figures)
+                self._keep()
 
     def _rewards(self) -> None:
         if self._before is not None:
