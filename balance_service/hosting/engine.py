@@ -165,10 +165,11 @@ class Engine:
         self.stages: Mapping[str, Tasks] = {
             stage.name: Tasks(stage, runner, on_change, openings) for stage, runner in zip(hosted, runners, strict=True)
         }
-        # The first query of a JVM is slow. It runs before partitions are assigned, while the schemas are fetched.
+        known = until_up(decoders[0].resolve_all)
+        # The first query of a JVM is slow. It runs before partitions are assigned, while more schemas are fetched.
         with ThreadPoolExecutor(1, "warm-up") as pool:
-            warm_up = pool.submit(runners[0].warm_up)
-            for decoder in decoders:
+            warm_up = pool.submit(runners[0].warm_up, known)
+            for decoder in decoders[1:]:
                 until_up(decoder.resolve_all)
             warm_up.result()
         self.membership = Membership(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _ROW_SECONDS = 30.0
+_BODY_BYTES = 1_000
 _LOOK_EVERY_SECONDS = 0.5
 _EVERY_SECONDS = 5.0
 _MOST_FAILURES = 3
@@ -33,8 +34,12 @@ _MOST_FAILURES = 3
 _DOUBTFUL_FAILURES, _DOUBTFUL_SECONDS = 3, 10.0
 
 
-def one_record(spark: SparkSession) -> DataFrame:
-    """Returns one record from a memory stream, the only source with real-time mode except Kafka's."""
+def one_record(spark: SparkSession, schema_id: int = 1) -> DataFrame:
+    """Returns one record from a memory stream, the only source with real-time mode except Kafka's.
+
+    Args:
+        schema_id: of its value, whose fields are empty or zero.
+    """
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = spark._jvm
@@ -46,7 +51,7 @@ def one_record(spark: SparkSession) -> DataFrame:
         "cast(value as bigint) as offset",
         "current_timestamp() as timestamp",
         "cast('c' as binary) as key",
-        "unhex('0000000001') as value",
+        f"unhex('00{schema_id:08x}{'00' * _BODY_BYTES}') as value",
         "cast(null as array<struct<key:string,value:binary>>) as headers",
         "0 as partition",
     )

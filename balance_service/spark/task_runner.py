@@ -27,13 +27,13 @@ from balance_service.spark.combine import PartitionRows, PartitionUpdates
 from balance_service.spark.gathering import Gathered, Gathering, end_of
 from balance_service.spark.redrive import Redrive, read_singles
 from balance_service.spark.row_query import BatchEndedError, QueryEndedError, QueryInterruptedError, RowQuery
-from balance_service.spark.self_test import FailedQueries
+from balance_service.spark.self_test import FailedQueries, one_record
 from balance_service.spark.session import read_source, require_jvm
 from balance_service.spark.shared_queries import SharedQueries
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from opentelemetry.trace import Tracer
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ log = structlog.get_logger(__name__)
 _IDLE_SECONDS = 0.25
 _LOOK_EVERY_SECONDS = 1.0
 _BACK_OFF_SECONDS = 1.0
-_WARM_UP_SECONDS = 1.0
+_WARM_UP_SECONDS = 10.0
 _POSTPONED_SECONDS = 10.0
 # Events that arrived since the previous query are committed first.
 _SETTLE_SECONDS = 3.0
@@ -123,19 +123,22 @@ class TaskRunner:
         """Stops the queries; returns whether they ended in time. No task may run any more."""
         return self._queries.stop(timeout_seconds)
 
-    def warm_up(self) -> None:
-        """Runs a short query, so that the JVM loads and compiles most of the code that the first task needs.
+    def warm_up(self, schema_ids: Collection[int]) -> None:
+        """Reads a record from memory, so that the JVM loads most of the code that the first event needs.
 
-        If the partition cannot be read, the start continues: others may be readable.
+        Args:
+            schema_ids: those that the decoder knows.
 
         Raises:
             FatalError: Spark's JVM has ended.
         """
+        record = partial(one_record, self._spark, min(schema_ids, default=0))
         try:
-            start = self._topics.offsets(self._source, [0], earliest=True)[0]
-            with RowQuery(self._spark, self._scratch, self._undecoded, {0: start}) as query:
-                query.rows[0].pull(_WARM_UP_SECONDS)
-        except RetriableError as error:
+            with RowQuery(self._spark, self._scratch, lambda _: self._decoder.updates(record()), {0: 0}) as query:
+                if (batch := query.rows[0].pull(_WARM_UP_SECONDS)) is not None:
+                    rows = PartitionRows(pa.Table.from_batches([batch]))
+                    _ = rows.combined(self._combine) if self._has_states else rows.uncombined()
+        except QueryEndedError as error:
             require_jvm(self._spark, error)
             log.warning("the first query will start more slowly", reason=str(error))
 
@@ -223,9 +226,6 @@ class TaskRunner:
             return self._decoder.updates(self._records(positions))
 
         return RowQuery(self._spark, self._scratch, plan, positions, is_interrupted)
-
-    def _undecoded(self, positions: Mapping[int, int]) -> DataFrame:
-        return self._records(positions).select("offset", "key", "value", "headers", "partition")
 
     def _records(self, positions: Mapping[int, int]) -> DataFrame:
         return read_source(self._spark, self._settings, self._source, positions)

@@ -115,12 +115,8 @@ def test_the_sampler_detects_the_end_of_the_jvm() -> None:
         SparkSampler(spark(exit_code=137)).take()
 
 
-def test_an_unreadable_partition_does_not_fail_the_warm_up() -> None:
-    def away(*_: object, **__: object) -> None:
-        raise RetriableError("the leader of partition 0 is away")
-
-    topics = SimpleNamespace(offsets=away)
-    runner(topics=topics).warm_up()
+def test_a_warm_up_that_fails_does_not_fail_the_start() -> None:
+    runner().warm_up([1])
 
     with pytest.raises(FatalError):
-        runner(spark(exit_code=137), topics).warm_up()
+        runner(spark(exit_code=137)).warm_up([1])
